@@ -1,0 +1,40 @@
+# `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
+SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
+
+.PHONY: help run test lint reference bench lock clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+run:  ## set up, then predict with a real model; ARGS="max_new_tokens=64" adds overrides
+	@scripts/setup.sh run
+	@.venv/bin/python run_lite.py run_mode=predict model=smollm2_135m predict_data='The capital of France is' $(ARGS)
+
+test: lint  ## set up, then lint, types, shell check and all tests
+	@.venv/bin/python -m pytest -n 2 --dist worksteal
+
+lint:  ## set up, then lint, types and shell check
+	@scripts/setup.sh dev
+	.venv/bin/python -m ruff check .
+	.venv/bin/python -m ruff format --check .
+	.venv/bin/python -m mypy
+	.venv/bin/shellcheck $(SHELL_FILES)
+
+reference:  ## make the references of the tests anew with torch and transformers, and compare
+	@scripts/setup.sh peers
+	@.venv-bench/bin/python scripts/make_reference.py --check
+
+bench:  ## measure against transformers + torch on the real model
+	@scripts/setup.sh run
+	@scripts/setup.sh peers
+	@model=$$(.venv/bin/python scripts/model_path.py smollm2_135m) && \
+	.venv/bin/python benchmarks/bench.py --peer ".venv-bench/bin/python \
+	benchmarks/peer_transformers.py --gguf '$$model' --prompts {prompts} \
+	--new-tokens {new_tokens} --threads {threads}" $(ARGS)
+
+lock:  ## resolve requirements/lock.txt anew from setup.cfg, with Python 3.10
+	@scripts/lock.sh
+
+clean:  ## remove environments, caches and build folders; outputs/ stays
+	rm -rf .venv .venv-bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,119 @@
+#!/usr/bin/env bash
+# Makes the environment of `make`, with exactly the packages of requirements/; does nothing
+# when its stamp fits. PYTHON=... chooses the interpreter.
+#   scripts/setup.sh run     .venv to run jobs
+#   scripts/setup.sh dev     .venv to run the tests too
+#   scripts/setup.sh peers   .venv-bench with torch and transformers, to compare with
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly target=${1:?usage: scripts/setup.sh run|dev|peers}
+case $target in
+  run | dev) venv=.venv lock=requirements/lock.txt supported="3.11 3.12 3.10" ;;
+  peers) venv=.venv-bench lock=requirements/peers.txt supported="3.11 3.12" ;;
+  *)
+    echo "error: unknown set-up '$target'; there are run, dev and peers" >&2
+    exit 2
+    ;;
+esac
+readonly venv lock supported
+readonly unfinished=$venv/.unfinished # stands while packages change; left behind by a killed set-up
+
+say() { echo "set-up: $*" >&2; }
+
+fail() {
+  echo "error: $1" >&2
+  [[ -z ${2:-} ]] || echo "  -> $2" >&2
+  exit 3
+}
+
+version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
+
+is_supported() { [[ " $supported " == *" $1 "* ]]; }
+
+# What a ready environment depends on: this text is its stamp. The path, because an editable
+# install and the scripts of an environment hold it.
+stamp() {
+  cat setup.cfg setup.py pyproject.toml "$lock" | cksum
+  "$venv/bin/python" -V
+  pwd
+}
+
+is_ready() {
+  [[ -f $venv/.ready-$target && "$(stamp 2>/dev/null)" == "$(<"$venv/.ready-$target")" ]] &&
+    { [[ -z ${PYTHON:-} ]] || [[ $(version_of "$PYTHON") == $(version_of "$venv/bin/python") ]]; }
+}
+
+# Sets `python` to the first interpreter that will do, or fails with one line.
+find_python() {
+  local candidate version seen=""
+  local candidates=(python3.11 python3.12 python3.10 python3)
+  [[ -z ${PYTHON:-} ]] || candidates=("$PYTHON")
+  for candidate in "${candidates[@]}"; do
+    if ! version=$(version_of "$candidate"); then
+      [[ -z ${PYTHON:-} ]] || seen+="; $candidate does not run"
+    elif ! is_supported "$version"; then
+      seen+="; $candidate is $version"
+    elif ! "$candidate" -c 'import ensurepip, venv' 2>/dev/null; then
+      seen+="; $candidate cannot make environments (install python$version-venv)"
+    else
+      python=$candidate
+      return
+    fi
+  done
+  fail "Python 3.11 is needed (accepted: ${supported// /, })${seen:-; none is on PATH}; \
+choose one with: make run PYTHON=/path/to/python3.11"
+}
+
+# An environment that is whole and of the right Python is updated, any other made anew.
+is_usable() {
+  local version
+  [[ ! -e $unfinished ]] && version=$(version_of "$venv/bin/python") && is_supported "$version" &&
+    { [[ -z ${PYTHON:-} ]] || [[ $version == $(version_of "$PYTHON") ]]; } &&
+    "$venv/bin/python" -m pip --version >/dev/null 2>&1
+}
+
+install() { # arguments of pip install
+  local log=$venv/setup.log
+  # Both names of the same setting, of older and newer pip: build tools are pinned too.
+  if ! PIP_CONSTRAINT=$lock PIP_BUILD_CONSTRAINT=$lock PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    "$venv/bin/python" -m pip install --no-input --progress-bar off "$@" >"$log" 2>&1; then
+    tail -n 15 "$log" >&2
+    fail "installing the packages failed; the end of $log stands above" \
+      "check the network, pip's index settings and the free disk (5 GB), then run make again"
+  fi
+}
+
+! is_ready || exit 0
+
+# One set-up at a time; the lock goes with the process. (flock is not on every system.)
+if command -v flock >/dev/null; then
+  exec 9<"$lock"
+  if ! flock -n 9; then
+    say "waiting for another set-up to finish"
+    flock 9
+    ! is_ready || exit 0
+  fi
+fi
+
+if is_usable; then
+  say "updating $venv"
+else
+  find_python
+  say "making $venv with $("$python" -V) ($(command -v "$python")); this takes a minute or more"
+  "$python" -m venv --clear "$venv" || fail "$python -m venv $venv failed, see above"
+fi
+rm -f "$venv"/.ready-*
+touch "$unfinished"
+
+say "installing the packages of $lock (log: $venv/setup.log)"
+case $target in
+  run) install --editable . ;;
+  dev) install --editable '.[dev]' ;;
+  peers) install --requirement "$lock" ;;
+esac
+
+stamp >"$venv/.ready-$target"
+[[ $target != dev ]] || cp "$venv/.ready-dev" "$venv/.ready-run"
+rm "$unfinished"
+say "done in $SECONDS s"

@@ -1,0 +1,164 @@
+"""The wheel: what is in it, and that it runs far from the checkout; and the pins."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import lite_runner
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    # Without PYTHONPATH: nothing but what is installed may be found.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a copy of the sources, so that the checkout stays as it is."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "LICENSE", "README.md", "MANIFEST.in"):
+        shutil.copy(ROOT / name, source)
+    for name in ("lite_runner", "conf"):
+        shutil.copytree(
+            ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*_cache")
+        )
+    pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation")
+    done = run(*pip, "--no-index", "--wheel-dir", folder, source, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a fresh environment with the wheel in it.
+
+    The dependencies come from the environment of the tests, by a .pth file. Such a folder's own
+    .pth files are not obeyed, so an editable lite_runner there stays out of sight.
+    """
+    home = tmp_path_factory.mktemp("environment")
+    venv.create(home, with_pip=False, symlinks=True)
+    python = home / "bin/python"
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index")
+    done = run(*pip, wheel, cwd=home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (site,) = home.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return home / "bin"
+
+
+def test_wheel_holds_every_module_and_yaml(wheel: Path) -> None:
+    expected = {
+        *(f"lite_runner/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")),
+        *(str(path.relative_to(ROOT)) for path in (ROOT / "lite_runner").rglob("*.py")),
+        "lite_runner/py.typed",
+    }
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert packed == expected
+
+
+def test_wheel_describes_itself(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+    fields = archive.read(name).decode()
+    assert f"\nVersion: {lite_runner.__version__}\n" in fields
+    assert "\nLicense-Expression: Apache-2.0\n" in fields
+    assert "\nRequires-Python: <3.13,>=3.10\n" in fields
+    for extra in ("serve", "bench", "dev"):
+        assert f"\nProvides-Extra: {extra}\n" in fields
+    assert "Requires-Dist: numpy<2,>=1.25" in fields
+
+
+def test_run_lite_says_its_version(installed: Path, tmp_path: Path) -> None:
+    done = run(installed / "run-lite", "--version", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert lite_runner.__version__ in done.stdout
+
+
+def test_run_lite_finds_its_conf(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()  # another project's, which is none of ours
+    (tmp_path / "conf/config.yaml").write_text("run_mode: theirs\n")
+    done = run(installed / "run-lite", "--cfg", "job", "model=tiny_llama", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^run_mode: predict$", done.stdout, re.MULTILINE)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["conf"]
+
+
+def test_run_lite_predicts_from_another_folder(installed: Path, tmp_path: Path) -> None:
+    arguments = ("model=tiny_llama", "predict_data=hi", "max_new_tokens=2")
+    done = run(installed / "run-lite", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "outputs/latest/result.json").read_text(encoding="utf-8"))
+    assert result["model"] == "tiny_llama"
+    assert [row["prompt"] for row in result["results"]] == ["hi"]
+    assert 1 <= result["results"][0]["generated_tokens"] <= 2
+    assert (tmp_path / "outputs/latest/text_generation_result.txt").exists()
+
+
+def pins(name: str) -> dict[str, str]:
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    found = {}
+    for line in (line for line in lines if not line.startswith("#")):
+        matched = re.fullmatch(r"([a-z0-9-]+)==([\w.]+)", line)
+        assert matched, f"requirements/{name}: {line!r} is not an exact version"
+        found[matched[1]] = matched[2]
+    return found
+
+
+def normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_environment_is_the_locked_one() -> None:
+    """What is tested is what is pinned; `make test` brings the one to the other."""
+    locked = pins("lock.txt")
+    for item in metadata.distributions():
+        name = normalized(item.name)
+        if name not in {"lite-runner", "pip"}:
+            assert item.version == locked.get(name), f"{name} {item.version} is not the pin"
+
+
+def test_every_requirement_is_locked_within_its_bounds() -> None:
+    from packaging.requirements import Requirement
+
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    listed = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
+    lines = [line for text in listed for line in text.splitlines()]
+    requirements = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    assert len(requirements) > 10
+    locked = pins("lock.txt")
+    for requirement in requirements:
+        assert requirement.specifier.contains(locked[normalized(requirement.name)]), requirement
+
+
+def test_the_peers_are_pinned() -> None:
+    peers = pins("peers.txt")
+    assert (peers["torch"], peers["transformers"]) == ("2.13.0", "5.23.0")
+    assert peers["gguf"] == pins("lock.txt")["gguf"]  # both sides read the same file alike

@@ -1,0 +1,214 @@
+"""The shell scripts, in a copy of the few files they need: nothing is installed here."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(
+    *command: str | Path, cwd: Path, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**os.environ, "PYTHON": "", **(env or {})},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+    )
+
+
+def executable(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+    return path
+
+
+def python_of(version: str, path: Path) -> Path:
+    """A stand-in that says it is Python `version`; an environment made by it is a copy of it.
+
+    `-m pip install` in such an environment succeeds and appends its arguments to pip.txt, in the
+    current folder; it fails where a file `no-network` stands there.
+    """
+    return executable(
+        path,
+        f"""
+case "$*" in
+  -V) echo "Python {version}.1" ;;
+  *version_info*) echo {version} ;;
+  *"-m venv"*) rm -rf .venv; mkdir -p .venv/bin; cp "$0" .venv/bin/python; echo venv >>pip.txt ;;
+  *"-m pip install"*)
+    if [ -e no-network ]; then echo "Could not reach the index"; exit 1; fi
+    echo "$* $PIP_CONSTRAINT" >>pip.txt ;;
+esac
+""",
+    )
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    copy = tmp_path / "a checkout"
+    for name in ("scripts/setup.sh", "requirements/lock.txt", "requirements/peers.txt"):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
+    for name in ("setup.cfg", "setup.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+def setup(
+    checkout: Path, target: str = "run", version: str = "3.11"
+) -> subprocess.CompletedProcess[str]:
+    python = python_of(version, checkout.parent / f"bin/python{version}")
+    return run("scripts/setup.sh", target, cwd=checkout, env={"PYTHON": str(python)})
+
+
+def installs(checkout: Path) -> list[str]:
+    log = checkout / "pip.txt"
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def test_set_up_once(checkout: Path) -> None:
+    first = setup(checkout)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == "" and "making .venv with Python 3.11.1" in first.stderr
+    assert len(installs(checkout)) == 2
+    assert installs(checkout)[1].endswith("--editable . requirements/lock.txt")
+
+    second = setup(checkout)
+    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+    assert len(installs(checkout)) == 2
+
+
+def test_what_tests_need_serves_jobs_but_not_the_reverse(checkout: Path) -> None:
+    setup(checkout, "run")
+    setup(checkout, "dev")
+    assert installs(checkout)[2:] == [
+        "-m pip install --no-input --progress-bar off --editable .[dev] requirements/lock.txt"
+    ]
+    assert setup(checkout, "run").stderr == ""
+
+
+def test_new_pins_update_the_environment(checkout: Path) -> None:
+    setup(checkout)
+    with (checkout / "requirements/lock.txt").open("a") as lock:
+        lock.write("another==1.0\n")
+    assert "updating .venv" in setup(checkout).stderr
+    assert [line[:4] for line in installs(checkout)] == ["venv", "-m p", "-m p"]
+
+
+def test_a_moved_checkout_is_installed_again(checkout: Path) -> None:
+    setup(checkout)
+    moved = checkout.rename(checkout.parent / "moved")
+    assert "updating .venv" in setup(moved).stderr
+
+
+def test_another_python_makes_another_environment(checkout: Path) -> None:
+    setup(checkout)
+    assert "making .venv with Python 3.12.1" in setup(checkout, version="3.12").stderr
+    # without a wish, the one that is there will do
+    assert run("scripts/setup.sh", "run", cwd=checkout).stderr == ""
+
+
+@pytest.mark.parametrize("damage", ["bin/python", "bin", "."])
+def test_a_broken_environment_is_made_anew(checkout: Path, damage: str) -> None:
+    setup(checkout)
+    broken = checkout / ".venv" / damage
+    shutil.rmtree(broken) if broken.is_dir() else broken.unlink()
+    assert "making .venv" in setup(checkout).stderr
+    assert setup(checkout).stderr == ""
+
+
+def test_a_half_made_environment_is_made_anew(checkout: Path) -> None:
+    (checkout / "no-network").write_text("")
+    failed = setup(checkout)
+    assert failed.returncode == 3
+    assert "Could not reach the index" in failed.stderr
+    assert "error: installing the packages failed" in failed.stderr and "  -> " in failed.stderr
+    (checkout / "no-network").unlink()
+    assert "making .venv" in setup(checkout).stderr
+
+
+def test_a_set_up_that_failed_to_update_is_not_ready(checkout: Path) -> None:
+    setup(checkout)
+    (checkout / "no-network").write_text("")
+    assert setup(checkout, "dev").returncode == 3
+    assert setup(checkout, "run").returncode == 3
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.13", "2.7"])
+def test_an_unsupported_python_gets_one_line(checkout: Path, version: str) -> None:
+    done = setup(checkout, version=version)
+    assert done.returncode == 3
+    assert len(done.stderr.splitlines()) == 1
+    assert "3.11" in done.stderr and f"python{version} is {version}" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_a_python_that_does_not_run_gets_one_line(checkout: Path) -> None:
+    done = run("scripts/setup.sh", "run", cwd=checkout, env={"PYTHON": "/nowhere/python"})
+    assert done.returncode == 3
+    assert len(done.stderr.splitlines()) == 1 and "/nowhere/python does not run" in done.stderr
+
+
+def test_python_is_looked_for_in_order(checkout: Path) -> None:
+    folder = checkout.parent / "path"
+    for tool in ("bash", "cat", "cksum", "cp", "dirname", "mkdir", "rm", "touch", "env"):
+        (folder / tool).parent.mkdir(exist_ok=True)
+        (folder / tool).symlink_to(shutil.which(tool) or tool)
+    path = {"PATH": str(folder)}
+    assert "none is on PATH" in run("scripts/setup.sh", "run", cwd=checkout, env=path).stderr
+
+    python_of("3.13", folder / "python3")
+    done = run("scripts/setup.sh", "run", cwd=checkout, env=path)
+    assert done.returncode == 3 and "python3 is 3.13" in done.stderr
+
+    python_of("3.10", folder / "python3.10")
+    executable(folder / "python3.11", "exit 127")  # as a shim of a version that is not chosen
+    python_of("3.12", folder / "python3.12")
+    done = run("scripts/setup.sh", "run", cwd=checkout, env=path)
+    assert "with Python 3.12.1" in done.stderr, done.stderr
+
+
+def test_peers_do_not_run_on_3_10(checkout: Path) -> None:
+    done = setup(checkout, "peers", version="3.10")
+    assert done.returncode == 3 and "accepted: 3.11, 3.12" in done.stderr
+
+
+def test_launcher_runs_a_command_as_quoted(tmp_path: Path) -> None:
+    program = tmp_path / "show args.py"
+    program.write_text("import sys; print(sys.argv[1:])")
+    command = f"{shlex.quote(str(program))} 'I love Beijing, because' $HOME '$(id)' \"a'b\" `id`"
+    done = run(ROOT / "scripts/msrun_launcher.sh", command, "1", cwd=tmp_path)
+    assert done.stdout == (
+        """['I love Beijing, because', '$HOME', '$(id)', "a'b", '`id`']""" + "\n"
+    ), done.stderr
+
+
+def test_launcher_passes_the_exit_code_on(tmp_path: Path) -> None:
+    command = shlex.join([sys.executable, "-c", "raise SystemExit(4)"])
+    done = run(ROOT / "scripts/msrun_launcher.sh", command, "1", cwd=tmp_path)
+    assert done.returncode == 4
+
+
+@pytest.mark.parametrize("arguments", [["x"], ["x", "2"], ["x", "8", "4", "127.0.0.1"]])
+def test_launcher_refuses_what_it_cannot_do_yet(tmp_path: Path, arguments: list[str]) -> None:
+    done = run(ROOT / "scripts/msrun_launcher.sh", *arguments, cwd=tmp_path)
+    assert done.returncode == 2 and "not available yet" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["", "1"], ["'unfinished", "1"], ["/no/such", "1"]])
+def test_launcher_with_no_command_to_run(tmp_path: Path, arguments: list[str]) -> None:
+    done = run(ROOT / "scripts/msrun_launcher.sh", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
