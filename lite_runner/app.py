@@ -1,0 +1,165 @@
+"""argv -> config -> launch -> exit code. Imports as little as each action needs."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from lite_runner import __version__
+from lite_runner.errors import (
+    EXIT_ENVIRONMENT,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    RunnerError,
+)
+from lite_runner.signals import Terminated, handled
+
+if TYPE_CHECKING:
+    from lite_runner.config.argv import CommandLine
+    from lite_runner.config.schema import RunConfig
+
+GRACE_S = 10.0  # for a job to end by itself
+
+
+def console() -> NoReturn:
+    """The program `run-lite` and run_lite.py."""
+    # A terminal that lacks a character shows a question mark; the run goes on.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    sys.exit(main())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (default: this process's) and return its exit code."""
+    args = sys.argv[1:] if argv is None else list(argv)
+    return _guarded(lambda: _dispatch(args))
+
+
+def _guarded(action: Callable[[], int]) -> int:
+    """Every way to end, as an exit code; what went wrong goes to standard error."""
+    try:
+        with handled():
+            code = action()
+            sys.stdout.flush()
+            return code
+    except RunnerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        print(
+            f"error: {error.name} is not installed in this Python ({sys.executable})\n"
+            "  -> pip install . (in the folder of run_lite.py), or make run, which sets all up",
+            file=sys.stderr,
+        )
+        return EXIT_ENVIRONMENT
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except Terminated:
+        print("terminated", file=sys.stderr)
+        return EXIT_TERMINATED
+    except BrokenPipeError:
+        # The reader has gone; Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except Exception:
+        traceback.print_exc()
+        return EXIT_FAILED
+
+
+def _dispatch(args: list[str]) -> int:
+    from lite_runner.config.argv import parse
+    from lite_runner.config.compose import heads, resolve
+
+    line = parse(args, heads())
+    if line.action == "help":
+        from lite_runner.config.help import help_text
+
+        print(help_text())
+    elif line.action == "version":
+        print(f"lite-runner {__version__}")
+    elif line.action == "completion":
+        _complete(args)
+    elif line.action == "cfg":
+        _print_config(line)
+    elif line.action == "multirun":
+        return _multirun(line)
+    else:
+        config, notes = resolve(line)
+        return _run(config, notes)
+    return 0
+
+
+def _complete(args: list[str]) -> None:
+    """Hydra's shell completion, which reads conf/ by itself."""
+    import hydra
+
+    from lite_runner.config.compose import conf_dir
+
+    sys.argv = [sys.argv[0], *args]
+    folder = str(conf_dir())
+    hydra.main(version_base="1.3", config_path=folder, config_name="config")(lambda _: None)()
+
+
+def _print_config(line: CommandLine) -> None:
+    import yaml
+
+    from lite_runner.config.compose import compose_line, raise_faults
+
+    composed = compose_line(line)
+    raise_faults(composed.faults)
+    print(yaml.safe_dump(composed.raw, sort_keys=False, allow_unicode=True), end="")
+
+
+def _run(config: RunConfig, notes: Sequence[str]) -> int:
+    from lite_runner.launch import launch
+
+    if config.verbosity > 0:
+        for note in notes:
+            print(f"note: {note}", file=sys.stderr)
+    return launch(config)
+
+
+def _multirun(line: CommandLine) -> int:
+    """Every job in a process of its own: neither memory nor device state leaks to the next."""
+    from lite_runner.config.sweep import jobs_of
+
+    jobs = jobs_of(line)
+    worst = 0
+    for i, (label, config, notes) in enumerate(jobs, 1):
+        if config.verbosity > 0:
+            print(f"job {i} of {len(jobs)}: {label}".rstrip(": "), file=sys.stderr)
+        worst = max(worst, run_apart(config, notes))
+        if worst in (EXIT_INTERRUPTED, EXIT_TERMINATED):
+            break
+    return worst
+
+
+def run_apart(config: RunConfig, notes: Sequence[str]) -> int:
+    """The exit code of one job, run in a new process."""
+    import multiprocessing
+
+    process = multiprocessing.get_context("spawn").Process(target=_job, args=(config, notes))
+    process.start()
+    try:
+        process.join()
+    except KeyboardInterrupt:
+        process.join(GRACE_S)  # Ctrl-C has reached the job as well, which keeps what it has
+        raise
+    finally:
+        if process.is_alive():
+            process.terminate()
+            process.join(GRACE_S)
+            process.kill()
+            process.join()
+    code = process.exitcode or 0
+    return 128 - code if code < 0 else code  # as a shell says: killed by signal n is 128 + n
+
+
+def _job(config: RunConfig, notes: Sequence[str]) -> NoReturn:
+    sys.exit(_guarded(lambda: _run(config, notes)))

@@ -1,0 +1,1 @@
+"""From the command line to one checked, typed `RunConfig`. Never imports mindspore."""

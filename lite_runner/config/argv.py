@@ -1,0 +1,191 @@
+"""The command line, in Hydra's style (key=value) and in run_mindformer's (--key value).
+
+Nothing is looked up here but names: what a key is and whether a value fits is compose.py's
+concern. Both styles may be mixed; the later of two settings of a key wins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lite_runner.config.suggest import did_you_mean, nearest
+
+Action = Literal["run", "help", "version", "cfg", "multirun", "completion"]
+
+# Flags of run_mindformer.py whose key has another name, or none but in its training yaml.
+FLAG_KEYS = {
+    "mode": "context.mode",
+    "device_id": "context.device_id",
+    "device_target": "context.device_target",
+    "batch_size": "runner_config.batch_size",
+}
+FLAGS = (
+    *("config", "run_mode", "predict_data", "load_checkpoint", "use_parallel", "device_target"),
+    *("device_id", "mode", "seed", "output_dir", "predict_batch_size", "batch_size"),
+    *("src_strategy_path_or_dir", "auto_trans_ckpt", "only_save_strategy", "adapter_id"),
+    *("do_sample", "profile", "options"),
+)
+_OWN_FLAGS = {
+    "-h": "--help",
+    "--help": "--help",
+    "--version": "--version",
+    "-c": "--cfg",
+    "--cfg": "--cfg",
+    "-m": "--multirun",
+    "--multirun": "--multirun",
+    "-sc": "--shell-completion",
+    "--shell-completion": "--shell-completion",
+}
+_OVERRIDE = re.compile(r"[~+]{0,2}([A-Za-z_]\w*)[\w.]*=")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One `key=value` (or flag) as typed; a list where a flag had several values."""
+
+    key: str
+    value: str | list[str]
+    prefix: str = ""  # of Hydra: +, ++ or ~
+    flag: bool = False
+
+    def __str__(self) -> str:
+        value = self.value if isinstance(self.value, str) else " ".join(self.value)
+        return f"--{self.key} {value}" if self.flag else f"{self.prefix}{self.key}={value}"
+
+
+@dataclass
+class CommandLine:
+    """What was asked for; `faults` are sentences about what could not be understood."""
+
+    action: Action = "run"
+    settings: list[Setting] = field(default_factory=list)
+    config_file: str | None = None
+    faults: list[str] = field(default_factory=list)
+
+
+class _Words:
+    """The arguments still to be read."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = list(words)
+        self._at = 0
+
+    def __bool__(self) -> bool:
+        return self._at < len(self._words)
+
+    def next(self) -> str:
+        self._at += 1
+        return self._words[self._at - 1]
+
+    def peek(self) -> str | None:
+        """The next argument, unless there is none or it is a flag."""
+        if not self or _is_flag(self._words[self._at]):
+            return None
+        return self._words[self._at]
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("--") or word in _OWN_FLAGS
+
+
+def parse(args: Sequence[str], heads: Collection[str]) -> CommandLine:
+    """The arguments after the program's name.
+
+    `heads` are the first parts of known keys: among the values of a flag that takes several,
+    a word that starts with (nearly) one of them and has an equals sign is a setting of its own.
+    """
+    line = CommandLine()
+    words = _Words(args)
+    while words:
+        word = words.next()
+        if _is_flag(word):
+            _read_flag(word, words, line, heads)
+        elif "=" in word or word.startswith("~"):
+            line.settings.append(_override(word))
+        elif word.startswith("-") and len(word) > 1:
+            line.faults.append(f"{word}: no such flag{did_you_mean(_near_flag(word))}")
+        else:
+            line.faults.append(
+                f"{word!r}: expected key=value; a value with spaces needs quotes around the"
+                " whole of it, as in 'predict_data=I love Beijing'"
+            )
+    return line
+
+
+def _override(word: str) -> Setting:
+    key, _, value = word.partition("=")
+    bare = key.lstrip("+~")
+    return Setting(bare, value, prefix=key[: len(key) - len(bare)])
+
+
+def _read_flag(word: str, words: _Words, line: CommandLine, heads: Collection[str]) -> None:
+    name, has_value, inline = word.partition("=")
+    own = _OWN_FLAGS.get(name)
+    if own == "--help":
+        line.action = "help"
+    elif own == "--version" and line.action != "help":
+        line.action = "version"
+    elif own == "--multirun":
+        if line.action == "cfg":
+            line.faults.append("--cfg shows one config: leave out --multirun")
+        elif line.action == "run":
+            line.action = "multirun"
+    elif own in ("--cfg", "--shell-completion"):
+        value = inline if has_value else (words.next() if words.peek() is not None else "")
+        if own == "--shell-completion":
+            line.action = "completion"
+        elif value != "job":
+            line.faults.append(f"--cfg: got {value!r}, expected job")
+        elif line.action == "multirun":
+            line.faults.append("--cfg shows one config: leave out --multirun")
+        else:
+            line.action = "cfg"
+    elif own is None:
+        _read_setting(name[2:], inline if has_value else None, words, line, heads)
+
+
+def _read_setting(
+    name: str, inline: str | None, words: _Words, line: CommandLine, heads: Collection[str]
+) -> None:
+    """A flag of run_mindformer: a key of its own, or any dotted key of the yaml."""
+    known = name in FLAGS or name.partition(".")[0] in heads or "." in name
+    if not known:
+        near = _near_flag(f"--{name}", [f"--{head}" for head in heads])
+        line.faults.append(f"--{name}: no such flag{did_you_mean(near)}")
+        if words.peek() is not None and not _is_override(words.peek(), heads):
+            words.next()  # its value
+        return
+    values = [inline] if inline is not None else []
+    if not values and words.peek() is not None:
+        values = [words.next()]
+    several = name in ("predict_data", "options") and inline is None
+    while several and words.peek() is not None:
+        if name == "predict_data" and _is_override(words.peek(), heads):
+            break
+        values.append(words.next())
+    if not values:
+        line.faults.append(f"--{name}: expected a value after it")
+    elif name == "config":
+        line.config_file = values[0]
+    elif name == "options":
+        line.settings += [_override(value) for value in values]
+    elif name == "predict_data":
+        # run_mindformer's own reading of a backslash and an n.
+        texts = [value.replace("\\n", "\n") for value in values]
+        line.settings.append(Setting(name, texts if several and len(texts) > 1 else texts[0]))
+    else:
+        line.settings.append(Setting(FLAG_KEYS.get(name, name), values[0], flag=True))
+
+
+def _is_override(word: str | None, heads: Collection[str]) -> bool:
+    match = _OVERRIDE.match(word or "")
+    # A misspelt key is a fault to report, not one more prompt.
+    return match is not None and nearest(match.group(1), heads, cutoff=0.75) is not None
+
+
+def _near_flag(word: str, more: Sequence[str] = ()) -> str | None:
+    flags = [f"--{name}" for name in FLAGS] + [name for name in _OWN_FLAGS if len(name) > 3]
+    return nearest(word, [*flags, *more])

@@ -1,0 +1,351 @@
+"""What does not go together in a config whose values are right one by one.
+
+Nothing here loads or downloads: a fault costs the user no waiting.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from lite_runner.config.fields import Fault, show
+from lite_runner.config.model import ModelConfig
+from lite_runner.config.prompts import prompt_file
+from lite_runner.config.schema import (
+    AutoSettings,
+    LayerNormSettings,
+    LlamaSettings,
+    RunConfig,
+)
+
+_GENERATION = (
+    *("do_sample", "max_new_tokens", "max_length", "min_new_tokens", "temperature", "top_k"),
+    *("top_p", "min_p", "repetition_penalty", "num_beams", "length_penalty"),
+    *("num_return_sequences", "eos_token_id", "stop"),
+)
+_CONVERT = ("convert_format", "convert_output", "overwrite")
+_ARCH_OF = {
+    "LlamaConfig": "LlamaForCausalLM",
+    "BloomConfig": "BloomLMHeadModel",
+    "GPT2Config": "GPT2LMHeadModel",
+    "auto": "auto",
+}
+_BYTE_TOKENIZER_SIZE = 259  # 256 bytes, begin, end, pad
+
+
+def run_faults(config: RunConfig) -> Iterator[Fault]:
+    """Everything that stands against this run, as far as the config shows it."""
+    yield from _unavailable(config)
+    yield from _model(config)
+    if config.run_mode == "predict":
+        yield from _prompts(config)
+        yield from _sampling(config)
+        yield from _beams(config)
+        yield from _lengths(config)
+    if config.run_mode == "convert":
+        yield from _convert(config)
+    yield from _places(config)
+
+
+def fits_model(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
+    """What of a config does not fit the model; for model=auto when its checkpoint is known."""
+    generation = config.generation(model)
+    if generation.max_new_tokens is not None and generation.max_new_tokens >= model.seq_length:
+        yield _fault(
+            ("max_new_tokens", "model"),
+            f"max_new_tokens: got {generation.max_new_tokens}, expected less than the model's"
+            f" context of {model.seq_length} tokens, which holds the prompt too",
+        )
+    elif (
+        generation.max_new_tokens is None
+        and generation.max_length is not None
+        and generation.max_length > model.seq_length
+    ):
+        key = "max_length" if config.max_length else "model.model_config.max_decode_length"
+        yield _fault(
+            (key, "model"),
+            f"{key}: got {generation.max_length}, expected at most the model's context of"
+            f" {model.seq_length} tokens",
+        )
+    ids: list[tuple[str, int | None]] = [("eos_token_id", i) for i in generation.eos_token_id]
+    ids += [("bos_token_id", model.bos_token_id), ("pad_token_id", model.pad_token_id)]
+    for key, token in ids:
+        if token is not None and token >= model.vocab_size:
+            yield _fault(
+                (key, "model"),
+                f"{key}: got {token}, expected less than the vocabulary of {model.vocab_size}",
+            )
+
+
+def _fault(keys: tuple[str, ...] | str, text: str) -> Fault:
+    return Fault((keys,) if isinstance(keys, str) else keys, text)
+
+
+def _unavailable(config: RunConfig) -> Iterator[Fault]:
+    """What is planned and named, but not built: refused, never ignored."""
+    if config.run_mode not in ("predict", "convert"):
+        yield _fault("run_mode", f"run_mode={config.run_mode} is not available yet")
+    if config.backend != "ms":
+        yield _fault("backend", f"backend={config.backend} is not available yet")
+    ranks = config.parallel_config
+    sizes = {
+        "data_parallel": ranks.data_parallel,
+        "model_parallel": ranks.model_parallel,
+        "pipeline_stage": ranks.pipeline_stage,
+    }
+    more = ", ".join(f"{name}={size}" for name, size in sizes.items() if size != 1)
+    if config.use_parallel:
+        tail = f" (parallel_config: {more})" if more else ""
+        yield _fault(
+            ("parallel", "use_parallel"),
+            f"use_parallel=true{tail} is not available yet; one device: use_parallel=false",
+        )
+    elif more:
+        yield _fault(
+            ("parallel", "use_parallel"),
+            f"parallel_config: got {more} with use_parallel=false; expected 1 each, and more"
+            " than one device is not available yet",
+        )
+    asked = {
+        "adapter_id": config.adapter_id,
+        "src_strategy_path_or_dir": config.src_strategy_path_or_dir,
+        "auto_trans_ckpt": config.auto_trans_ckpt,
+        "only_save_strategy": config.only_save_strategy,
+        "parallel.strategy_ckpt_save_file": not config.use_parallel
+        and config.parallel.strategy_ckpt_save_file,
+        "infer.prefill_model_path": config.infer.prefill_model_path,
+        "infer.increment_model_path": config.infer.increment_model_path,
+        "infer.infer_seq_length": config.infer.infer_seq_length,
+        "infer.ge_config_path": config.infer.ge_config_path,
+    }
+    for key, value in asked.items():
+        if value:
+            shown = value if isinstance(value, str) else show(value)
+            yield _fault(key, f"{key}={shown} is not available yet")
+    if config.parallel.parallel_mode != 1:
+        got = config.parallel.parallel_mode
+        yield _fault(
+            "parallel.parallel_mode",
+            f"parallel.parallel_mode={got} is not available yet; 1 is semi-auto",
+        )
+    if config.infer.model_type != "mindir":
+        yield _fault(
+            "infer.model_type", f"infer.model_type={config.infer.model_type} is not available yet"
+        )
+    if config.context.mode != 0:
+        yield _fault("context.mode", "context.mode=1 (pynative) is not available yet; 0 is graph")
+
+
+def _model(config: RunConfig) -> Iterator[Fault]:
+    settings = config.model.model_config
+    prefix = "model.model_config."
+    if _ARCH_OF[settings.type] != config.model.arch.type:
+        yield _fault(
+            "model",
+            f"model.arch.type: got {config.model.arch.type}, expected"
+            f" {_ARCH_OF[settings.type]} with {prefix}type={settings.type}",
+        )
+    if not config.checkpoint_source:
+        which = "model=auto" if settings.type == "auto" else f"model={config.model_name}"
+        yield _fault(
+            ("load_checkpoint", "model"),
+            f"load_checkpoint: {which} has no source of its own; give a path or hf://repo"
+            + ("" if settings.type == "auto" else ", or random"),
+        )
+    if isinstance(settings, AutoSettings):
+        if config.checkpoint_source == "random":
+            yield _fault(
+                ("load_checkpoint", "model"),
+                "load_checkpoint: got random, expected a checkpoint: model=auto has no sizes",
+            )
+        if config.processor.tokenizer.type == "ByteTokenizer":
+            yield _fault(
+                "processor.tokenizer.type",
+                "processor.tokenizer.type: ByteTokenizer is for the tiny models",
+            )
+    else:
+        yield from _sizes(settings)
+        model = settings.resolve()
+        yield from fits_model(config, model)
+        is_byte = config.processor.tokenizer.type == "ByteTokenizer"
+        if is_byte and model.vocab_size < _BYTE_TOKENIZER_SIZE:
+            yield _fault(
+                (f"{prefix}vocab_size",),
+                f"{prefix}vocab_size: got {model.vocab_size}, expected at least"
+                f" {_BYTE_TOKENIZER_SIZE} with ByteTokenizer",
+            )
+    if settings.compute_dtype == "bfloat16" and config.context.device_target == "CPU":
+        yield _fault(
+            (f"{prefix}compute_dtype", "context.device_target"),
+            f"{prefix}compute_dtype: got bfloat16 with context.device_target=CPU, where"
+            " MindSpore has no bfloat16 matrix product; expected float32 or float16",
+        )
+    if not re.fullmatch(r"\w[\w.-]*", config.model_name):
+        yield _fault(
+            "trainer.model_name",
+            f"trainer.model_name: got {show(config.model_name)}, expected letters, digits and"
+            " . _ - (it names the output folder)",
+        )
+
+
+def _sizes(settings: LlamaSettings | LayerNormSettings) -> Iterator[Fault]:
+    prefix = "model.model_config."
+    hidden, heads = settings.hidden_size, settings.num_heads
+    given_head_dim = settings.head_dim if isinstance(settings, LlamaSettings) else None
+    if given_head_dim is None and hidden % heads:
+        yield _fault(
+            (f"{prefix}hidden_size", f"{prefix}num_heads"),
+            f"{prefix}hidden_size: got {hidden}, expected a multiple of num_heads={heads}",
+        )
+    if isinstance(settings, LayerNormSettings):
+        return
+    kv_heads = settings.n_kv_heads or heads
+    if heads % kv_heads:
+        yield _fault(
+            (f"{prefix}num_heads", f"{prefix}n_kv_heads"),
+            f"{prefix}num_heads: got {heads}, expected a multiple of n_kv_heads={kv_heads}",
+        )
+    head_dim = given_head_dim or hidden // heads
+    if head_dim % 2 or head_dim == 0:
+        yield _fault(
+            f"{prefix}head_dim",
+            f"{prefix}head_dim: got {head_dim}, expected an even number: rotary positions"
+            " turn pairs",
+        )
+    yield from _rope(settings)
+
+
+def _rope(settings: LlamaSettings) -> Iterator[Fault]:
+    rope, key = settings.rope_scaling, "model.model_config.rope_scaling"
+    if rope is None:
+        return
+    if rope.factor < 1:
+        yield _fault(key, f"{key}.factor: got {rope.factor:g}, expected >= 1")
+    if rope.original_seq_length < 1:
+        yield _fault(
+            key, f"{key}.original_seq_length: got {rope.original_seq_length}, expected >= 1"
+        )
+    if rope.type == "llama3" and not 0 < rope.low_freq_factor < rope.high_freq_factor:
+        yield _fault(
+            key,
+            f"{key}: got low_freq_factor={rope.low_freq_factor:g} and"
+            f" high_freq_factor={rope.high_freq_factor:g}, expected 0 < low < high",
+        )
+    if rope.type == "yarn" and not 0 < rope.beta_slow < rope.beta_fast:
+        yield _fault(
+            key,
+            f"{key}: got beta_slow={rope.beta_slow:g} and beta_fast={rope.beta_fast:g},"
+            " expected 0 < slow < fast",
+        )
+
+
+def _prompts(config: RunConfig) -> Iterator[Fault]:
+    data = config.predict_data
+    example = "predict_data='The capital of France is'"
+    if not data and not config.dry_run:
+        yield _fault("predict_data", f"predict_data is empty; give a prompt: {example}")
+    for i, text in enumerate((data,) if isinstance(data, str) else data):
+        where = "predict_data" if isinstance(data, str) else f"predict_data[{i}]"
+        if not text and not isinstance(data, str):
+            yield _fault("predict_data", f"{where}: an empty prompt")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            yield _fault("predict_data", f"{where}: not valid UTF-8")
+    path = prompt_file(data)
+    if path is not None and not _is_file(path):
+        yield _fault(
+            "predict_data",
+            f"predict_data: no file {path}; a text that ends in .txt names a file with a prompt"
+            f" a line (as a prompt: predict_data=['{path}'])",
+        )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name too long to be a file's
+        return False
+
+
+def _sampling(config: RunConfig) -> Iterator[Fault]:
+    generation = config.generation()
+    if not generation.do_sample:
+        for key, off in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
+            value = getattr(config, key)
+            if value not in (None, off):
+                yield _fault(
+                    (key, "do_sample"),
+                    f"{key}={value:g} has a meaning only with sampling; add do_sample=true",
+                )
+    elif generation.num_beams > 1:
+        yield _fault(
+            ("num_beams", "do_sample"),
+            f"num_beams={generation.num_beams} with do_sample=true is not available; beam search"
+            " needs do_sample=false",
+        )
+    if any(text == "" for text in generation.stop):
+        yield _fault("stop", "stop: an empty text would end every completion at once")
+
+
+def _beams(config: RunConfig) -> Iterator[Fault]:
+    generation = config.generation()
+    beams, wanted = generation.num_beams, generation.num_return_sequences
+    keys = ("num_return_sequences", "num_beams", "do_sample")
+    if beams > 1 and wanted > beams:
+        yield _fault(
+            keys, f"num_return_sequences: got {wanted}, expected at most num_beams={beams}"
+        )
+    elif beams == 1 and wanted > 1 and not generation.do_sample:
+        yield _fault(
+            keys,
+            f"num_return_sequences: got {wanted}, expected 1: greedy completions are all the"
+            " same; add do_sample=true or num_beams=",
+        )
+    if beams > 1 and generation.stop:
+        yield _fault(
+            ("stop", "num_beams"),
+            f"stop texts are not available with num_beams={beams}: no beam is sure before the end",
+        )
+    if config.length_penalty is not None and beams == 1:
+        yield _fault(
+            ("length_penalty", "num_beams"),
+            f"length_penalty={config.length_penalty:g} has a meaning only with num_beams > 1",
+        )
+
+
+def _lengths(config: RunConfig) -> Iterator[Fault]:
+    generation = config.generation()
+    for key in ("max_new_tokens", "max_length"):
+        most = getattr(generation, key)
+        if most is not None and generation.min_new_tokens > most:
+            yield _fault(
+                ("min_new_tokens", key),
+                f"min_new_tokens: got {generation.min_new_tokens}, expected at most {key}={most}",
+            )
+            return
+
+
+def _convert(config: RunConfig) -> Iterator[Fault]:
+    if not config.convert_output:
+        yield _fault("convert_output", "convert_output is empty; give the file or folder to write")
+    for key in ("predict_data", *_GENERATION):
+        if getattr(config, key) not in (None, ""):
+            yield _fault(key, f"{key} has no meaning with run_mode=convert")
+
+
+def _places(config: RunConfig) -> Iterator[Fault]:
+    if config.run_mode != "convert":
+        for key in _CONVERT:
+            if getattr(config, key) is not None:
+                yield _fault(key, f"{key} has a meaning only with run_mode=convert")
+    places = {
+        "output_dir": config.output_dir,
+        "load_checkpoint": config.load_checkpoint,
+        "convert_output": config.convert_output,
+        "processor.tokenizer.tokenizer_file": config.processor.tokenizer.tokenizer_file,
+    }
+    for key, path in places.items():
+        if path and "\0" in path:
+            yield _fault(key, f"{key}: got {show(path)}, expected no NUL in a path")
+    if not config.output_dir:
+        yield _fault("output_dir", "output_dir is empty; expected a folder")

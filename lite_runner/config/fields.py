@@ -1,0 +1,223 @@
+"""Plain data (of yaml or a command line) read into typed dataclasses: every fault is kept.
+
+A dataclass says all there is to say: the types, the choices (`Literal`), the ranges
+(`Annotated[int, Range(1)]`), sections (a nested dataclass) and variants (a union of
+dataclasses, told apart by their field `type`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from lite_runner.config.suggest import did_you_mean, nearest, nearest_key
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong, as a sentence, and the dotted keys it is about."""
+
+    keys: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values a number may take; `above` excludes the lower bound itself."""
+
+    low: float
+    high: float | None = None
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        enough = value > self.low if self.above else value >= self.low
+        return enough and (self.high is None or value <= self.high)
+
+    def __str__(self) -> str:
+        sign = ">" if self.above else ">="
+        upper = "" if self.high is None else f" and <= {self.high}"
+        return f"{sign} {self.low}{upper}"
+
+
+def read(value: Any, annotation: Any, key: str, faults: list[Fault]) -> Any:
+    """`value` as `annotation` wants it. Where it does not fit, `faults` grows and None returns."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        base, allowed = get_args(annotation)
+        before = len(faults)
+        result = read(value, base, key, faults)
+        if len(faults) == before and result not in allowed:
+            return _misfit(value, annotation, key, faults)
+        return result
+    if origin in (Union, types.UnionType):
+        return _read_union(value, annotation, key, faults)
+    if origin is Literal:
+        # True == 1 in Python, so the types are compared too.
+        if any(type(value) is type(choice) and value == choice for choice in get_args(annotation)):
+            return value
+        return _misfit(value, annotation, key, faults)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            return _misfit(value, annotation, key, faults)
+        item = get_args(annotation)[0]
+        return tuple(read(v, item, f"{key}[{i}]", faults) for i, v in enumerate(value))
+    if _is_section(annotation):
+        return _read_section(value, annotation, key, faults)
+    if annotation is float and type(value) in (int, float):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        return number if math.isfinite(number) else _misfit(value, annotation, key, faults)
+    if type(value) is annotation:
+        return value
+    return _misfit(value, annotation, key, faults)
+
+
+def _read_union(value: Any, annotation: Any, key: str, faults: list[Fault]) -> Any:
+    members = [member for member in get_args(annotation) if member is not types.NoneType]
+    if value is None and len(members) < len(get_args(annotation)):
+        return None
+    sections = [member for member in members if _is_section(member)]
+    if sections and isinstance(value, Mapping):
+        section = variant(annotation, value)
+        if section is not None:
+            return _read_section(value, section, key, faults)
+        kinds = tuple(kind for member in sections for kind in variant_names(member))
+        return read(value.get("type"), Literal[kinds], f"{key}.type", faults)
+    if isinstance(value, (list, tuple)):
+        for member in members:
+            if get_origin(member) is tuple:
+                return read(value, member, key, faults)
+    for member in members:
+        trial: list[Fault] = []
+        result = read(value, member, key, trial)
+        if not trial:
+            return result
+    return _misfit(value, annotation, key, faults)
+
+
+def _read_section(value: Any, section: Any, key: str, faults: list[Fault]) -> Any:
+    if not isinstance(value, Mapping):
+        return _misfit(value, section, key, faults)
+    hints = hints_of(section)
+    prefix = f"{key}." if key else ""
+    for name in value:
+        if name not in hints:
+            near = nearest_key(str(name), hints)
+            text = f"{prefix}{name}: no such key{did_you_mean(near and prefix + near)}"
+            faults.append(Fault((f"{prefix}{name}",), text))
+    given: dict[str, Any] = {}
+    before = len(faults)
+    for field in dataclasses.fields(section):
+        if field.name in value:
+            where = prefix + field.name
+            given[field.name] = read(value[field.name], hints[field.name], where, faults)
+        elif field.default is dataclasses.MISSING:
+            expected = describe(hints[field.name])
+            text = f"{prefix}{field.name}: missing; expected {expected}"
+            faults.append(Fault((prefix + field.name,), text))
+    return section(**given) if len(faults) == before else None
+
+
+def _misfit(value: Any, annotation: Any, key: str, faults: list[Fault]) -> None:
+    choices = [str(choice) for choice in get_args(annotation)] if _is_choice(annotation) else []
+    near = nearest(str(value), choices)
+    if value == "None" and types.NoneType in get_args(annotation):
+        near = "null"
+    tail = did_you_mean(near)
+    text = f"{key}: got {show(value)}, expected {describe(annotation)}{tail}"
+    faults.append(Fault((key,), text))
+
+
+def _is_section(annotation: Any) -> bool:
+    return dataclasses.is_dataclass(annotation)
+
+
+def _is_choice(annotation: Any) -> bool:
+    return get_origin(annotation) is Literal
+
+
+def show(value: Any) -> str:
+    """A value as a message shows it: short, in yaml's words for none, true and false."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = "a very long number"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def describe(annotation: Any) -> str:
+    """What an annotation expects, in words."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return f"{describe(inner[0])} {inner[1]}"
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(describe(member) for member in inner))
+    if origin is Literal:
+        listed = ", ".join(str(choice) for choice in inner)
+        return f"one of {listed}" if len(inner) > 1 else listed
+    if origin is tuple:
+        return f"a list ({describe(inner[0])} each)"
+    if _is_section(annotation):
+        return "a section"
+    words = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
+    return words.get(annotation, "null")
+
+
+@functools.cache
+def hints_of(section: Any) -> dict[str, Any]:
+    """The evaluated annotations of a dataclass, in the order of its fields."""
+    hints = get_type_hints(section, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(section)}
+
+
+def variant_names(section: Any) -> tuple[str, ...]:
+    """The values of `type` that a variant stands for."""
+    return get_args(hints_of(section).get("type"))
+
+
+def variant(annotation: Any, raw: Any) -> Any:
+    """The dataclass of a union that `raw` is meant for, by its `type`; None where none fits."""
+    sections = [member for member in _members(annotation) if _is_section(member)]
+    if len(sections) == 1:
+        return sections[0]
+    kind = raw.get("type") if isinstance(raw, Mapping) else None
+    return next((section for section in sections if kind in variant_names(section)), None)
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    return get_args(annotation) if is_union else (annotation,)
+
+
+def leaves(section: Any, raw: Mapping[str, Any] | None = None, prefix: str = "") -> dict[str, Any]:
+    """Every dotted key below `section` with its annotation.
+
+    With `raw` only the keys that fit its variants, and nothing below a section that is null.
+    """
+    found: dict[str, Any] = {}
+    for name, annotation in hints_of(section).items():
+        members = _members(annotation)
+        sections = [member for member in members if _is_section(member)]
+        if not sections or types.NoneType in members:
+            found[prefix + name] = annotation
+        value = None if raw is None else raw.get(name)
+        if raw is not None and sections:
+            chosen = variant(annotation, value)
+            sections = [chosen] if chosen is not None and isinstance(value, Mapping) else []
+        for member in sections:
+            found |= leaves(member, value, f"{prefix}{name}.")
+    return found
+
+
+def accepts(annotation: Any, kind: Any) -> bool:
+    """Whether `kind` (str, tuple, NoneType) is among what an annotation takes."""
+    return any(kind in (member, get_origin(member)) for member in _members(annotation))

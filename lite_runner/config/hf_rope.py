@@ -1,0 +1,101 @@
+"""The rotary embedding in a Hugging Face config.json: its base, and how it is stretched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lite_runner.config.hf_fields import Fields
+from lite_runner.config.model import RopeScaling
+
+ROPE_TYPES = ("linear", "dynamic", "llama3", "yarn")
+
+
+def rope_from_hf(fields: Fields, positions: int) -> tuple[float, RopeScaling | None]:
+    """The base (theta) and the scaling of a model of `positions`, as the config gives them.
+
+    Raises ArtifactError for a scaling that the networks do not compute.
+    """
+    rope = _rope_object(fields)
+    theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
+    return theta, _rope_scaling(rope, fields, positions)
+
+
+def _rope_object(fields: Fields) -> Fields:
+    """The object of rotary parameters: `rope_parameters` of transformers 5 or `rope_scaling`."""
+    # transformers 5 gives an old rope_scaling precedence, too.
+    key = "rope_scaling" if fields.raw.get("rope_scaling") else "rope_parameters"
+    value = fields.raw.get(key) or {}
+    if not isinstance(value, dict):
+        raise fields.fault(key, value, "an object")
+    nested = [name for name, item in value.items() if isinstance(item, dict)]
+    if nested:
+        raise fields.fault(key, nested, "one set of parameters, the same for all layers")
+    return Fields(value, f"{fields.where}: {key}")
+
+
+def _rope_scaling(rope: Fields, fields: Fields, positions: int) -> RopeScaling | None:
+    key, kind = rope.get("rope_type", "type")
+    partial = rope.raw.get("partial_rotary_factor", fields.raw.get("partial_rotary_factor"))
+    if partial not in (None, 1):
+        raise rope.fault("partial_rotary_factor", partial, "1: the whole head is rotated")
+    if kind in (None, "default"):
+        return None
+    if kind not in ROPE_TYPES:
+        raise rope.fault(key, kind, f"default, {', '.join(ROPE_TYPES)}")
+    original = positions
+    if kind in ("llama3", "yarn"):
+        outer = fields.integer("original_max_position_embeddings", default=positions)
+        inner = rope.integer("original_max_position_embeddings", default=positions)
+        # The value beside the object wins over the one in it, as in transformers.
+        original = inner if fields.raw.get("original_max_position_embeddings") is None else outer
+    if kind == "llama3":
+        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+        if high <= low:
+            raise rope.fault("high_freq_factor", high, f"more than low_freq_factor = {low}")
+        return RopeScaling(
+            "llama3", _factor(rope), original, low_freq_factor=low, high_freq_factor=high
+        )
+    if kind == "yarn":
+        given = rope.raw.get("factor") is not None
+        return RopeScaling(
+            "yarn",
+            _factor(rope) if given else positions / original,
+            original,
+            beta_fast=rope.number("beta_fast", 32.0),
+            beta_slow=rope.number("beta_slow", 1.0),
+            attention_factor=rope.optional_number("attention_factor"),
+            mscale=rope.optional_number("mscale"),
+            mscale_all_dim=rope.optional_number("mscale_all_dim"),
+            truncate=rope.flag("truncate", True),
+        )
+    return RopeScaling(kind, _factor(rope), original)
+
+
+def _factor(rope: Fields) -> float:
+    factor = rope.number("factor")
+    if not 1 <= factor <= 1024:
+        raise rope.fault("factor", factor, "a number from 1 to 1024")
+    return factor
+
+
+def rope_scaling_to_hf(scaling: RopeScaling) -> dict[str, Any]:
+    """The `rope_scaling` object that `rope_from_hf` reads as `scaling`."""
+    raw: dict[str, Any] = {"rope_type": scaling.type, "factor": scaling.factor}
+    if scaling.type in ("llama3", "yarn"):
+        raw["original_max_position_embeddings"] = scaling.original_seq_length
+    if scaling.type == "llama3":
+        raw |= {
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+        }
+    if scaling.type == "yarn":
+        raw |= {
+            "beta_fast": scaling.beta_fast,
+            "beta_slow": scaling.beta_slow,
+            "truncate": scaling.truncate,
+        }
+        optional = ("attention_factor", "mscale", "mscale_all_dim")
+        raw |= {
+            name: getattr(scaling, name) for name in optional if getattr(scaling, name) is not None
+        }
+    return raw

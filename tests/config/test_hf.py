@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lite_runner.config.hf import hf_from_model_config, model_config_from_hf
+from lite_runner.config.model import ModelConfig, RopeScaling
+from lite_runner.errors import ArtifactError
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
+    "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008],
+}
+BLOOM: dict[str, Any] = {
+    "model_type": "bloom",
+    "vocab_size": 250880,
+    "n_embed": 1024,
+    "n_layer": 24,
+    "num_attention_heads": 16,
+    "layer_norm_epsilon": 1e-5,
+    "seq_length": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 3,
+}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "vocab_size": 50257,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_positions": 1024,
+    "n_ctx": 1024,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "bos_token_id": 50256,
+    "eos_token_id": 50256,
+}
+QWEN2: dict[str, Any] = {
+    "model_type": "qwen2",
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "sliding_window": 32768,
+    "max_window_layers": 24,
+    "eos_token_id": 151643,
+}
+
+
+def read(raw: dict[str, Any], **changes: Any) -> ModelConfig:
+    return model_config_from_hf(raw | changes, "config.json")
+
+
+def test_llama() -> None:
+    assert read(LLAMA) == ModelConfig(
+        family="llama",
+        vocab_size=128256,
+        hidden_size=4096,
+        num_layers=32,
+        num_heads=32,
+        n_kv_heads=8,
+        head_dim=128,
+        intermediate_size=14336,
+        seq_length=131072,
+        norm_eps=1e-5,
+        tie_word_embeddings=False,
+        theta=500000.0,
+        bos_token_id=128000,
+        eos_token_id=(128001, 128008),
+    )
+    assert read(LLAMA, head_dim=64).head_dim == 64
+    assert read(LLAMA, head_dim=None, num_key_value_heads=None).n_kv_heads == 32
+    assert read(LLAMA, pad_token_id=-1).pad_token_id is None  # as older conversions say "none"
+
+
+def test_bloom() -> None:
+    config = read(BLOOM)
+    assert (config.hidden_size, config.num_layers, config.num_heads) == (1024, 24, 16)
+    assert (config.head_dim, config.intermediate_size, config.seq_length) == (64, 4096, 2048)
+    assert config.tie_word_embeddings and config.pad_token_id == 3
+    newer = {"hidden_size": 1024, "n_head": 16, "n_inner": None}
+    raw = {
+        key: value for key, value in BLOOM.items() if key not in ("n_embed", "num_attention_heads")
+    }
+    assert read(raw, **newer) == config
+
+
+def test_gpt2() -> None:
+    config = read(GPT2)
+    assert (config.hidden_size, config.head_dim, config.intermediate_size) == (768, 64, 3072)
+    assert config.seq_length == 1024 and config.eos_token_id == (50256,)
+    assert read(GPT2, n_inner=1000).intermediate_size == 1000
+
+
+def test_qwen2() -> None:
+    config = read(QWEN2)
+    assert config.family == "llama" and config.qkv_has_bias and config.tie_word_embeddings
+    assert (config.n_kv_heads, config.head_dim, config.theta) == (2, 64, 1e6)
+
+
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+DYNAMIC = {"type": "dynamic", "factor": 4}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (None, None),
+        ({}, None),
+        ({"rope_type": "default"}, None),
+        (LINEAR, RopeScaling("linear", 2.0, 131072)),
+        (DYNAMIC, RopeScaling("dynamic", 4.0, 131072)),
+        (LLAMA3, RopeScaling("llama3", 8.0, 8192)),
+        (YARN, RopeScaling("yarn", 4.0, 32768)),
+        ({"type": "yarn", "factor": 2.0}, RopeScaling("yarn", 2.0, 131072)),
+        (YARN | {"factor": None}, RopeScaling("yarn", 4.0, 32768)),
+        (
+            YARN
+            | {
+                "beta_fast": 16,
+                "beta_slow": 2,
+                "attention_factor": 0.5,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.8,
+                "truncate": False,
+            },
+            RopeScaling("yarn", 4.0, 32768, 1.0, 4.0, 16.0, 2.0, 0.5, 1.0, 0.8, False),
+        ),
+    ],
+)
+def test_rope_scaling_of_both_transformers(
+    raw: dict[str, Any] | None, expected: RopeScaling | None
+) -> None:
+    four = read(LLAMA, rope_scaling=raw)
+    assert (four.theta, four.rope_scaling) == (500000.0, expected)
+    new = {key: value for key, value in LLAMA.items() if key != "rope_theta"}
+    five = read(new, rope_parameters=(raw or {}) | {"rope_theta": 500000.0})
+    assert five == four
+
+
+def test_default_theta() -> None:
+    raw = {key: value for key, value in LLAMA.items() if key != "rope_theta"}
+    assert read(raw).theta == 10000.0
+    assert read(raw, rope_parameters={"rope_type": "default"}).theta == 10000.0
+
+
+def test_an_empty_old_scaling_does_not_hide_the_new() -> None:
+    new = {"rope_theta": 2e6, "rope_type": "linear", "factor": 2.0}
+    config = read(LLAMA, rope_theta=None, rope_scaling={}, rope_parameters=new)
+    assert config.theta == 2e6 and config.rope_scaling == RopeScaling("linear", 2.0, 131072)
+
+
+def test_dynamic_scaling_extends_the_context() -> None:
+    config = read(LLAMA, max_position_embeddings=2048, rope_scaling=DYNAMIC)
+    assert config.seq_length == 8192
+    assert config.rope_scaling == RopeScaling("dynamic", 4.0, 2048)
+    assert read(LLAMA, max_position_embeddings=2048, rope_scaling=LINEAR).seq_length == 2048
+
+
+def test_trained_length_beside_the_scaling_wins() -> None:
+    config = read(LLAMA, rope_scaling=YARN, original_max_position_embeddings=4096)
+    assert config.rope_scaling == RopeScaling("yarn", 4.0, 4096)
+
+
+REFUSED = [
+    (LLAMA, {"model_type": "mamba"}, "model_type is 'mamba', expected one of bloom, llama, qwen2"),
+    (LLAMA, {"model_type": ["llama"]}, r"model_type is \['llama'\]"),
+    (LLAMA, {"model_type": None}, "model_type is None"),
+    (LLAMA, {"attention_bias": True}, "attention_bias=true is not supported"),
+    (LLAMA, {"mlp_bias": True}, "mlp_bias=true"),
+    (LLAMA, {"hidden_act": "gelu"}, "hidden_act is 'gelu', expected silu or swish"),
+    (LLAMA, {"quantization_config": {"bits": 4}}, "quantized"),
+    (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+    (LLAMA, {"hidden_size": "4096"}, "hidden_size is '4096', expected an integer"),
+    (LLAMA, {"hidden_size": True}, "hidden_size is True"),
+    (LLAMA, {"hidden_size": 4096.0}, "hidden_size is 4096.0"),
+    (LLAMA, {"hidden_size": None}, "hidden_size is None"),
+    (LLAMA, {"hidden_size": 4100}, "a multiple of the 32 heads"),
+    (LLAMA, {"num_hidden_layers": 10**9}, "an integer from 1 to 4,096"),
+    (LLAMA, {"num_hidden_layers": 0}, "an integer from 1"),
+    (LLAMA, {"vocab_size": 2**40}, "vocab_size is 1099511627776"),
+    (LLAMA, {"num_key_value_heads": 5}, "a divisor of the 32 heads"),
+    (LLAMA, {"head_dim": 63}, "head_dim is 63, expected an even number"),
+    (LLAMA, {"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+    (LLAMA, {"rms_norm_eps": 0}, "a number above 0"),
+    (LLAMA, {"rope_theta": float("inf")}, "rope_theta is inf"),
+    (LLAMA, {"tie_word_embeddings": 1}, "tie_word_embeddings is 1, expected true or false"),
+    (LLAMA, {"eos_token_id": [1, "2"]}, "eos_token_id is '2'"),
+    (LLAMA, {"eos_token_id": 128256}, "a token id from 0 to 128255"),
+    (LLAMA, {"bos_token_id": [1]}, r"bos_token_id is \[1\]"),
+    (LLAMA, {"rope_scaling": "yarn"}, "rope_scaling is 'yarn', expected an object"),
+    (LLAMA, {"rope_scaling": [1]}, r"rope_scaling is \[1\], expected an object"),
+    (LLAMA, {"rope_scaling": {"rope_type": "longrope"}}, "'longrope', expected default, linear"),
+    (LLAMA, {"rope_scaling": {"rope_type": {}}}, "rope_scaling is"),
+    (LLAMA, {"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is None"),
+    (LLAMA, {"rope_scaling": LINEAR | {"factor": 0.5}}, "a number from 1 to 1024"),
+    (LLAMA, {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "more than low_freq_factor"),
+    (LLAMA, {"rope_scaling": YARN | {"truncate": "no"}}, "truncate is 'no'"),
+    (LLAMA, {"rope_parameters": {"full_attention": LINEAR}}, "the same for all layers"),
+    (
+        QWEN2,
+        {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20},
+        "sliding",
+    ),
+    (QWEN2, {"use_sliding_window": "yes"}, "use_sliding_window is 'yes'"),
+    (BLOOM, {"apply_residual_connection_post_layernorm": True}, "post_layernorm=true is not"),
+    (BLOOM, {"n_inner": 100}, "n_inner is 100"),
+    (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx=true is not supported"),
+    (GPT2, {"scale_attn_weights": False}, "scale_attn_weights=false is not supported"),
+    (GPT2, {"tie_word_embeddings": False}, "tie_word_embeddings=false is not supported"),
+    (GPT2, {"add_cross_attention": True}, "add_cross_attention=true"),
+    (GPT2, {"activation_function": "relu"}, "activation_function is 'relu', expected gelu_new"),
+]
+
+
+@pytest.mark.parametrize(("raw", "changes", "expected"), REFUSED)
+def test_refused(raw: dict[str, Any], changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ArtifactError, match=expected) as caught:
+        read(raw, **changes)
+    assert str(caught.value).startswith("config.json")
+    assert caught.value.exit_code == 4
+
+
+def test_a_sliding_window_that_never_slides() -> None:
+    plain = read(QWEN2)
+    assert read(QWEN2, use_sliding_window=True, max_window_layers=24) == plain
+    assert read(QWEN2, use_sliding_window=True, max_window_layers=0) == plain  # wide as the context
+    kinds = ["full_attention"] * 24
+    assert read(QWEN2, use_sliding_window=True, sliding_window=9, layer_types=kinds) == plain
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        read(BLOOM),
+        read(GPT2, n_inner=1000),
+        read(QWEN2),
+        read(LLAMA),
+        *(read(LLAMA, rope_scaling=raw, head_dim=64) for raw in (LINEAR, DYNAMIC, LLAMA3, YARN)),
+        read(LLAMA, rope_scaling=YARN | {"mscale": 2.0, "mscale_all_dim": 1.0, "truncate": False}),
+        replace(read(LLAMA), eos_token_id=(), bos_token_id=None),
+    ],
+)
+def test_written_config_reads_back(config: ModelConfig) -> None:
+    raw = json.loads(json.dumps(hf_from_model_config(config)))
+    assert model_config_from_hf(raw, "config.json") == config
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    raw=st.sampled_from([LLAMA, QWEN2, BLOOM, GPT2]),
+    changes=st.dictionaries(
+        st.sampled_from(sorted({*LLAMA, *QWEN2, *BLOOM, *GPT2, "rope_scaling", "rope_parameters"})),
+        json_values,
+        max_size=4,
+    ),
+    scaling=st.dictionaries(
+        st.sampled_from([*YARN, *LLAMA3, "type", "beta_fast", "mscale"]),
+        json_values | st.sampled_from(["yarn", "llama3", "linear", "dynamic"]),
+        max_size=5,
+    ),
+)
+def test_any_json_is_read_or_refused(
+    raw: dict[str, Any], changes: dict[str, Any], scaling: dict[str, Any]
+) -> None:
+    try:
+        config = model_config_from_hf(raw | {"rope_scaling": scaling} | changes, "config.json")
+    except ArtifactError as error:
+        assert error.exit_code == 4
+    else:
+        assert config.num_heads % config.n_kv_heads == 0

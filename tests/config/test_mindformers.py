@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lite_runner.config.mindformers import feed_forward_width, listed, read_yaml
+from lite_runner.config.schema import LlamaSettings, RunConfig
+from lite_runner.errors import ConfigError
+
+Resolve = Callable[..., RunConfig]
+Faults = Callable[..., str]
+Notes = Callable[..., list[str]]
+
+LLAMA = """
+seed: 7
+output_dir: './output'
+load_checkpoint: ''
+auto_trans_ckpt: False
+run_mode: 'predict'
+trainer: {type: CausalLanguageModelingTrainer, model_name: 'llama2_7b'}
+runner_config: {epochs: 2, batch_size: 1}
+optimizer: &optimizer {type: AdamWeightDecay, eps: 1.e-8}
+callbacks:
+  - type: MFLossMonitor
+use_parallel: False
+parallel: {parallel_mode: 1, strategy_ckpt_save_file: ./s.ckpt}
+parallel_config: {data_parallel: 8, model_parallel: 2}
+moe_config: {expert_num: 1}
+profile: False
+context: {mode: 0, device_target: Ascend, max_device_memory: 58GB, device_id: 3}
+model:
+  model_config:
+    type: LlamaConfig
+    batch_size: 1
+    seq_length: 1024
+    hidden_size: 4096
+    num_layers: 2
+    num_heads: 32
+    vocab_size: 32000
+    multiple_of: 256
+    rms_norm_eps: 1.0e-5
+    compute_dtype: float16
+    use_past: False
+    extend_method: "None"
+    qkv_concat: False
+    checkpoint_name_or_path: llama2_7b
+    repetition_penalty: 1
+    max_decode_length: 512
+    top_k: 3
+    do_sample: True
+  arch: {type: LlamaForCausalLM}
+processor:
+  return_tensors: ms
+  tokenizer: {type: LlamaTokenizer, vocab_file: /t/tokenizer.model, bos_token: <s>}
+  type: LlamaProcessor
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[..., str]:
+    """`file(old, new, ...)` writes LLAMA with the replacements and gives its path."""
+
+    def write(*replacements: str) -> str:
+        text = LLAMA
+        for old, new in zip(replacements[::2], replacements[1::2], strict=True):
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / "file.yaml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_what_a_file_says_is_laid_over_conf(resolve: Resolve, file: Callable[..., str]) -> None:
+    config = resolve("--config", file(), "--predict_data", "hi")
+    settings = config.model.model_config
+    assert isinstance(settings, LlamaSettings)
+    assert (config.seed, config.output_dir, config.model_name) == (7, "./output", "llama2_7b")
+    assert (settings.seq_length, settings.num_layers) == (1024, 2)
+    assert settings.intermediate_size == 11008
+    assert (settings.use_past, settings.do_sample, settings.compute_dtype) == (
+        False,
+        True,
+        "float16",
+    )
+    assert (config.context.device_target, config.context.device_id) == ("Ascend", 3)
+    # A model's name stands for its usual weights; the cards of a file mean nothing without
+    # use_parallel.
+    assert config.checkpoint_source == "hf://meta-llama/Llama-2-7b-hf"
+    assert config.parallel_config.data_parallel == 1
+    assert config.processor.tokenizer.tokenizer_file == "/t/tokenizer.model"
+
+
+def test_what_has_no_meaning_is_one_note(notes: Notes, file: Callable[..., str]) -> None:
+    path = file()
+    [note] = notes("--config", path, "--predict_data", "hi")
+    assert note.startswith(f"what of {path} has no meaning here: callbacks, moe_config, optimizer")
+    for part in ("parallel_config", "context (max_device_memory)", "tokenizer (bos_token)"):
+        assert part in note
+    assert "multiple_of" not in note and "optimizer." not in note
+
+
+def test_the_command_line_wins_over_the_file(resolve: Resolve, file: Callable[..., str]) -> None:
+    config = resolve(
+        *("--config", file(), "--seed", "9", "--device_target", "CPU", "--do_sample", "False"),
+        *("--load_checkpoint", "/a b/c=d", "--output_dir", "o", "--predict_batch_size", "4"),
+        *("--model.model_config.seq_length", "600", "--predict_data", "a\\nb", "c"),
+        *("--device_id", "0", "--mode", "0", "--auto_trans_ckpt", "False", "max_new_tokens=3"),
+    )
+    assert (config.seed, config.context.device_target, config.do_sample) == (9, "CPU", False)
+    assert (config.load_checkpoint, config.output_dir) == ("/a b/c=d", "o")
+    assert (config.predict_batch_size, config.max_new_tokens) == (4, 3)
+    assert config.model.model_config.resolve().seq_length == 600  # type: ignore[union-attr]
+    assert config.predict_data == ("a\nb", "c")
+
+
+def test_flags_work_without_a_file(resolve: Resolve, notes: Notes, faults: Faults) -> None:
+    args = ("--model", "tiny_llama", "--run_mode", "predict", "--predict_data", "hi")
+    assert resolve(*args, "--use_parallel", "False").model_name == "tiny_llama"
+    [note] = notes(*args, "--batch_size", "4", "--profile", "False")
+    assert note == "what of the flags has no meaning here: profile, runner_config"
+    assert "profile: true is not available yet" in faults(*args, "--profile", "True")
+    assert "--foo.bar 3: no such key" in faults(*args, "--foo.bar", "3")
+    assert "did you mean --context.mode?" in faults(*args, "--context.mod", "3")
+
+
+@pytest.mark.parametrize(
+    ("replacements", "expected"),
+    [
+        (["seed: 7", "sed: 7"], "sed: no such key; did you mean seed? (in"),
+        (["callbacks:", "callback:"], "callback: no such key; did you mean callbacks?"),
+        (["num_layers", "num_layer"], "did you mean model.model_config.num_layers?"),
+        (["max_device_memory", "max_device_memry"], "did you mean context.max_device_memory?"),
+        (["seed: 7", "seed: x"], "seed: got 'x', expected an integer"),
+        (["top_k: 3", "top_k: 3.5"], "top_k: got 3.5"),
+        (["run_mode: 'predict'", "run_mode: train"], "run_mode: got 'train' (in the file"),
+        (["device_target: Ascend", "device_target: GPU"], "expected one of auto, CPU, Ascend"),
+        (["use_parallel: False", "use_parallel: True"], "use_parallel=true (parallel_config"),
+        (["qkv_concat: False", "qkv_concat: True"], "qkv_concat: true is not available yet"),
+        (["expert_num: 1", "expert_num: 8"], "moe_config.expert_num: 8 is not available yet"),
+        (["profile: False", "profile: True"], "profile: true is not available yet"),
+        (["auto_trans_ckpt: False", "auto_trans_ckpt: True"], "auto_trans_ckpt=true is not"),
+        (["use_past: False", "hidden_act: gelu"], "hidden_act: got 'gelu', expected silu"),
+        (
+            ["use_past: False", "pet_config: {pet_type: slora, adapter_path: a.json}"],
+            "pet_config.adapter_path: 'a.json' is not available yet",
+        ),
+        (["multiple_of: 256", "multiple_of: x"], "expected numbers"),
+        (["multiple_of: 256", "multiple_of: 0"], "expected numbers"),
+        (['extend_method: "None"', "extend_method: ALIBI"], "extend_method: got 'ALIBI'"),
+        (["context: {mode: 0,", "context: 3\nx: {mode: 0,"], "context: got 3, expected a section"),
+        (["LlamaForCausalLM", "Llama4"], "got 'Llama4'"),
+        (
+            ["model_name: 'llama2_7b'", "model_name: mine", "hidden_size: 4096", "theta: 1.0e+4"],
+            "hidden_size: missing; a model that is not in conf/model needs it",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_refused(
+    faults: Faults, file: Callable[..., str], replacements: list[str], expected: str
+) -> None:
+    assert expected in faults("--config", file(*replacements), "--predict_data", "hi")
+
+
+def test_a_model_of_ones_own(resolve: Resolve, file: Callable[..., str]) -> None:
+    path = file("'llama2_7b'", "mine", "checkpoint_name_or_path: llama2_7b", "theta: 5.0e+5")
+    config = resolve("--config", path, "--predict_data", "hi", "--load_checkpoint", "x.ckpt")
+    assert config.model_name == "mine"
+    model = config.model_config()
+    assert model is not None and (model.num_layers, model.theta) == (2, 500000.0)
+
+
+def test_a_file_of_another_family_than_the_model_chosen(
+    faults: Faults, file: Callable[..., str]
+) -> None:
+    message = faults("--config", file(), "model=bloom_560m", "--predict_data", "hi")
+    assert "got 'LlamaForCausalLM'" in message and "chosen is BloomLMHeadModel" in message
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("extend_method: PI\n    scaling_factor: 4.0", ("linear", 4.0, 256)),
+        ("extend_method: PI\n    pretrain_seqlen: 512", ("linear", 2.0, 512)),
+        ("extend_method: PI\n    pretrain_seqlen: 2048", None),
+        (
+            "extend_method: LLAMA3\n    scaling_factor: {factor: 8.0, low_freq_factor: 1.0,"
+            " high_freq_factor: 4.0, original_max_position_embeddings: 512}",
+            ("llama3", 8.0, 512),
+        ),
+        (
+            "extend_method: YARN\n    scaling_factor: {factor: 2.0, beta_fast: 32.0,"
+            " beta_slow: 1.0, original_max_position_embeddings: 512}",
+            ("yarn", 2.0, 512),
+        ),
+    ],
+)
+def test_longer_contexts_of_mindformers(
+    resolve: Resolve,
+    file: Callable[..., str],
+    lines: str,
+    expected: tuple[str, float, int] | None,
+) -> None:
+    path = file('extend_method: "None"', lines)
+    model = resolve("--config", path, "--predict_data", "hi").model_config()
+    assert model is not None
+    rope = model.rope_scaling
+    assert (rope and (rope.type, rope.factor, rope.original_seq_length)) == expected
+
+
+def test_ntk_of_mindformers_widens_the_base(resolve: Resolve, file: Callable[..., str]) -> None:
+    path = file('extend_method: "None"', "extend_method: NTK\n    scaling_factor: 2.0")
+    model = resolve("--config", path, "--predict_data", "hi").model_config()
+    assert model is not None and model.theta == 20000.0 and model.rope_scaling is None
+
+
+@pytest.mark.parametrize(
+    ("hidden", "multiple", "multiplier", "expected"),
+    [(4096, 256, None, 11008), (5120, 256, None, 13824), (8192, 4096, 1.3, 28672)],
+)
+def test_feed_forward_widths_of_llama2(
+    hidden: int, multiple: int, multiplier: float | None, expected: int
+) -> None:
+    assert feed_forward_width(hidden, multiple, multiplier) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "No such file"),
+        (b"", "the file is empty"),
+        (b"# only a comment\n", "the file is empty"),
+        (b"a: [1, 2", "broken yaml"),
+        (b"\xff\xfe\xff", "broken yaml"),
+        (b"- 1\n", "got a list, expected sections"),
+        (b"text", "got a str, expected sections"),
+        (b"a: 1\na: 2\n", "the key 'a' is given twice"),
+        (b"a: !!python/object/apply:os.system [ls]", "broken yaml"),
+        (b"a: " + b"[" * 5000, "nested too deeply"),
+        (b"a: 2024-99-99", "broken yaml"),
+        (b"x: '" + b"a" * (1 << 20) + b"'", "not a config"),
+    ],
+)
+def test_a_yaml_that_is_no_config_is_refused(
+    tmp_path: Path, faults: Faults, content: bytes | None, expected: str
+) -> None:
+    path = tmp_path / "c.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=expected):
+        read_yaml(path)
+    message = faults("--config", str(path), "model=tiny_llama", "foo=1", "--predict_data", "x")
+    assert expected in message and "foo=1: no such key" in message
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just([{}])
+
+
+@given(data=st.data())
+def test_any_change_to_a_file_is_read_or_refused(resolve: Resolve, data: st.DataObject) -> None:
+    raw = yaml.safe_load(LLAMA)
+    section = raw
+    while True:
+        name = data.draw(st.sampled_from(sorted(section)))
+        if not isinstance(section[name], dict) or data.draw(st.booleans()):
+            break
+        section = section[name]
+    section[name] = data.draw(SCALARS | st.dictionaries(st.text(), SCALARS))
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        yaml.safe_dump(raw, file, allow_unicode=True)
+        file.flush()
+        with contextlib.suppress(ConfigError):
+            assert resolve("--config", file.name, "--predict_data", "x").run_mode == "predict"
+
+
+def test_small_things_of_yaml(resolve: Resolve, file: Callable[..., str]) -> None:
+    path = file("load_checkpoint: ''", "load_checkpoint:", "1.0e-5", "1e-6")
+    config = resolve("--config", path, "--predict_data", "x")
+    model = config.model_config()
+    assert config.load_checkpoint == "" and model is not None and model.norm_eps == 1e-6
+
+
+def test_an_output_folders_config_runs_again(resolve: Resolve, tmp_path: Path) -> None:
+    config = resolve("model=tiny_qwen2", "predict_data=['${x}','b']", "seed=4", "stop=a")
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config.to_dict(), allow_unicode=True), encoding="utf-8")
+    assert resolve("--config", str(path)) == config
+
+
+def test_keys_are_listed_by_section() -> None:
+    assert listed(["b", "a.y", "a.x", "a.x"]) == "b, a (x, y)"
