@@ -1,0 +1,173 @@
+"""Open a checkpoint of any format: what lies at a path, told by its content."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lite_runner.config.hf import model_config_from_hf, special_tokens_from_hf
+from lite_runner.config.model import ModelConfig
+from lite_runner.errors import ArtifactError
+from lite_runner.weights.ckpt_file import looks_like_ckpt, open_ckpt
+from lite_runner.weights.files import first_bytes
+from lite_runner.weights.gguf_checkpoint import config_of_gguf, from_gguf
+from lite_runner.weights.gguf_file import looks_like_gguf, open_gguf
+from lite_runner.weights.hugging_face import (
+    INDEX,
+    check_tied_head,
+    from_hugging_face,
+    full_name,
+    is_buffer,
+    open_index,
+    shapes_in_files,
+)
+from lite_runner.weights.layouts import check_tensors, expected_tensors
+from lite_runner.weights.safetensors_file import looks_like_safetensors, open_safetensors
+from lite_runner.weights.tensor import LazyTensor
+
+MAX_JSON = 16 * 2**20  # bytes of a config.json
+PICKLES = (".bin", ".pt", ".pth", ".pkl")
+# What MindSpore saves beside the weights while it trains.
+_TRAINING_STATE = re.compile(
+    r"(adam_[mv]|moments?\d?|accu_grads)\..+"
+    r"|global_step|epoch_num|step_num|loss_scale|learning_rate|scale_sense"
+    r"|(current|last_overflow)_iterator_step"
+)
+
+
+def open_checkpoint(path: Path, config: ModelConfig) -> dict[str, LazyTensor]:
+    """Every tensor of the model under its canonical name, still on disk.
+
+    `path` is a file or a folder: Hugging Face safetensors (one file or shards with an index),
+    MindSpore safetensors or .ckpt with MindFormers' names, or GGUF. Raises ArtifactError where it
+    is none of them, is damaged, or does not hold exactly the tensors of `config`.
+    """
+    file = weights_file(path)
+    if file.name.endswith(".index.json"):
+        return from_hugging_face(open_index(file), config, str(file))
+    if looks_like_gguf(file):
+        return from_gguf(open_gguf(file), config)
+    if looks_like_safetensors(file):
+        return _named(open_safetensors(file, _carries_no_weights), config, str(file))
+    _refuse_pickle(file)
+    # A damaged file keeps its suffix: its own reader says best what is wrong with it.
+    if file.suffix == ".safetensors":
+        return _named(open_safetensors(file), config, str(file))
+    if file.suffix == ".gguf":
+        return from_gguf(open_gguf(file), config)
+    if file.suffix == ".ckpt" or looks_like_ckpt(file):
+        return _named(open_ckpt(file), config, str(file))
+    raise ArtifactError(
+        f"{file}: not a checkpoint: it starts with {first_bytes(file, 8)!r}, expected safetensors, "
+        "MindSpore .ckpt or GGUF",
+        "give load_checkpoint= the weights file, or the folder that holds it",
+    )
+
+
+def weights_file(path: Path) -> Path:
+    """The file to read for `path`: itself, or the weights (or the index of shards) in a folder."""
+    if not path.exists():
+        raise ArtifactError(f"{path}: no such file or folder")
+    if not path.is_dir():
+        return path
+    ranks = [item for item in path.iterdir() if re.fullmatch(r"rank_\d+", item.name)]
+    if ranks:
+        raise ArtifactError(
+            f"{path}: a checkpoint cut for {len(ranks)} ranks (rank_0 ...); not available yet",
+            "give load_checkpoint= a complete checkpoint",
+        )
+    for name in ("model.safetensors", INDEX):
+        if (path / name).is_file():
+            return path / name
+    found = sorted(
+        item for item in path.iterdir() if item.suffix in (".safetensors", ".ckpt", ".gguf")
+    )
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ArtifactError(
+            f"{path}: {len(found)} checkpoints ({', '.join(item.name for item in found[:5])}), "
+            f"expected one, or shards with {INDEX}",
+            "give load_checkpoint= the file to read",
+        )
+    for item in sorted(path.iterdir()):
+        if item.suffix in PICKLES:
+            _refuse_pickle(item)
+    raise ArtifactError(
+        f"{path}: the folder holds no checkpoint, expected model.safetensors, {INDEX}, "
+        "or one .safetensors, .ckpt or .gguf file",
+        "give load_checkpoint= the folder or the file that holds the weights",
+    )
+
+
+def _refuse_pickle(file: Path) -> None:
+    start = first_bytes(file, 4)
+    # A zip archive is what torch.save writes; 0x80 opens a pickle.
+    if file.suffix in PICKLES or start == b"PK\x03\x04" or start[:1] == b"\x80":
+        raise ArtifactError(
+            f"{file}: a pickle, which can run any code when it is loaded; it is never read",
+            "take the model's .safetensors files, or make them where you trust the file: "
+            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)",
+        )
+
+
+def _carries_no_weights(name: str) -> bool:
+    return is_buffer(name) or _TRAINING_STATE.fullmatch(name) is not None
+
+
+def _named(
+    found: Mapping[str, LazyTensor], config: ModelConfig, where: str
+) -> dict[str, LazyTensor]:
+    """`found` under canonical names; which names the file uses, its tensors tell."""
+    canonical, theirs = expected_tensors(config), shapes_in_files(config)
+    # MindFormers' BLOOM with a language-model head saves everything below `transformer.`.
+    ours = {name.removeprefix("transformer."): name for name in found}
+    if sum(full_name(name, theirs) in theirs for name in found) > sum(n in canonical for n in ours):
+        return from_hugging_face(found, config, where)
+    tensors = {
+        name: found[stored] for name, stored in ours.items() if not _carries_no_weights(name)
+    }
+    head = None if "lm_head.weight" in canonical else tensors.pop("lm_head.weight", None)
+    check_tensors({name: tensor.shape for name, tensor in tensors.items()}, canonical, where)
+    if head is not None:
+        check_tied_head(head, tensors[next(iter(canonical))], where)
+    return {name: tensors[name] for name in canonical}
+
+
+def model_config_of(path: Path) -> ModelConfig | None:
+    """The model that a checkpoint says it holds; None where nothing in or beside it says so.
+
+    Read from GGUF metadata, else from the config.json in the folder or beside the file; the
+    special tokens of a generation_config.json win, as in transformers.
+    """
+    file = weights_file(path)
+    if looks_like_gguf(file):
+        return config_of_gguf(open_gguf(file))
+    source = file.parent / "config.json"
+    if not source.is_file():
+        return None
+    config = model_config_from_hf(read_json(source), str(source))
+    generation = file.parent / "generation_config.json"
+    if not generation.is_file():
+        return config
+    tokens = special_tokens_from_hf(read_json(generation), str(generation), config.vocab_size)
+    given = {key: value for key, value in tokens.items() if value not in (None, ())}
+    return replace(config, **given)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a small JSON file, or ArtifactError."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON:
+            raise ArtifactError(f"{path}: {size:,} bytes, at most {MAX_JSON:,} expected")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ArtifactError(f"{path}: a JSON {type(content).__name__}, expected an object")
+    return content

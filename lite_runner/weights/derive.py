@@ -1,0 +1,45 @@
+"""Tensors computed from other tensors, still lazily."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.weights.tensor import LazyTensor
+
+COMPARED_AT_ONCE = 1 << 22  # values; keeps the comparison of large tensors in little memory
+
+
+def derived(
+    tensor: LazyTensor, shape: tuple[int, ...], change: Callable[[NDArray[Any]], NDArray[Any]]
+) -> LazyTensor:
+    """`change` applied to what `tensor` holds; it moves values and never computes new ones."""
+    return LazyTensor(
+        shape, tensor.dtype, lambda: np.ascontiguousarray(change(tensor.read())).reshape(shape)
+    )
+
+
+def transposed(tensor: LazyTensor) -> LazyTensor:
+    """[a, b] as [b, a]."""
+    return derived(tensor, tensor.shape[::-1], lambda array: array.T)
+
+
+def same_values(one: LazyTensor, other: LazyTensor) -> bool:
+    """Whether both hold the same bits (the same values, where the types differ)."""
+    if one.shape != other.shape:
+        return False
+    if one.dtype == other.dtype:
+        left, right = one.read(), other.read()
+        if left.dtype != np.uint16:
+            bits = f"u{left.dtype.itemsize}"
+            left, right = left.view(bits), right.view(bits)
+    else:
+        left, right = one.float32(), other.float32()
+    left, right = left.reshape(-1), right.reshape(-1)
+    return all(
+        np.array_equal(left[i : i + COMPARED_AT_ONCE], right[i : i + COMPARED_AT_ONCE])
+        for i in range(0, left.size, COMPARED_AT_ONCE)
+    )

@@ -1,0 +1,95 @@
+"""Files on disk: read by mapping, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.errors import ArtifactError, EnvironmentFault
+
+
+def map_file(path: Path) -> NDArray[np.uint8]:
+    """The bytes of `path` as a read-only memory map, uint8 [size].
+
+    Raises ArtifactError where the file is empty or cannot be read.
+    """
+    try:
+        size = path.stat().st_size
+        if size == 0:
+            raise ArtifactError(f"{path}: the file is empty", "fetch or write it again")
+        return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def first_bytes(path: Path, count: int) -> bytes:
+    """At most `count` bytes from the start of `path`."""
+    try:
+        with path.open("rb") as file:
+            return file.read(count)
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside `folder` durable, where the system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Raise EnvironmentFault unless `folder`, which exists, has `needed` bytes free."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise EnvironmentFault(
+            f"{folder}: the disk is too small: {free / 2**20:,.0f} MiB free, "
+            f"{needed / 2**20:,.0f} MiB needed",
+            "free some space or choose another folder",
+        )
+
+
+def make_folder(folder: Path) -> None:
+    """Create `folder` and its parents; EnvironmentFault where that is not possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{folder}: cannot be created: {error.strerror or error}", "choose a writable folder"
+        ) from error
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path, size: int = 0) -> Iterator[IO[bytes]]:
+    """A file that appears under `path` only once it is complete and synced.
+
+    `size` is the number of bytes to come, for which there must be space on the disk. Creates the
+    folder. Raises EnvironmentFault where the system refuses to write.
+    """
+    make_folder(path.parent)
+    require_space(path.parent, size)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{path}: cannot be written: {error.strerror or error}",
+            "check the permissions of the folder and the free space",
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)

@@ -1,0 +1,224 @@
+"""A GGUF file as a model: its config, and its tensors under canonical names."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.config.hf import model_config_from_hf
+from lite_runner.config.model import ModelConfig, RopeScaling
+from lite_runner.errors import ArtifactError
+from lite_runner.gguf_metadata import Array
+from lite_runner.weights.derive import derived, transposed
+from lite_runner.weights.gguf_file import GGUFFile
+from lite_runner.weights.hugging_face import check_tied_head
+from lite_runner.weights.layouts import Parameter, check_tensors, parameters
+from lite_runner.weights.tensor import LazyTensor
+
+ARCHITECTURES = ("llama", "qwen2", "gpt2", "bloom")
+FREQUENCIES = "rope_freqs.weight"
+# Metadata that changes what the network computes, in ways that it does not know.
+UNSUPPORTED = (
+    "expert_count",
+    "attention.sliding_window",
+    "attention.clamp_kqv",
+    "attention.scale",
+    "attention.temperature_scale",
+    "logit_scale",
+    "residual_scale",
+    "embedding_scale",
+    "rope.dimension_sections",
+    "rope.scaling.alpha",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_log_multiplier",
+)
+NEUTRAL = {
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
+}
+
+
+def config_of_gguf(file: GGUFFile) -> ModelConfig:
+    """The model that the metadata describes, or ArtifactError where it is not one of ours."""
+    architecture = file.metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise ArtifactError(
+            f"{file.path}: general.architecture is {architecture!r}, expected one of "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    for key in UNSUPPORTED:
+        value = file.metadata.get(f"{architecture}.{key}")
+        if value and value != NEUTRAL.get(key):
+            raise ArtifactError(f"{file.path}: {architecture}.{key} = {value} is not supported")
+    raw = _as_hugging_face(file, architecture)
+    config = model_config_from_hf(raw, f"{file.path}: metadata")
+    if config.family != "llama":
+        return config
+    rotated = file.metadata.get(f"{architecture}.rope.dimension_count", config.head_dim)
+    if rotated != config.head_dim:
+        raise ArtifactError(
+            f"{file.path}: {architecture}.rope.dimension_count is {rotated}, expected the whole "
+            f"head of {config.head_dim}"
+        )
+    scaling = _scaling_of_frequencies(file, config)
+    return replace(
+        config,
+        qkv_has_bias="blk.0.attn_q.bias" in file.tensors,
+        rope_scaling=scaling or config.rope_scaling,
+    )
+
+
+def _as_hugging_face(file: GGUFFile, architecture: str) -> dict[str, Any]:
+    """The metadata in the words of a Hugging Face config.json, which is then checked as one."""
+
+    def value(key: str, default: object = None) -> Any:
+        found = file.metadata.get(f"{architecture}.{key}", default)
+        if isinstance(found, Array):
+            # One number a layer; models that differ from layer to layer are not supported.
+            values = found.values()
+            found = values[0] if len(set(values)) == 1 else values
+        return _shortest(found) if isinstance(found, float) else found
+
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    embedding = file.tensors.get("token_embd.weight")
+    vocab_size = tokens.count if isinstance(tokens, Array) else None
+    if embedding is not None:  # it may be padded beyond the vocabulary
+        vocab_size = embedding.shape[0]
+    eos = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    raw = {
+        "model_type": architecture,
+        "vocab_size": vocab_size,
+        "hidden_size": value("embedding_length"),
+        "num_hidden_layers": value("block_count"),
+        "num_attention_heads": value("attention.head_count"),
+        "max_position_embeddings": value("context_length"),
+        "intermediate_size": value("feed_forward_length"),
+        "tie_word_embeddings": _is_tied(file),
+        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": [token for token in dict.fromkeys(eos) if token is not None],
+        "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id"),
+    }
+    if architecture in ("llama", "qwen2"):
+        raw |= {
+            "num_key_value_heads": value("attention.head_count_kv"),
+            "head_dim": value("attention.key_length"),
+            "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
+            "rope_theta": value("rope.freq_base", 10000.0),
+            "rope_scaling": _scaling_of_metadata(value),
+        }
+    else:
+        raw["layer_norm_epsilon"] = value("attention.layer_norm_epsilon")
+        raw |= {"n_inner": raw["intermediate_size"], "seq_length": value("context_length")}
+    return raw
+
+
+def _is_tied(file: GGUFFile) -> bool:
+    """Whether there is no output head, or only a copy of the embedding, as older files have."""
+    head, embedding = file.tensors.get("output.weight"), file.tensors.get("token_embd.weight")
+    if head is None or embedding is None:
+        return head is None
+    return head.type_name == embedding.type_name and np.array_equal(head.data, embedding.data)
+
+
+def _shortest(value: float) -> float:
+    """The decimal number that was meant by a float32: 1e-5, not 9.999999747378752e-06."""
+    return float(str(np.float32(value)))
+
+
+def _scaling_of_metadata(value: Any) -> dict[str, Any] | None:
+    kind = value("rope.scaling.type", "none")
+    linear = value("rope.scale_linear")  # as older files say it
+    if kind == "none" and linear not in (None, 1.0):
+        return {"rope_type": "linear", "factor": linear}
+    if kind == "none":
+        return None
+    scaling = {
+        "rope_type": kind,
+        "factor": value("rope.scaling.factor"),
+        "original_max_position_embeddings": value("rope.scaling.original_context_length"),
+        "beta_fast": value("rope.scaling.yarn_beta_fast"),
+        "beta_slow": value("rope.scaling.yarn_beta_slow"),
+    }
+    return {key: given for key, given in scaling.items() if given is not None}
+
+
+def _scaling_of_frequencies(file: GGUFFile, config: ModelConfig) -> RopeScaling | None:
+    """The llama3 scaling whose factors the file lists a frequency each, None where there are none.
+
+    Only the scaling of Llama 3.1 to 3.3 (low 1, high 4, trained on 8192 positions, any factor)
+    can be told from its factors.
+    """
+    stored = file.tensors.get(FREQUENCIES)
+    if stored is None:
+        return None
+    factors = stored.lazy().float32().reshape(-1).astype(np.float64)
+    if factors.size and np.all(factors == 1.0):
+        return None
+    if factors.size == config.head_dim // 2 and config.rope_scaling is None:
+        scaling = RopeScaling("llama3", float(factors.max()), 8192)
+        if np.allclose(llama3_factors(config, scaling), factors, rtol=1e-5, atol=0.0):
+            return scaling
+    raise ArtifactError(
+        f"{file.path}: {FREQUENCIES} [{factors.size}] does not hold the factors of Llama 3's "
+        "rotary scaling, and other frequency factors are not supported",
+        "take the model's Hugging Face checkpoint instead",
+    )
+
+
+def llama3_factors(config: ModelConfig, scaling: RopeScaling) -> NDArray[np.float64]:
+    """What each rotary frequency is divided by, float64 [head_dim / 2]."""
+    exponents = np.arange(0, config.head_dim, 2) / config.head_dim
+    wavelengths = 2 * math.pi * config.theta**exponents
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    smooth = (scaling.original_seq_length / wavelengths - low) / (high - low)
+    # Frequencies between the two bounds move smoothly from unchanged to divided by the factor.
+    smooth = np.clip(smooth, 0.0, 1.0)
+    factors: NDArray[np.float64] = 1 / ((1 - smooth) / scaling.factor + smooth)
+    return factors
+
+
+def from_gguf(file: GGUFFile, config: ModelConfig) -> dict[str, LazyTensor]:
+    """Canonical tensors of the file, complete and checked, or ArtifactError."""
+    table = parameters(config)
+    expected = {parameter.gguf: _shape_in_file(parameter) for parameter in table}
+    found = {name: tensor.shape for name, tensor in file.tensors.items() if name != FREQUENCIES}
+    head = file.tensors.get("output.weight")
+    tied_twice = head is not None and "output.weight" not in expected
+    if tied_twice:
+        del found["output.weight"]
+    check_tensors(found, expected, str(file.path))
+    if head is not None and tied_twice:
+        check_tied_head(head.lazy(), file.tensors[table[0].gguf].lazy(), str(file.path))
+    reordered = file.metadata.get("general.architecture") == "llama"
+    return {parameter.name: _from_file(parameter, file, reordered) for parameter in table}
+
+
+def _shape_in_file(parameter: Parameter) -> tuple[int, ...]:
+    shape = parameter.shape[::-1] if parameter.layout == "in_out" else parameter.shape
+    return shape if parameter.part is None else (3 * shape[0], *shape[1:])
+
+
+def _from_file(parameter: Parameter, file: GGUFFile, reordered: bool) -> LazyTensor:
+    stored = file.tensors[parameter.gguf]
+    if parameter.part is not None:  # q, k and v lie one after the other
+        rows = parameter.shape[0]
+        return stored.lazy(parameter.part * rows, (parameter.part + 1) * rows)
+    tensor = stored.lazy()
+    if parameter.layout == "in_out":
+        return transposed(tensor)
+    if not (reordered and parameter.rotary_heads):
+        return tensor
+    heads = parameter.rotary_heads
+
+    def restore_order(array: NDArray[Any]) -> NDArray[Any]:
+        pairs = array.reshape(heads, -1, 2, *array.shape[1:])
+        return pairs.swapaxes(1, 2)
+
+    return derived(tensor, parameter.shape, restore_order)

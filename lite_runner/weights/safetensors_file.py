@@ -1,0 +1,208 @@
+"""The safetensors format: a strict reader of zero-copy views, and a streaming writer.
+
+Layout: 8 bytes header length (little endian), a JSON header, the tensors without gaps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.errors import ArtifactError
+from lite_runner.weights.files import atomic_write, first_bytes, map_file
+from lite_runner.weights.tensor import DType, LazyTensor
+
+MAX_HEADER = 100_000_000  # bytes; the limit of the format's own library
+ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
+NUMPY_TYPES: dict[DType, type[np.generic]] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": np.uint16,
+}
+
+
+def looks_like_safetensors(path: Path) -> bool:
+    """Whether the first bytes are a header length and the start of a JSON object."""
+    start = first_bytes(path, 9)
+    return len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 2**40
+
+
+def open_safetensors(
+    path: Path, ignore: Callable[[str], bool] = lambda name: False
+) -> dict[str, LazyTensor]:
+    """Every tensor of the file as a read-only view of its bytes, in the file's order.
+
+    Tensors whose name `ignore` accepts are left out; the others must be F32, F16 or BF16.
+    Raises ArtifactError for anything that does not follow the format to the letter.
+    """
+    data = map_file(path)
+    start, header = _read_header(path, data)
+    tensors: dict[str, LazyTensor] = {}
+    spans: list[tuple[int, int, str]] = []
+    for name, entry in header.items():
+        if name == "__metadata__":
+            _check_metadata(path, entry)
+            continue
+        dtype, shape, begin, end = _check_entry(path, name, entry, data.size - start)
+        spans.append((begin, end, name))
+        if ignore(name):
+            continue
+        if dtype not in NUMPY_TYPES:
+            raise ArtifactError(
+                f"{path}: tensor {name} is {dtype}, expected one of {', '.join(NUMPY_TYPES)}",
+                "convert the checkpoint to float32, float16 or bfloat16",
+            )
+        tensors[name] = view_tensor(data[start + begin : start + end], dtype, shape)
+    _check_spans(path, spans, data.size - start)
+    return tensors
+
+
+def view_tensor(data: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> LazyTensor:
+    """The bytes `data` as a tensor; copied when read only if they are not aligned."""
+
+    def read() -> NDArray[Any]:
+        array = data.view(NUMPY_TYPES[dtype]).reshape(shape)
+        return array if array.flags.aligned else array.copy()
+
+    return LazyTensor(shape, dtype, read)
+
+
+def _read_header(path: Path, data: NDArray[np.uint8]) -> tuple[int, dict[str, Any]]:
+    """Offset of the tensors in the file, and the JSON header."""
+    if data.size < 8:
+        raise _broken(path, f"the file has {data.size} bytes, too few for a header", truncated=True)
+    length = int.from_bytes(data[:8].tobytes(), "little")
+    if length > MAX_HEADER:
+        raise _broken(path, f"the header claims {length:,} bytes, at most {MAX_HEADER:,} allowed")
+    if length > data.size - 8:
+        raise _broken(
+            path,
+            f"the header claims {length:,} bytes, {data.size - 8:,} follow its length",
+            truncated=True,
+        )
+    try:
+        text = data[8 : 8 + length].tobytes().decode("utf-8")
+        header = json.loads(text, object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError, JSONDecodeError included
+        raise _broken(path, f"the header is not valid JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise _broken(path, f"the header is a JSON {type(header).__name__}, expected an object")
+    return 8 + length, header
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"{twice!r} occurs twice")
+    return result
+
+
+def _check_metadata(path: Path, entry: object) -> None:
+    if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
+        raise _broken(path, "__metadata__ must map texts to texts")
+
+
+def _check_entry(
+    path: Path, name: str, entry: object, available: int
+) -> tuple[Any, tuple[int, ...], int, int]:
+    """Type, shape, first and last byte (exclusive) of one tensor, each checked."""
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise _broken(path, f"tensor {name!r} must have exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise _broken(path, f"tensor {name!r} has the unknown dtype {dtype!r}")
+    if not _natural_numbers(shape) or not _natural_numbers(offsets) or len(offsets) != 2:
+        raise _broken(
+            path,
+            f"tensor {name!r} has shape {_short(shape)} and data_offsets {_short(offsets)}, "
+            "expected lists of non-negative integers, two of them for the offsets",
+        )
+    begin, end = offsets
+    if not begin <= end <= available:
+        raise _broken(
+            path,
+            f"tensor {name!r} lies at bytes {begin}..{end}, the file holds {available:,} of them",
+            truncated=end > available,
+        )
+    needed = math.prod(shape) * ITEM_BYTES[dtype]
+    if needed != end - begin:
+        raise _broken(
+            path,
+            f"tensor {name!r} {dtype} {_short(shape)} needs {needed:,} bytes, "
+            f"its offsets give {end - begin:,}",
+        )
+    return dtype, tuple(shape), begin, end
+
+
+def _natural_numbers(value: object) -> bool:
+    # bool is an int to Python, not to the format; 32 dimensions is NumPy's limit.
+    return (
+        isinstance(value, list)
+        and len(value) <= 32
+        and all(type(item) is int and 0 <= item < 2**48 for item in value)
+    )
+
+
+def _check_spans(path: Path, spans: list[tuple[int, int, str]], available: int) -> None:
+    """The tensors must cover the file without gap or overlap."""
+    position = 0
+    for begin, end, name in sorted(spans):
+        if begin != position:
+            kind = "overlaps the one before" if begin < position else "leaves a gap before it"
+            raise _broken(path, f"tensor {name!r} at byte {begin}, expected {position}: {kind}")
+        position = end
+    if position != available:
+        raise _broken(path, f"{available - position:,} bytes follow the last tensor")
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _broken(path: Path, what: str, truncated: bool = False) -> ArtifactError:
+    hint = "the download or copy was cut short: fetch the file again" if truncated else ""
+    return ArtifactError(
+        f"{path}: not a valid safetensors file: {what}", hint or "fetch or write the file again"
+    )
+
+
+def write_safetensors(
+    path: Path, tensors: Mapping[str, LazyTensor], metadata: Mapping[str, str]
+) -> None:
+    """Write `tensors` one by one; memory is bounded by the largest.
+
+    Complete or absent under `path`; EnvironmentFault where the disk is too small or read-only.
+    """
+    # Larger items first keeps every tensor aligned, as the format's own library does.
+    names = sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].dtype], name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    position = 0
+    for name in names:
+        tensor = tensors[name]
+        end = position + math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+        header[name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [position, end],
+        }
+        position = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with atomic_write(path, size=8 + len(text) + position) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            file.write(np.ascontiguousarray(tensors[name].read()).data)

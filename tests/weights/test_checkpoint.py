@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lite_runner.config.hf import hf_from_model_config
+from lite_runner.config.model import ModelConfig
+from lite_runner.errors import ArtifactError
+from lite_runner.weights.checkpoint import model_config_of, open_checkpoint, weights_file
+from lite_runner.weights.ckpt_file import write_ckpt
+from lite_runner.weights.hugging_face import INDEX, full_name, is_buffer, to_hugging_face
+from lite_runner.weights.safetensors_file import open_safetensors, write_safetensors
+from lite_runner.weights.tensor import LazyTensor
+
+REFERENCE = Path(__file__).parent.parent / "fixtures" / "reference"
+Values = Callable[..., dict[str, LazyTensor]]
+Same = Callable[..., None]
+
+
+def scalar(value: float) -> LazyTensor:
+    return LazyTensor((), "F32", lambda: np.array(value, np.float32))
+
+
+def test_canonical_names_in_either_format(
+    config: ModelConfig, values: Values, same: Same, tmp_path: Path
+) -> None:
+    tensors = values(config)
+    write_ckpt(tmp_path / "x.ckpt", tensors)
+    write_safetensors(tmp_path / "x.safetensors", tensors, {})
+    same(open_checkpoint(tmp_path / "x.ckpt", config), tensors)
+    same(open_checkpoint(tmp_path / "x.safetensors", config), tensors)
+
+
+def test_format_is_told_by_content(
+    config: ModelConfig, values: Values, same: Same, tmp_path: Path
+) -> None:
+    tensors = values(config)
+    write_ckpt(tmp_path / "one", tensors)
+    write_safetensors(tmp_path / "two.bin", to_hugging_face(tensors, config), {})
+    same(open_checkpoint(tmp_path / "one", config), tensors)
+    same(open_checkpoint(tmp_path / "two.bin", config), tensors)
+
+
+def test_order_is_the_model_s(
+    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+) -> None:
+    tensors = values(configs["llama"])
+    write_ckpt(tmp_path / "x.ckpt", dict(reversed(tensors.items())))
+    assert list(open_checkpoint(tmp_path / "x.ckpt", configs["llama"])) == list(tensors)
+
+
+def test_hugging_face_folder_and_shards(
+    config: ModelConfig, values: Values, same: Same, tmp_path: Path
+) -> None:
+    theirs = to_hugging_face(values(config), config)
+    write_safetensors(tmp_path / "model-00001-of-00001.safetensors", theirs, {})
+    weight_map = dict.fromkeys(theirs, "model-00001-of-00001.safetensors")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    same(open_checkpoint(tmp_path, config), values(config))
+    same(open_checkpoint(tmp_path / INDEX, config), values(config))
+    write_safetensors(tmp_path / "model.safetensors", theirs, {})
+    assert weights_file(tmp_path).name == "model.safetensors"  # as transformers prefers
+
+
+def test_mindspore_folder_and_gguf_folder(
+    configs: Mapping[str, ModelConfig],
+    values: Values,
+    same: Same,
+    write_gguf: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    config = configs["llama"]
+    (tmp_path / "ms").mkdir()
+    write_ckpt(tmp_path / "ms" / "llama.ckpt", values(config))
+    same(open_checkpoint(tmp_path / "ms", config), values(config))
+    (tmp_path / "gguf").mkdir()
+    arrays = {name: tensor.read() for name, tensor in values(config).items()}
+    write_gguf(tmp_path / "gguf" / "x.gguf", config, "llama", arrays)
+    same(open_checkpoint(tmp_path / "gguf", config), values(config))
+    assert model_config_of(tmp_path / "gguf") == config
+
+
+def test_training_state_and_mindformers_prefix(
+    configs: Mapping[str, ModelConfig], values: Values, same: Same, tmp_path: Path
+) -> None:
+    config = configs["bloom"]
+    tensors = values(config)
+    saved = {f"transformer.{name}": tensor for name, tensor in tensors.items()}
+    saved |= {"loss_scale": scalar(8.0), "learning_rate": scalar(0.1)}
+    saved["adam_m.transformer.ln_f.gamma"] = tensors["ln_f.gamma"]
+    write_ckpt(tmp_path / "x.ckpt", saved)
+    same(open_checkpoint(tmp_path / "x.ckpt", config), tensors)
+
+
+def test_tied_head_in_canonical_names(
+    configs: Mapping[str, ModelConfig], values: Values, same: Same, tmp_path: Path
+) -> None:
+    config = configs["qwen2"]
+    tensors = values(config)
+    embedding = tensors["model.tok_embeddings.embedding_weight"]
+    write_ckpt(tmp_path / "x.ckpt", tensors | {"lm_head.weight": embedding})
+    same(open_checkpoint(tmp_path / "x.ckpt", config), tensors)
+    other = values(config, seed=1)["model.tok_embeddings.embedding_weight"]
+    write_ckpt(tmp_path / "x.ckpt", tensors | {"lm_head.weight": other})
+    with pytest.raises(ArtifactError, match="head differs"):
+        open_checkpoint(tmp_path / "x.ckpt", config)
+
+
+def test_incomplete_checkpoints(
+    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+) -> None:
+    config = configs["bloom"]
+    tensors = values(config)
+    del tensors["blocks.1.attention.dense2.weight"]
+    write_ckpt(tmp_path / "x.ckpt", tensors)
+    with pytest.raises(
+        ArtifactError, match=r"1 missing: blocks.1.attention.dense2.weight \[32, 32"
+    ):
+        open_checkpoint(tmp_path / "x.ckpt", config)
+    with pytest.raises(ArtifactError, match=r"(?s)36 missing: .* 36 unexpected: "):
+        open_checkpoint(tmp_path / "x.ckpt", replace(config, family="gpt2"))
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "weights"])
+def test_pickles_are_refused(name: str, configs: Mapping[str, ModelConfig], tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / name, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02.")
+    with pytest.raises(ArtifactError, match="a pickle, which can run any code") as caught:
+        open_checkpoint(tmp_path / name, configs["gpt2"])
+    assert ".safetensors" in caught.value.hint
+    if name != "weights":
+        with pytest.raises(ArtifactError, match=f"{name}: a pickle"):
+            open_checkpoint(tmp_path, configs["gpt2"])
+    (tmp_path / name).write_bytes(b"\x80\x04\x95 old torch.save")
+    with pytest.raises(ArtifactError, match="a pickle"):
+        open_checkpoint(tmp_path / name, configs["gpt2"])
+
+
+def test_a_pickle_beside_safetensors_does_not_matter(
+    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+) -> None:
+    config = configs["gpt2"]
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02.")
+    write_safetensors(tmp_path / "model.safetensors", to_hugging_face(values(config), config), {})
+    assert len(open_checkpoint(tmp_path, config)) == len(values(config))
+
+
+def test_folders_that_are_no_checkpoint(
+    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+) -> None:
+    config = configs["gpt2"]
+    with pytest.raises(ArtifactError, match="the folder holds no checkpoint"):
+        open_checkpoint(tmp_path, config)
+    for name in ("a.ckpt", "b.ckpt"):
+        write_ckpt(tmp_path / name, values(config))
+    with pytest.raises(ArtifactError, match=r"2 checkpoints \(a.ckpt, b.ckpt\), expected one"):
+        open_checkpoint(tmp_path, config)
+    for rank in range(3):
+        (tmp_path / f"rank_{rank}").mkdir()
+    with pytest.raises(ArtifactError, match=r"a checkpoint cut for 3 ranks .*; not available yet"):
+        open_checkpoint(tmp_path, config)
+
+
+def test_what_is_not_there_or_not_weights(
+    configs: Mapping[str, ModelConfig], tmp_path: Path
+) -> None:
+    with pytest.raises(ArtifactError, match="no such file or folder"):
+        open_checkpoint(tmp_path / "x", configs["gpt2"])
+    (tmp_path / "x").write_bytes(b"hello world")
+    with pytest.raises(ArtifactError, match="not a checkpoint: it starts with b'hello wo'"):
+        open_checkpoint(tmp_path / "x", configs["gpt2"])
+    for suffix, expected in (
+        ("safetensors", "not a valid safetensors file"),
+        ("gguf", "not a GGUF file"),
+        ("ckpt", "not a valid MindSpore checkpoint"),
+    ):
+        file = tmp_path / f"x.{suffix}"
+        file.write_bytes(b"hello world, hello world")
+        with pytest.raises(ArtifactError, match=expected):
+            open_checkpoint(file, configs["gpt2"])
+
+
+def test_config_beside_the_weights(config: ModelConfig, values: Values, tmp_path: Path) -> None:
+    write_ckpt(tmp_path / "x.ckpt", values(config))
+    assert model_config_of(tmp_path) is None
+    assert model_config_of(tmp_path / "x.ckpt") is None
+    (tmp_path / "config.json").write_text(json.dumps(hf_from_model_config(config)))
+    assert model_config_of(tmp_path) == config
+    assert model_config_of(tmp_path / "x.ckpt") == config
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 7], "top_k": 5}')
+    assert model_config_of(tmp_path) == replace(config, eos_token_id=(2, 7))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000, '{"model_type": "mamba"}', "\xff"])
+def test_broken_config(text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.ckpt").write_bytes(b"\x0a")
+    (tmp_path / "config.json").write_text(text, "latin-1")
+    with pytest.raises(ArtifactError, match=r"config.json"):
+        model_config_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(REFERENCE.glob("*/config.json")), ids=lambda p: p.parent.name
+)
+def test_what_transformers_saved_survives_a_conversion(folder: Path, tmp_path: Path) -> None:
+    folder = folder.parent
+    config = model_config_of(folder)
+    assert config is not None
+    write_ckpt(tmp_path / "x.ckpt", open_checkpoint(folder, config))
+    restored = to_hugging_face(open_checkpoint(tmp_path / "x.ckpt", config), config)
+    original = {
+        full_name(name, restored): tensor
+        for name, tensor in open_safetensors(folder / "model.safetensors", is_buffer).items()
+    }
+    assert restored.keys() == original.keys()
+    for name, tensor in original.items():
+        assert restored[name].shape == tensor.shape
+        assert restored[name].read().tobytes() == tensor.read().tobytes()

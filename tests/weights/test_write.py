@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
+from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.hugging_face import to_hugging_face
+from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights.write import convert, write_ckpt, write_safetensors
+
+Values = Callable[..., dict[str, LazyTensor]]
+Same = Callable[..., None]
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_a_round_trip_through_every_format_is_bit_exact(
+    dtype: str, config: ModelConfig, values: Values, same: Same, tmp_path: Path
+) -> None:
+    tensors = values(config, dtype)
+    theirs = to_hugging_face(tensors, config)
+    write_safetensors(tmp_path / "start.safetensors", theirs, {"format": "pt"})
+    convert(tmp_path / "start.safetensors", config, tmp_path / "a.ckpt", "ckpt")
+    convert(tmp_path / "a.ckpt", config, tmp_path / "b.safetensors", "safetensors")
+    convert(tmp_path / "b.safetensors", config, tmp_path / "hf", "huggingface")
+    for step in ("a.ckpt", "b.safetensors", "hf"):
+        same(open_checkpoint(tmp_path / step, config), tensors)
+    start, end = tmp_path / "start.safetensors", tmp_path / "hf" / "model.safetensors"
+    assert end.read_bytes() == start.read_bytes()
+    assert model_config_of(tmp_path / "hf") == config
+
+
+def test_mindspore_loads_a_converted_checkpoint(
+    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+) -> None:
+    import mindspore
+
+    config = configs["qwen2"]
+    write_ckpt(tmp_path / "x.ckpt", values(config))
+    convert(tmp_path / "x.ckpt", config, tmp_path / "y.safetensors", "safetensors")
+    one = mindspore.load_checkpoint(str(tmp_path / "x.ckpt"))
+    two = mindspore.load_checkpoint(str(tmp_path / "y.safetensors"), format="safetensors")
+    assert one.keys() == two.keys() == values(config).keys()
+    for name, tensor in values(config).items():
+        np.testing.assert_array_equal(one[name].asnumpy(), tensor.read())
+        np.testing.assert_array_equal(two[name].asnumpy(), tensor.read())
+
+
+def test_tokenizer_files_come_along(
+    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+) -> None:
+    config = configs["gpt2"]
+    write_ckpt(tmp_path / "x.ckpt", values(config))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "secret.txt").write_text("no")
+    convert(tmp_path / "x.ckpt", config, tmp_path / "out" / "hf", "huggingface")
+    written = sorted(item.name for item in (tmp_path / "out" / "hf").iterdir())
+    assert written == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert [item.name for item in (tmp_path / "out").iterdir()] == ["hf"]
+    raw = json.loads((tmp_path / "out" / "hf" / "config.json").read_text())
+    assert raw["architectures"] == ["GPT2LMHeadModel"]
+
+
+def test_existing_targets(
+    configs: Mapping[str, ModelConfig], values: Values, same: Same, tmp_path: Path
+) -> None:
+    config = configs["gpt2"]
+    source = tmp_path / "x.ckpt"
+    write_ckpt(source, values(config))
+    with pytest.raises(ConfigError, match="exists already") as caught:
+        convert(source, config, source, "ckpt")
+    assert "overwrite=true" in caught.value.hint
+    convert(source, config, source, "ckpt", overwrite=True)  # onto itself
+    same(open_checkpoint(source, config), values(config))
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    convert(source, config, folder, "huggingface")  # an empty folder is free
+    (folder / "mine.txt").touch()
+    with pytest.raises(ConfigError, match="exists already"):
+        convert(source, config, folder, "huggingface")
+    convert(source, config, folder, "huggingface", overwrite=True)
+    assert (folder / "mine.txt").exists()
+    same(open_checkpoint(folder, config), values(config))
+
+
+def test_targets_of_the_wrong_kind(
+    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+) -> None:
+    config = configs["gpt2"]
+    source = tmp_path / "x.ckpt"
+    write_ckpt(source, values(config))
+    for target, form in (
+        ("y.safetensors", "ckpt"),
+        ("y", "safetensors"),
+        ("x.ckpt", "huggingface"),
+        ("y.onnx", "onnx"),
+    ):
+        with pytest.raises(ConfigError, match="expected"):
+            convert(source, config, tmp_path / target, form, overwrite=True)  # type: ignore[arg-type]
+    assert [item.name for item in tmp_path.iterdir()] == ["x.ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("target", "form"),
+    [("y.ckpt", "ckpt"), ("y.safetensors", "safetensors"), ("hf", "huggingface")],
+)
+def test_nothing_is_written_on_too_small_a_disk(
+    target: str,
+    form: str,
+    configs: Mapping[str, ModelConfig],
+    values: Values,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_ckpt(tmp_path / "x.ckpt", values(configs["gpt2"]))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(EnvironmentFault, match="disk is too small"):
+        convert(tmp_path / "x.ckpt", configs["gpt2"], tmp_path / target, form)  # type: ignore[arg-type]
+    assert [item.name for item in tmp_path.iterdir()] == ["x.ckpt"]
+
+
+def test_a_full_disk_in_the_middle(
+    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+) -> None:
+    def full() -> np.ndarray:
+        raise OSError(28, "No space left on device")
+
+    tensors = values(configs["gpt2"])
+    name = next(iter(tensors))
+    broken = tensors | {name: LazyTensor(tensors[name].shape, "F32", full)}
+    with pytest.raises(EnvironmentFault, match="cannot be written: No space left on device"):
+        write_ckpt(tmp_path / "x.ckpt", broken)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_source_leaves_no_target(
+    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+) -> None:
+    write_ckpt(tmp_path / "x.ckpt", values(configs["gpt2"]))
+    with pytest.raises(ArtifactError, match="not those of the model"):
+        convert(tmp_path / "x.ckpt", configs["bloom"], tmp_path / "hf", "huggingface")
+    assert [item.name for item in tmp_path.iterdir()] == ["x.ckpt"]
+
+
+def test_progress(configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path) -> None:
+    write_ckpt(tmp_path / "x.ckpt", values(configs["llama"]))
+    lines: list[str] = []
+    convert(
+        tmp_path / "x.ckpt",
+        configs["llama"],
+        tmp_path / "y.safetensors",
+        "safetensors",
+        report=lines.append,
+    )
+    assert 2 <= len(lines) <= 10
+    assert lines[-1] == "converted 100 % of 21 tensors"
+
+
+def test_gguf_becomes_mindspore(
+    configs: Mapping[str, ModelConfig],
+    values: Values,
+    same: Same,
+    write_gguf: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    config = configs["llama"]
+    arrays = {name: tensor.read() for name, tensor in values(config).items()}
+    write_gguf(tmp_path / "x.gguf", config, "llama", arrays, kind="Q4_1")
+    convert(tmp_path / "x.gguf", config, tmp_path / "y.ckpt", "ckpt")
+    same(open_checkpoint(tmp_path / "y.ckpt", config), open_checkpoint(tmp_path / "x.gguf", config))
