@@ -1,0 +1,40 @@
+"""The Backend protocol: all that generation knows of the thing that computes logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Row:
+    """Work for one cache slot in one step."""
+
+    slot: int  # which cache slot
+    tokens: NDArray[np.int32]  # [n], n >= 1: a prompt, a chunk of one, or one new token
+    position: int  # tokens already in the slot
+    adapter: int = 0  # 0 is the base model
+
+
+class Backend(Protocol):
+    """Rows over cache slots. A row's logits never depend on the other rows."""
+
+    vocab_size: int
+    max_length: int  # tokens that fit a slot: prompt and all generated
+    slots: int
+
+    def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        """Logits [len(rows), vocab_size] after each row's last token; a slot occurs once."""
+        ...
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Slot targets[i] becomes slot sources[i]; all are read before any is written."""
+        ...
+
+    def close(self) -> None:
+        """Release what the backend holds; calling it twice is harmless."""
+        ...

@@ -1,0 +1,160 @@
+"""Beam search: the best completions of one prompt by total log-probability.
+
+The rules are those of transformers with early_stopping=False: scores are divided by
+length ** length_penalty (eos counts), and the search ends when the best running beam, at its
+length so far, no longer beats the worst of num_beams finished ones. Repetition penalty and
+min_new_tokens act on log-probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.backends.base import Row
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.generation.result import Completion, FinishReason
+from lite_runner.generation.sampling import Floats, check_finite, log_softmax, process_logits
+
+# Keeps the copies of the one beam there is at first from being chosen before its own tokens.
+_UNLIKELY = -1e9
+
+
+@dataclass(frozen=True)
+class _Hypothesis:
+    tokens: list[int]
+    score: float
+    finish_reason: FinishReason
+
+
+class Beams:
+    """The beam search of one prompt. A `Job` of the loop."""
+
+    def __init__(
+        self,
+        prompt: NDArray[np.int32],
+        prompt_index: int,
+        config: GenerationConfig,
+        *,
+        limit: int,
+        adapter: int,
+    ) -> None:
+        self.prompt = prompt
+        self.prompt_index = prompt_index
+        self.adapter = adapter
+        self.width = config.num_beams
+        self._config = config
+        self._limit = limit
+        self._eos = frozenset(config.eos_token_id)
+        self._slots: list[int] = []
+        self._tokens: list[list[int]] = [[] for _ in range(self.width)]
+        self._scores = np.full(self.width, _UNLIKELY)
+        self._scores[0] = 0.0
+        self._finished: list[_Hypothesis] = []  # best first, at most `width`
+        self._done = False
+
+    def begin(self, slots: Sequence[int], logits: NDArray[np.float32]) -> None:
+        """Choose the first tokens; each of `slots` holds the prompt, `logits` [vocab] follow it."""
+        self._slots = list(slots)
+        self._step(np.broadcast_to(logits, (self.width, len(logits))))
+
+    def rows(self) -> list[Row]:
+        """The newest token of every beam."""
+        if self._done:
+            return []
+        position = len(self.prompt) + len(self._tokens[0]) - 1
+        return [
+            Row(slot, np.array(tokens[-1:], dtype=np.int32), position, self.adapter)
+            for slot, tokens in zip(self._slots, self._tokens, strict=True)
+        ]
+
+    def advance(self, logits: NDArray[np.float32]) -> tuple[list[int], list[int]]:
+        """Choose the next beams by `logits` [num_beams, vocab]; gives the slots to copy."""
+        parents = self._step(logits)
+        moved = [(parent, beam) for beam, parent in enumerate(parents) if parent != beam]
+        if self._done:
+            return [], []
+        return [self._slots[parent] for parent, _ in moved], [self._slots[b] for _, b in moved]
+
+    def slots_in_use(self) -> list[int]:
+        return [] if self._done else self._slots
+
+    def completions(self) -> list[Completion]:
+        """The best finished; where the search was interrupted, the running beams as they are."""
+        best = self._finished
+        if not self._done:
+            best = [
+                _Hypothesis(tokens, self._normalized(score, max(len(tokens), 1)), "interrupted")
+                for tokens, score in zip(self._tokens, self._scores, strict=True)
+            ]
+        return [
+            Completion(self.prompt_index, index, list(h.tokens), h.finish_reason, h.score)
+            for index, h in enumerate(best[: self._config.num_return_sequences])
+        ]
+
+    def finished(self) -> list[int]:
+        return list(range(len(self.completions()))) if self._done else []
+
+    def _step(self, logits: Floats) -> list[int]:
+        """Extend the beams by one token; gives each new beam's parent."""
+        vocab = logits.shape[1]
+        totals = (self._log_probabilities(logits) + self._scores[:, None]).ravel()
+        # One candidate more for every eos, so that `width` beams are left to go on.
+        wanted = max(2, 1 + len(self._eos)) * self.width
+        top = _best_first(totals, min(wanted, len(totals)))
+        length = len(self._tokens[0]) + 1
+        running: list[tuple[int, list[int], float]] = []
+        for rank, index in enumerate(top.tolist()):
+            parent, token = divmod(index, vocab)
+            score = float(totals[index])
+            at_eos = token in self._eos
+            if not at_eos and length < self._limit:
+                if len(running) < self.width:
+                    running.append((parent, [*self._tokens[parent], token], score))
+            elif rank < self.width:
+                tokens = self._tokens[parent] if at_eos else [*self._tokens[parent], token]
+                reason: FinishReason = "stop" if at_eos else "length"
+                self._finish(_Hypothesis(tokens, self._normalized(score, length), reason))
+        if not running or not self._can_improve(running, length):
+            self._done = True
+            return []
+        self._tokens = [tokens for _, tokens, _ in running]
+        self._scores = np.array([score for *_, score in running])
+        return [parent for parent, *_ in running]
+
+    def _log_probabilities(self, logits: Floats) -> Floats:
+        generated = len(self._tokens[0])
+        # The largest tells of NaN anywhere in its row.
+        for best in logits.max(axis=1):
+            check_finite(best, generated, self.prompt_index)
+        values = log_softmax(logits)
+        rows = [
+            process_logits(
+                row, np.append(self.prompt, np.array(tokens, np.int32)), generated, self._config
+            )
+            for row, tokens in zip(values, self._tokens, strict=True)
+        ]
+        return np.stack(rows, dtype=np.float64)
+
+    def _finish(self, hypothesis: _Hypothesis) -> None:
+        self._finished.append(hypothesis)
+        self._finished.sort(key=lambda h: h.score, reverse=True)
+        del self._finished[self.width :]
+
+    def _can_improve(self, running: list[tuple[int, list[int], float]], length: int) -> bool:
+        if len(self._finished) < self.width:
+            return True
+        return self._normalized(running[0][2], length) > self._finished[-1].score
+
+    def _normalized(self, score: float, length: int) -> float:
+        return float(score / length**self._config.length_penalty)
+
+
+def _best_first(values: Floats, count: int) -> NDArray[np.intp]:
+    """Indices of the `count` largest, largest first."""
+    top = np.argpartition(values, -count)[-count:] if count < len(values) else None
+    ids: NDArray[np.intp] = np.arange(len(values)) if top is None else np.sort(top)
+    return ids[np.argsort(-values[ids], kind="stable")]

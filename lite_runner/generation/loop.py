@@ -1,0 +1,223 @@
+"""The token loop: a schedule of rows over cache slots.
+
+A prompt waits until it gets the slots it needs, is prefilled once, shares its cache with its
+other sequences by a copy, and from then on gives a row per sequence and step. A slot that
+becomes free goes to the next prompt at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.backends.base import Backend, Row
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.errors import ConfigError
+from lite_runner.generation.beam import Beams
+from lite_runner.generation.result import (
+    Completion,
+    Generation,
+    GenerationTiming,
+    OnFinish,
+    OnToken,
+)
+from lite_runner.generation.samples import Samples
+
+
+class Job(Protocol):
+    """The search for one prompt's completions."""
+
+    prompt: NDArray[np.int32]
+    prompt_index: int
+    adapter: int
+    width: int  # slots it needs
+
+    def begin(self, slots: Sequence[int], logits: NDArray[np.float32]) -> None: ...
+    def rows(self) -> list[Row]: ...
+    def advance(self, logits: NDArray[np.float32]) -> tuple[list[int], list[int]]: ...
+    def slots_in_use(self) -> list[int]: ...
+    def finished(self) -> list[int]: ...
+    def completions(self) -> list[Completion]: ...
+
+
+def longest_prompt(config: GenerationConfig, max_length: int) -> int:
+    """Tokens a prompt may have so that all the new tokens asked for fit `max_length`."""
+    if config.max_new_tokens is not None:
+        return max_length - config.max_new_tokens
+    return min(max_length, config.max_length or max_length) - 1
+
+
+def check_lengths(lengths: Sequence[int], config: GenerationConfig, max_length: int) -> None:
+    """ConfigError naming every prompt that is empty or does not fit; call before loading.
+
+    `lengths` are those of the prompts in tokens, `max_length` the tokens the model can hold.
+    """
+    longest = longest_prompt(config, max_length)
+    new = config.max_new_tokens if config.max_new_tokens is not None else 1
+    room = min(max_length, longest + new)
+    faults = []
+    for index, length in enumerate(lengths):
+        if length == 0:
+            faults.append(f"prompt {index} is empty: it has no tokens")
+        elif length > longest:
+            faults.append(
+                f"prompt {index} does not fit: {length} tokens and {new} new, "
+                f"{length + new} together, but at most {room} fit"
+            )
+    if faults:
+        error = ConfigError.of(faults)
+        error.hint = "shorten it, ask for fewer new tokens, or cut it with truncate=left"
+        raise error
+
+
+def generate(
+    backend: Backend,
+    prompts: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    *,
+    adapters: Sequence[int] | None = None,
+    on_token: OnToken | None = None,
+    on_finish: OnFinish | None = None,
+) -> Generation:
+    """Completions of `prompts` (token ids), ordered by prompt and return index.
+
+    There may be more prompts than slots; pass them all in one call, since a prompt's index is
+    part of its seed. `adapters` is one for each prompt; none: the base model.
+    `on_token(prompt, return, token)` sees every new token but eos, and ends the sequence by
+    answering true (stop texts); beam search, where no token is sure until the end, never calls
+    it. `on_finish(prompt, return)` follows the last token of each completion.
+    KeyboardInterrupt ends the loop with what there is.
+    Raises ConfigError where a prompt does not fit or the slots are too few, RunnerError where
+    the logits are not finite.
+    """
+    check_lengths([len(prompt) for prompt in prompts], config, backend.max_length)
+    if config.num_beams > backend.slots:
+        raise ConfigError(f"num_beams={config.num_beams}, but there are {backend.slots} slots")
+    jobs = list(_jobs(backend, prompts, config, adapters, on_token))
+    schedule = _Schedule(backend, jobs, on_finish)
+    interrupted = False
+    try:
+        schedule.run()
+    except KeyboardInterrupt:
+        interrupted = True
+    completions = [completion for job in jobs for completion in job.completions()]
+    return Generation(completions, schedule.timing, interrupted)
+
+
+def _jobs(
+    backend: Backend,
+    prompts: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    adapters: Sequence[int] | None,
+    on_token: OnToken | None,
+) -> Iterator[Job]:
+    for index, tokens in enumerate(prompts):
+        prompt = np.asarray(tokens, dtype=np.int32)
+        adapter = adapters[index] if adapters is not None else 0
+        limit = _new_tokens(len(prompt), config, backend.max_length)
+        if config.num_beams > 1:
+            yield Beams(prompt, index, config, limit=limit, adapter=adapter)
+            continue
+        # More sequences than slots: the prompt is prefilled once for every full set of them.
+        returns = range(config.num_return_sequences)
+        for start in range(0, len(returns), backend.slots):
+            yield Samples(
+                prompt,
+                index,
+                returns[start : start + backend.slots],
+                config,
+                limit=limit,
+                adapter=adapter,
+                on_token=on_token,
+            )
+
+
+def _new_tokens(prompt_length: int, config: GenerationConfig, max_length: int) -> int:
+    """The most tokens that may follow a prompt of that length."""
+    if config.max_new_tokens is not None:
+        return config.max_new_tokens
+    return min(max_length, config.max_length or max_length) - prompt_length
+
+
+class _Schedule:
+    def __init__(self, backend: Backend, jobs: Sequence[Job], on_finish: OnFinish | None) -> None:
+        self.timing = GenerationTiming()
+        self._backend = backend
+        self._waiting = deque(jobs)
+        self._running: list[Job] = []
+        self._on_finish = on_finish
+        self._reported: set[tuple[int, int]] = set()
+        self._start = time.perf_counter()
+
+    def run(self) -> None:
+        while self._waiting or self._running:
+            self._prefill(list(self._admit()))
+            self._decode()
+
+    def _admit(self) -> Iterator[tuple[Job, list[int]]]:
+        """The next prompts, in order, as far as there are free slots, and their slots."""
+        taken = {slot for job in self._running for slot in job.slots_in_use()}
+        free = [slot for slot in range(self._backend.slots) if slot not in taken]
+        while self._waiting and self._waiting[0].width <= len(free):
+            job = self._waiting.popleft()
+            slots, free = free[: job.width], free[job.width :]
+            yield job, slots
+
+    def _prefill(self, admitted: Sequence[tuple[Job, list[int]]]) -> None:
+        if not admitted:
+            return
+        began = time.perf_counter()
+        rows = [Row(slots[0], job.prompt, 0, job.adapter) for job, slots in admitted]
+        logits = self._backend.forward(rows)
+        targets = [(slots[0], slot) for _, slots in admitted for slot in slots[1:]]
+        self._copy([source for source, _ in targets], [target for _, target in targets])
+        self._running += [job for job, _ in admitted]
+        for (job, slots), row in zip(admitted, logits, strict=True):
+            job.begin(slots, row)
+            self._report_first_token()
+        self.timing.prefill_s += time.perf_counter() - began
+        self.timing.prefill_tokens += sum(len(row.tokens) for row in rows)
+        self._retire()
+
+    def _decode(self) -> None:
+        if not self._running:
+            return
+        began = time.perf_counter()
+        rows = [job.rows() for job in self._running]
+        logits = self._backend.forward([row for part in rows for row in part])
+        start = 0
+        sources: list[int] = []
+        targets: list[int] = []
+        for job, part in zip(self._running, rows, strict=True):
+            moved = job.advance(logits[start : start + len(part)])
+            sources += moved[0]
+            targets += moved[1]
+            start += len(part)
+        self._copy(sources, targets)
+        self.timing.decode_s += time.perf_counter() - began
+        self.timing.decode_tokens += start
+        self._retire()
+
+    def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        if targets:
+            self._backend.copy(sources, targets)
+
+    def _retire(self) -> None:
+        """Tell of what is final, and drop the jobs that are done."""
+        for job in self._running:
+            for return_index in job.finished():
+                key = (job.prompt_index, return_index)
+                if key not in self._reported:
+                    self._reported.add(key)
+                    if self._on_finish:
+                        self._on_finish(*key)
+        self._running = [job for job in self._running if job.slots_in_use()]
+
+    def _report_first_token(self) -> None:
+        if self.timing.time_to_first_token_s is None:
+            self.timing.time_to_first_token_s = time.perf_counter() - self._start

@@ -1,0 +1,149 @@
+"""From logits to the next token, in the usual order of logits processors.
+
+Repetition penalty, min_new_tokens; then, when sampling, temperature, top-k, top-p, min-p,
+softmax and a draw. All work on one row of float32 logits [vocab]; none writes to its input.
+The meaning of each agrees with transformers' processor of that name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.errors import RunnerError
+
+Floats = NDArray[np.floating[Any]]
+Ids = NDArray[np.integer[Any]]
+
+# Few tokens are near the best, and only those need sorting: these distances (in logits) from
+# it are tried in turn.
+_MARGINS = (2.0, 4.0, 6.0, 9.0, 13.0, np.inf)
+
+
+class Sampler:
+    """Chooses the tokens of one sequence.
+
+    Draws come from the sequence's own generator, seeded by (seed, prompt, return), so that
+    a text depends neither on what else is in the batch nor on the order of the work.
+    """
+
+    def __init__(
+        self,
+        config: GenerationConfig,
+        prompt: NDArray[np.int32],
+        prompt_index: int = 0,
+        return_index: int = 0,
+    ) -> None:
+        self._config = config
+        self._seen = prompt
+        self._chosen = 0
+        self._prompt_index = prompt_index
+        self._random = np.random.default_rng([config.seed, prompt_index, return_index])
+
+    def choose(self, logits: Floats) -> int:
+        """The next token. RunnerError where `logits` hold no usable number."""
+        config = self._config
+        scores = process_logits(logits, self._seen, self._chosen, config)
+        best = int(scores.argmax())  # also finds a NaN, which counts as the largest
+        check_finite(scores[best], self._chosen, self._prompt_index)
+        token = draw(scores, config, self._random) if config.do_sample else best
+        self._chosen += 1
+        if config.repetition_penalty != 1.0:
+            self._seen = np.append(self._seen, np.int32(token))
+        return token
+
+
+def check_finite(best: np.floating[Any], step: int, prompt_index: int) -> None:
+    """RunnerError where the largest score of a row is no number to choose by."""
+    if not np.isfinite(best):
+        what = "NaN" if np.isnan(best) else f"no finite value (the largest is {best})"
+        raise RunnerError(
+            f"the model's logits hold {what} at step {step} of prompt {prompt_index}",
+            hint="try another precision (compute_dtype=float32), and check the checkpoint",
+        )
+
+
+def process_logits(logits: Floats, seen: Ids, generated: int, config: GenerationConfig) -> Floats:
+    """Logits after repetition penalty and min_new_tokens.
+
+    `seen` are the ids of prompt and generated tokens, repeats allowed; `generated` counts the
+    new ones. Gives `logits` itself where there is nothing to do.
+    """
+    penalized = config.repetition_penalty != 1.0
+    too_short = generated < config.min_new_tokens and bool(config.eos_token_id)
+    if not (penalized or too_short):
+        return logits
+    scores = logits.copy()
+    if penalized:
+        ids = seen if config.pad_token_id is None else seen[seen != config.pad_token_id]
+        values = scores[ids]
+        penalty = config.repetition_penalty
+        scores[ids] = np.where(values < 0, values * penalty, values / penalty)
+    if too_short:
+        scores[list(config.eos_token_id)] = -np.inf
+    return scores
+
+
+def draw(scores: Floats, config: GenerationConfig, random: np.random.Generator) -> int:
+    """A token drawn from `scores` by temperature, top_k, top_p and min_p."""
+    ids, weights = candidates(scores, config)
+    cumulative = np.cumsum(weights, dtype=np.float64)
+    point = random.random() * cumulative[-1]
+    # Rounding may put the point on the very end.
+    index = min(int(cumulative.searchsorted(point, side="right")), len(cumulative) - 1)
+    return index if ids is None else int(ids[index])
+
+
+def candidates(scores: Floats, config: GenerationConfig) -> tuple[Ids | None, Floats]:
+    """The ids that may be drawn (None: all of them) and their weights, which need not sum to 1."""
+    ids: Ids | None = None
+    best = scores.max()
+    if 0 < config.top_k < len(scores):
+        ids = _largest(scores, config.top_k)
+        scores = scores[ids]
+    # Relative to the best, which so weighs 1; overflow is only towards -inf, a weight of 0.
+    with np.errstate(over="ignore"):
+        weights = np.exp((scores - best) / np.float32(max(config.temperature, 1e-30)))
+    if config.top_p < 1.0:
+        kept = _nucleus(weights, config.top_p)
+        ids, weights = kept if ids is None else ids[kept], weights[kept]
+    if config.min_p > 0.0:
+        kept = np.flatnonzero(weights >= config.min_p * weights.max())
+        ids, weights = kept if ids is None else ids[kept], weights[kept]
+    return ids, weights
+
+
+def _largest(scores: Floats, count: int) -> Ids:
+    """Indices of the `count` largest, and of all that equal the last of them."""
+    best = scores.max()
+    ids: Ids = np.arange(0)
+    for margin in _MARGINS:
+        ids = np.flatnonzero(scores >= best - np.float32(margin))
+        if len(ids) >= count:
+            break
+    least = np.partition(scores[ids], -count)[-count]
+    kept: Ids = ids[scores[ids] >= least]
+    return kept
+
+
+def _nucleus(weights: Floats, share: float) -> Ids:
+    """Indices of the fewest largest weights that make up `share` of the sum, at least one."""
+    wanted = share * weights.sum(dtype=np.float64)
+    ids: Ids = np.arange(0)
+    for margin in _MARGINS:
+        ids = np.flatnonzero(weights >= np.exp(-margin))
+        if weights[ids].sum(dtype=np.float64) >= wanted:
+            break
+    ids = ids[np.argsort(-weights[ids], kind="stable")]
+    cumulative = np.cumsum(weights[ids], dtype=np.float64)
+    return ids[: int(cumulative.searchsorted(wanted, side="left")) + 1]
+
+
+def log_softmax(logits: Floats) -> Floats:
+    """Log-probabilities of `logits` along the last axis."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    result: Floats = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result

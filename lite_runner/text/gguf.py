@@ -1,0 +1,191 @@
+"""The tokenizer inside a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers.pre_tokenizers import PreTokenizer
+
+from lite_runner.errors import ArtifactError
+from lite_runner.gguf_metadata import read_metadata
+from lite_runner.text.sentencepiece import PieceType, Vocabulary, build_tokenizer
+from lite_runner.text.tokenizer import SpecialTokens, Tokenizer
+
+_KEY = "tokenizer.ggml."
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"  # noqa: RUF001
+
+
+def _gpt2() -> PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def _single_digits() -> PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+def _split(pattern: str) -> Callable[[], PreTokenizer]:
+    def build() -> PreTokenizer:
+        return pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+
+    return build
+
+
+# How a text is split before BPE, by tokenizer.ggml.pre.
+_PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
+    "default": _gpt2,
+    "gpt-2": _gpt2,
+    "smollm": _single_digits,
+    "starcoder": _single_digits,
+    "refact": _single_digits,
+    "llama-bpe": _split(_LLAMA3),
+    "llama3": _split(_LLAMA3),
+    "llama-v3": _split(_LLAMA3),
+    "qwen2": _split(_QWEN2),
+    "deepseek-r1-qwen": _split(_QWEN2),
+    "bloom": _split(_BLOOM),
+}
+_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
+_QWEN2_NAMES = ("qwen2", "deepseek-r1-qwen")
+
+
+def load_gguf(path: Path) -> Tokenizer:
+    """The tokenizer in the GGUF file `path`; ArtifactError where it has none we can build."""
+    fields = _Fields(read_metadata(path), str(path))
+    kind = fields.get("model", str, "")
+    if kind == "gpt2":
+        backend = _byte_level_bpe(fields)
+        add_bos = fields.get("pre", str, "default") in _LLAMA3_NAMES
+    elif kind == "llama":
+        backend = _sentencepiece_bpe(fields)
+        add_bos = True
+    else:
+        raise ArtifactError(
+            f"{path}: tokenizer of kind {kind!r}; 'gpt2' and 'llama' are known",
+            hint="give a folder with a tokenizer.json instead (processor.tokenizer)",
+        )
+    return Tokenizer(
+        backend,
+        SpecialTokens(
+            bos=fields.token("bos_token_id"),
+            eos=fields.tokens_of("eos_token_id", "eot_token_id", "eom_token_id"),
+            pad=fields.token("padding_token_id"),
+            unk=fields.token("unknown_token_id"),
+            add_bos=fields.get("add_bos_token", bool, add_bos),
+            add_eos=fields.get("add_eos_token", bool, False),
+        ),
+        source=str(path),
+        chat_template=fields.chat_template(),
+    )
+
+
+class _Fields:
+    """The tokenizer's keys, type-checked."""
+
+    def __init__(self, metadata: dict[str, Any], source: str) -> None:
+        self._metadata = metadata
+        self.source = source
+        self.tokens = self.strings("tokens")
+        self.types = self.numbers("token_type") or [PieceType.NORMAL] * len(self.tokens)
+        if len(self.types) != len(self.tokens):
+            raise ArtifactError(f"{source}: {len(self.tokens)} tokens, {len(self.types)} types")
+
+    def get(self, name: str, kind: type, default: Any) -> Any:
+        value = self._metadata.get(_KEY + name, default)
+        if not isinstance(value, kind):
+            raise ArtifactError(
+                f"{self.source}: {_KEY}{name} is {value!r}, expected a {kind.__name__}"
+            )
+        return value
+
+    def strings(self, name: str) -> list[str]:
+        """A list of texts that must be there."""
+        values: list[str] = self.get(name, list, [])
+        if not values or not isinstance(values[0], str):
+            raise ArtifactError(f"{self.source}: no list of texts {_KEY}{name}")
+        return values
+
+    def numbers(self, name: str) -> list[Any]:
+        values: list[Any] = self.get(name, list, [])
+        if values and isinstance(values[0], str):
+            raise ArtifactError(f"{self.source}: {_KEY}{name} holds texts, expected numbers")
+        return values
+
+    def token(self, name: str) -> str | None:
+        """The token whose id the key `name` holds."""
+        id = self.get(name, int, -1)
+        if id >= len(self.tokens):
+            raise ArtifactError(
+                f"{self.source}: {_KEY}{name} is {id}, beyond the {len(self.tokens)} tokens"
+            )
+        return self.tokens[id] if id >= 0 else None
+
+    def tokens_of(self, *names: str) -> tuple[str, ...]:
+        tokens = (self.token(name) for name in names)
+        return tuple(dict.fromkeys(token for token in tokens if token is not None))
+
+    def ids_of(self, kind: PieceType) -> list[int]:
+        return [id for id, type in enumerate(self.types) if type == kind]
+
+    def chat_template(self) -> str | None:
+        template = self._metadata.get("tokenizer.chat_template")
+        return template if isinstance(template, str) else None
+
+
+def _byte_level_bpe(fields: _Fields) -> tokenizers.Tokenizer:
+    pre = fields.get("pre", str, "default")
+    if pre not in _PRE_TOKENIZERS:
+        known = ", ".join(_PRE_TOKENIZERS)
+        raise ArtifactError(
+            f"{fields.source}: pre-tokenizer {pre!r} is not known; these are: {known}",
+            hint="give a folder with a tokenizer.json instead (processor.tokenizer)",
+        )
+    vocab = {token: id for id, token in enumerate(fields.tokens)}
+    if len(vocab) < len(fields.tokens):
+        twice = len(fields.tokens) - len(vocab)
+        raise ArtifactError(f"{fields.source}: {twice} tokens occur twice")
+    merges = []
+    for line in fields.strings("merges"):
+        left, _, right = line.partition(" ")
+        merges.append((left, right))
+    try:
+        model = models.BPE(vocab, merges, ignore_merges=pre in _LLAMA3_NAMES)
+    except Exception as error:  # a merge of tokens that are not there
+        raise ArtifactError(f"{fields.source}: broken vocabulary: {error}") from error
+    backend = tokenizers.Tokenizer(model)
+    if pre in _QWEN2_NAMES:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+    backend.decoder = decoders.ByteLevel()
+    for kind, special in ((PieceType.CONTROL, True), (PieceType.USER_DEFINED, False)):
+        tokens = [
+            AddedToken(fields.tokens[id], normalized=False, special=special)
+            for id in fields.ids_of(kind)
+        ]
+        (backend.add_special_tokens if special else backend.add_tokens)(tokens)
+    return backend
+
+
+def _sentencepiece_bpe(fields: _Fields) -> tokenizers.Tokenizer:
+    vocabulary = Vocabulary(
+        pieces=fields.tokens,
+        scores=fields.numbers("scores"),
+        types=fields.types,
+        add_space_prefix=fields.get("add_space_prefix", bool, True),
+        remove_extra_spaces=fields.get("remove_extra_whitespaces", bool, False),
+    )
+    return build_tokenizer(vocabulary, source=fields.source)

@@ -1,0 +1,195 @@
+"""Finds and loads the tokenizer of a model: a folder, a tokenizer.json or .model, or a GGUF."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from lite_runner.errors import ArtifactError
+from lite_runner.text.sentencepiece import build_tokenizer, read_model
+from lite_runner.text.tokenizer import SpecialTokens, Tokenizer
+
+_JSON, _MODEL, _CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
+_MAX_FILE_BYTES = 512 * 2**20
+_HINT = f"give a folder with {_JSON} or {_MODEL}, one of these files, or a .gguf"
+
+
+def load_tokenizer(path: Path, *, model_vocab: int | None) -> Tokenizer:
+    """The tokenizer at `path`: a folder, a tokenizer.json, a sentencepiece .model, or a .gguf.
+
+    `model_vocab` is the size of the model's vocabulary; a tokenizer with a higher id is refused.
+    Raises ArtifactError where it is missing, broken, too large or of a kind not known.
+    """
+    tokenizer = _load(path)
+    if model_vocab is not None and tokenizer.vocab_size > model_vocab:
+        raise ArtifactError(
+            f"{tokenizer.source}: the tokenizer has {tokenizer.vocab_size} ids, "
+            f"the model's vocabulary {model_vocab}",
+            hint="use the tokenizer that was published with the model",
+        )
+    return tokenizer
+
+
+def _load(path: Path) -> Tokenizer:
+    if path.is_dir():
+        return _load_folder(path)
+    if not path.is_file():
+        raise ArtifactError(f"no tokenizer at {path}: no such file or folder", hint=_HINT)
+    if path.suffix == ".gguf":
+        from lite_runner.text.gguf import load_gguf
+
+        return load_gguf(path)
+    if path.suffix in (".json", ".model"):
+        return _load_file(path)
+    raise ArtifactError(f"{path} is no tokenizer: its name ends in {path.suffix!r}", hint=_HINT)
+
+
+def _load_folder(folder: Path) -> Tokenizer:
+    for name in (_JSON, _MODEL):
+        if (folder / name).is_file():
+            return _load_file(folder / name)
+    ggufs = sorted(folder.glob("*.gguf"))
+    if len(ggufs) == 1:
+        return _load(ggufs[0])
+    raise ArtifactError(f"no tokenizer in {folder}: neither {_JSON} nor {_MODEL}", hint=_HINT)
+
+
+def _load_file(path: Path) -> Tokenizer:
+    """A tokenizer.json or tokenizer.model, with what the files beside it say."""
+    config = _Config(path.parent)
+    if path.suffix == ".json":
+        backend = _read_json(path)
+        defaults = SpecialTokens()
+    else:
+        vocabulary = read_model(path, space_after_special=config.legacy)
+        backend = build_tokenizer(vocabulary, source=str(path))
+        defaults = vocabulary.special
+    config.add_tokens(backend)
+    special = config.special_tokens(defaults)
+    return Tokenizer(backend, special, source=str(path), chat_template=config.chat_template())
+
+
+def _read_json(path: Path) -> tokenizers.Tokenizer:
+    data = _read(path)
+    try:
+        return tokenizers.Tokenizer.from_buffer(data)
+    except BaseException as error:
+        # The library panics on some broken files; a panic is no Exception.
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        raise ArtifactError(f"{path}: not a tokenizer: {error}", hint=_HINT) from error
+
+
+class _Config:
+    """tokenizer_config.json and its like in one folder; every file is optional."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._values = {
+            **_read_object(folder / "special_tokens_map.json"),
+            **_read_object(folder / _CONFIG),
+        }
+
+    @property
+    def legacy(self) -> bool:
+        return self._values.get("legacy") is not False
+
+    def special_tokens(self, defaults: SpecialTokens) -> SpecialTokens:
+        eos = self._token("eos_token")
+        return SpecialTokens(
+            bos=self._token("bos_token") or defaults.bos,
+            eos=(eos,) if eos else defaults.eos,
+            pad=self._token("pad_token") or defaults.pad,
+            unk=self._token("unk_token") or defaults.unk,
+            add_bos=self._get("add_bos_token", bool, defaults.add_bos),
+            add_eos=self._get("add_eos_token", bool, defaults.add_eos),
+        )
+
+    def add_tokens(self, backend: tokenizers.Tokenizer) -> None:
+        """Add the tokens that only the config knows, under the ids it gives them."""
+        listed = self._get("added_tokens_decoder", dict, None) or {}
+        for id, entry in sorted(listed.items(), key=lambda item: str(item[0]).zfill(12)):
+            content = entry.get("content") if isinstance(entry, dict) else None
+            if not isinstance(content, str) or not str(id).isdecimal():
+                raise self._fault(f"added_tokens_decoder[{id!r}]", entry, "a token")
+            if backend.token_to_id(content) is None:
+                token = AddedToken(
+                    content,
+                    normalized=bool(entry.get("normalized", False)),
+                    special=bool(entry.get("special", False)),
+                )
+                backend.add_tokens([token])
+            if backend.token_to_id(content) != int(id):
+                raise ArtifactError(
+                    f"{self._folder / _CONFIG}: token {content!r} has id {id}, "
+                    f"in the vocabulary {backend.token_to_id(content)}"
+                )
+
+    def chat_template(self) -> str | None:
+        """chat_template.jinja, else the template in the config, of several the default one."""
+        file = self._folder / "chat_template.jinja"
+        if file.is_file():
+            try:
+                return _read(file).decode()
+            except UnicodeDecodeError as error:
+                raise ArtifactError(f"{file}: not UTF-8: {error.reason}") from error
+        value = self._values.get("chat_template")
+        if value is None or isinstance(value, str):
+            return value
+        try:
+            templates = {entry["name"]: entry["template"] for entry in value}
+        except (TypeError, KeyError) as error:
+            raise self._fault("chat_template", value, "a text or a list of named ones") from error
+        template = templates.get("default")
+        if template is not None and not isinstance(template, str):
+            raise self._fault("chat_template", template, "a text")
+        return template
+
+    def _token(self, name: str) -> str | None:
+        """A special token: its text, or an object that holds it."""
+        value = self._values.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if value is not None and not isinstance(value, str):
+            raise self._fault(name, value, "a text")
+        return value
+
+    def _get(self, name: str, kind: type, default: Any) -> Any:
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, kind):
+            raise self._fault(name, value, f"a {kind.__name__}")
+        return value
+
+    def _fault(self, name: str, value: Any, expected: str) -> ArtifactError:
+        return ArtifactError(
+            f"{self._folder / _CONFIG}: {name} is {repr(value)[:80]}, expected {expected}"
+        )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ArtifactError(f"{path}: a JSON {type(value).__name__}, expected an object")
+    return value
+
+
+def _read(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > _MAX_FILE_BYTES:
+            raise ArtifactError(f"{path}: {size} bytes, at most {_MAX_FILE_BYTES} are expected")
+        return path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"cannot read {path}: {error.strerror or error}") from error

@@ -1,0 +1,170 @@
+"""SentencePiece vocabularies as `tokenizers` tokenizers that give the same ids.
+
+The pieces come from a tokenizer.model (a protobuf) or out of a GGUF file. Known differences
+from the sentencepiece library: which of two equally good unigram splits is taken, compiled
+normalization rules across a letter and its combining marks, and the space prefix, which also
+follows special tokens and symbols of the model's makers (as in transformers and llama.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+
+from lite_runner.errors import ArtifactError
+from lite_runner.text.spelling import SPACE, sentencepiece_decoder
+from lite_runner.text.tokenizer import SpecialTokens
+
+
+class PieceType(IntEnum):
+    """Numbered alike in sentencepiece_model.proto and in GGUF."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The pieces, by id, and how a text is prepared for them."""
+
+    pieces: Sequence[str]
+    scores: Sequence[float]
+    types: Sequence[int]  # of PieceType
+    unigram: bool = False  # otherwise BPE
+    character_map: bytes = b""  # compiled normalization rules; none: the text as it is
+    add_space_prefix: bool = True
+    remove_extra_spaces: bool = False
+    space_after_special: bool = True  # the prefix also follows each special token in a text
+    special: SpecialTokens = field(default_factory=SpecialTokens)
+
+    def ids_of(self, kind: PieceType) -> list[int]:
+        return [id for id, type in enumerate(self.types) if type == kind]
+
+
+def build_tokenizer(vocabulary: Vocabulary, *, source: str) -> tokenizers.Tokenizer:
+    """The tokenizer of `vocabulary`; ArtifactError naming `source` where it contradicts itself."""
+    count = len(vocabulary.pieces)
+    if not count == len(vocabulary.scores) == len(vocabulary.types):
+        raise ArtifactError(
+            f"{source}: {count} pieces, {len(vocabulary.scores)} scores and "
+            f"{len(vocabulary.types)} types; the three must be of one length"
+        )
+    ids = {piece: id for id, piece in enumerate(vocabulary.pieces)}
+    if len(ids) < count:
+        raise ArtifactError(f"{source}: {count - len(ids)} of {count} pieces occur twice")
+    unknown = vocabulary.ids_of(PieceType.UNKNOWN)
+    byte_fallback = len(vocabulary.ids_of(PieceType.BYTE)) == 256
+    model: models.BPE | models.Unigram
+    if vocabulary.unigram:
+        if not unknown:
+            raise ArtifactError(f"{source}: no piece for unknown text, which unigram needs")
+        model = models.Unigram(
+            list(zip(vocabulary.pieces, vocabulary.scores, strict=True)), unknown[0], byte_fallback
+        )
+    else:
+        model = models.BPE(
+            ids,
+            _merges(vocabulary, ids),
+            unk_token=vocabulary.pieces[unknown[0]] if unknown else None,
+            fuse_unk=True,
+            byte_fallback=byte_fallback,
+        )
+    backend = tokenizers.Tokenizer(model)
+    _set_normalizer(backend, vocabulary)
+    backend.decoder = sentencepiece_decoder(vocabulary.add_space_prefix)
+    special = [vocabulary.pieces[id] for id in unknown + vocabulary.ids_of(PieceType.CONTROL)]
+    backend.add_special_tokens(
+        [AddedToken(piece, normalized=False, special=True) for piece in special]
+    )
+    # Matched whole before anything is split; spaces inside are spelled as in the prepared text.
+    backend.add_tokens(
+        [
+            AddedToken(vocabulary.pieces[id], normalized=SPACE in vocabulary.pieces[id])
+            for id in vocabulary.ids_of(PieceType.USER_DEFINED)
+        ]
+    )
+    return backend
+
+
+def _set_normalizer(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
+    steps: list[normalizers.Normalizer] = []
+    if vocabulary.character_map:
+        steps.append(normalizers.Precompiled(vocabulary.character_map))
+    if vocabulary.remove_extra_spaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if vocabulary.add_space_prefix and not vocabulary.space_after_special:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    else:
+        if vocabulary.add_space_prefix:
+            steps.append(normalizers.Prepend(SPACE))
+        steps.append(normalizers.Replace(" ", SPACE))
+    if steps:
+        backend.normalizer = normalizers.Sequence(steps)
+
+
+def _merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
+    """The pairs that BPE may join, best first.
+
+    SentencePiece joins the pair whose joint piece scores best, and of equals the leftmost.
+    So a pair ranks by the score of what it makes.
+    """
+    mergeable = {
+        piece: vocabulary.scores[id]
+        for piece, id in ids.items()
+        if vocabulary.types[id] in (PieceType.NORMAL, PieceType.USER_DEFINED, PieceType.UNUSED)
+    }
+
+    def pairs() -> Iterator[tuple[float, int, int, str, str]]:
+        for piece, score in mergeable.items():
+            for cut in range(1, len(piece)):
+                left, right = piece[:cut], piece[cut:]
+                if left in mergeable and right in mergeable:
+                    yield -score, ids[left], ids[right], left, right
+
+    return [(left, right) for *_, left, right in sorted(pairs())]
+
+
+def read_model(path: Path, *, space_after_special: bool = True) -> Vocabulary:
+    """The vocabulary of a tokenizer.model; ArtifactError where it is broken or neither kind."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto()
+    try:
+        proto.ParseFromString(path.read_bytes())
+    except OSError as error:
+        raise ArtifactError(f"cannot read {path}: {error.strerror or error}") from error
+    except Exception as error:  # protobuf's DecodeError
+        raise ArtifactError(f"{path}: not a sentencepiece model: {error}") from error
+    if not proto.pieces:
+        raise ArtifactError(f"{path}: not a sentencepiece model: it has no pieces")
+    trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
+    if trainer.model_type not in (trainer.UNIGRAM, trainer.BPE):
+        name = trainer.ModelType.Name(trainer.model_type)
+        raise ArtifactError(f"{path}: a sentencepiece model of type {name}, not UNIGRAM or BPE")
+    return Vocabulary(
+        pieces=[piece.piece for piece in proto.pieces],
+        scores=[piece.score for piece in proto.pieces],
+        types=[piece.type for piece in proto.pieces],
+        unigram=trainer.model_type == trainer.UNIGRAM,
+        character_map=normalizer.precompiled_charsmap,
+        add_space_prefix=normalizer.add_dummy_prefix,
+        remove_extra_spaces=normalizer.remove_extra_whitespaces,
+        space_after_special=space_after_special,
+        special=SpecialTokens(
+            bos=trainer.bos_piece if trainer.bos_id >= 0 else None,
+            eos=(trainer.eos_piece,) if trainer.eos_id >= 0 else (),
+            pad=trainer.pad_piece if trainer.pad_id >= 0 else None,
+            unk=trainer.unk_piece,
+            add_bos=True,
+            add_eos=False,
+        ),
+    )

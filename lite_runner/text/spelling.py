@@ -1,0 +1,70 @@
+"""How a vocabulary spells text: the bytes that each token stands for.
+
+Where tokens stand for bytes, a text is their bytes one after the other, which is what makes
+decoding token by token simple and exact.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tokenizers import decoders
+
+SPACE = "\u2581"  # how sentencepiece spells a space
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """`to_bytes` of a token; `strips_space`: one space at the start is not the text's own."""
+
+    to_bytes: Callable[[str], bytes]
+    strips_space: bool = False
+
+
+def spelling_of(decoder: decoders.Decoder | None) -> Spelling | None:
+    """The spelling that `decoder` undoes: GPT-2's or sentencepiece's; None for any other."""
+    if decoder is None:
+        return None
+    state = json.loads(decoder.__getstate__())
+    if state["type"] == "ByteLevel":
+        return Spelling(_byte_level)
+    for strips_space in (True, False):
+        if state == json.loads(sentencepiece_decoder(strips_space).__getstate__()):
+            return Spelling(_sentencepiece, strips_space)
+    return None
+
+
+def sentencepiece_decoder(strips_space: bool) -> decoders.Decoder:
+    """Pieces to text, as the tokenizer.json of such a vocabulary has it."""
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strips_space else steps)
+
+
+def byte_alphabet() -> list[str]:
+    """The character that stands for each byte 0..255 in GPT-2's spelling.
+
+    Printable bytes of Latin-1 stand for themselves, the others for U+0100 and up, in order.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
+
+
+_BYTE_OF = {character: byte for byte, character in enumerate(byte_alphabet())}
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF[character] for character in token])
+    except KeyError:  # an added token is spelled as it reads
+        return token.encode()
+
+
+def _sentencepiece(token: str) -> bytes:
+    if _BYTE_TOKEN.fullmatch(token):
+        return bytes([int(token[3:5], 16)])
+    return token.replace(SPACE, " ").encode()

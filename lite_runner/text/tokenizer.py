@@ -1,0 +1,178 @@
+"""A tokenizer: text to token ids and back, whatever file it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+
+from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.text.spelling import byte_alphabet, spelling_of
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """What a tokenizer's files say of its special tokens; None: they say nothing."""
+
+    bos: str | None = None
+    eos: tuple[str, ...] = ()  # any of them ends a text
+    pad: str | None = None
+    unk: str | None = None
+    add_bos: bool | None = None  # None: as the post-processor of tokenizer.json does
+    add_eos: bool | None = None
+
+
+class Tokenizer:
+    """Encodes, decodes and renders chats.
+
+    `backend` holds vocabulary and rules; it belongs to this object from now on.
+    `source` is the file, as error messages name it.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special: SpecialTokens,
+        *,
+        source: str,
+        chat_template: str | None = None,
+    ) -> None:
+        self._backend = backend
+        self._special = special
+        self._chat_template = chat_template
+        self.source = source
+        # What a tokenizer.json says of these would cut or fill prompts unasked.
+        backend.no_truncation()
+        backend.no_padding()
+        self._set_post_processor()
+        self.spelling = spelling_of(backend.decoder)  # None: only the library can decode
+        added = backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(id for id, token in added.items() if token.special)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; names of special tokens inside it become those tokens."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"the text is not valid Unicode at character {error.start}: "
+                f"{text[error.start : error.end]!r}",
+                hint="pass the text as UTF-8",
+            ) from error
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_chat(
+        self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of a rendered chat. Its template writes bos itself, so none is added."""
+        return self.encode(self.render_chat(messages, add_generation_prompt), False)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`; ids beyond the vocabulary (padding of the embedding) have none.
+
+        Bytes that are no UTF-8 become U+FFFD, and only they: the library's decoder for
+        sentencepiece would also spoil the valid ones beside them.
+        """
+        if self.spelling is not None:
+            data = b"".join(self.token_bytes(id, skip_special_tokens) for id in ids)
+            text = data.decode("utf-8", "replace")
+            return text.removeprefix(" ") if self.spelling.strips_space else text
+        text = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, id: int, skip_special_tokens: bool = True) -> bytes:
+        """What the token adds to a text; nothing where it is not to be seen. Needs `spelling`."""
+        token: str | None = self._backend.id_to_token(id)
+        skipped = skip_special_tokens and id in self._special_ids
+        if token is None or skipped or self.spelling is None:
+            return b""
+        return self.spelling.to_bytes(token)
+
+    def render_chat(
+        self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = True
+    ) -> str:
+        """The chat `messages` ({"role", "content"} each) as the one text the model knows."""
+        if self._chat_template is None:
+            raise ConfigError(
+                f"{self.source} has no chat template",
+                hint="leave out chat=true, or use a model tuned for chat (often named -Instruct)",
+            )
+        from lite_runner.text.chat import render_template  # jinja2: only chats pay for it
+
+        names = {
+            "bos_token": self._special.bos,
+            "eos_token": self._special.eos[0] if self._special.eos else None,
+            "pad_token": self._special.pad,
+            "unk_token": self._special.unk,
+        }
+        return render_template(
+            self._chat_template,
+            {
+                "messages": [dict(message) for message in messages],
+                "add_generation_prompt": add_generation_prompt,
+                **{name: token for name, token in names.items() if token is not None},
+            },
+            source=self.source,
+        )
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """The highest token id + 1: the least size of a model's vocabulary."""
+        return 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._id(self._special.bos)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        ids = (self._id(token) for token in self._special.eos)
+        return tuple(dict.fromkeys(id for id in ids if id is not None))
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self._id(self._special.pad)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def _id(self, token: str | None) -> int | None:
+        id: int | None = None if token is None else self._backend.token_to_id(token)
+        return id
+
+    def _set_post_processor(self) -> None:
+        """Follow add_bos and add_eos where the files state either."""
+        special = self._special
+        if special.add_bos is None and special.add_eos is None:
+            return
+        before = [special.bos] if special.add_bos and special.bos else []
+        after = [special.eos[0]] if special.add_eos and special.eos else []
+        ids = {token: self._id(token) for token in before + after}
+        for token, id in ids.items():
+            if id is None:
+                raise ArtifactError(f"{self.source}: {token!r} is not in the vocabulary")
+        self._backend.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A", *after], special_tokens=list(ids.items())
+        )
+
+
+def byte_tokenizer() -> Tokenizer:
+    """The built-in tokenizer of random models: ids 0..255 are bytes, then <s>, </s>, <pad>."""
+    vocab = {character: byte for byte, character in enumerate(byte_alphabet())}
+    backend = tokenizers.Tokenizer(models.BPE(vocab, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in ("<s>", "</s>", "<pad>")]
+    )
+    return Tokenizer(
+        backend,
+        SpecialTokens(bos="<s>", eos=("</s>",), pad="<pad>"),
+        source="the built-in byte tokenizer",
+    )

@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.errors import ConfigError, RunnerError
+from lite_runner.generation import check_lengths, generate, longest_prompt
+from lite_runner.text import byte_tokenizer
+from lite_runner.text.transcript import Transcript
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11, 12], [13], [1, 2, 3], [15, 0]]
+SAMPLED = GenerationConfig(
+    do_sample=True, temperature=0.9, top_p=0.9, repetition_penalty=1.2, max_new_tokens=12,
+    eos_token_id=(3, 9), seed=5,
+)  # fmt: skip
+Backends = Callable[..., Any]
+
+
+def texts(result: Any) -> list[tuple[list[int], str]]:
+    return [(c.token_ids, c.finish_reason) for c in result.completions]
+
+
+def test_greedy_follows_the_best_token(backend: Backends) -> None:
+    result = generate(backend(), [[1, 2]], GenerationConfig(max_new_tokens=5))
+    history, make = [1, 2], backend()
+    for token in result.completions[0].token_ids:
+        assert token == int(make._logits(history, 0).argmax())
+        history.append(token)
+    assert len(history) == 7
+    assert result.completions[0].finish_reason == "length"
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.integers(1, 9),
+    st.lists(st.integers(0, 6), min_size=1, max_size=7),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_a_row_depends_on_nothing_else(
+    backend: Backends, slots: int, chosen: list[int], returns: int, do_sample: bool
+) -> None:
+    """Neither on the other rows nor on the number of slots; greedy also not on its index."""
+    config = GenerationConfig(
+        do_sample=do_sample, max_new_tokens=8, eos_token_id=(3, 9), seed=5,
+        num_return_sequences=returns,
+    )  # fmt: skip
+    prompts = [PROMPTS[index] for index in chosen]
+    reference = texts(generate(backend(slots=1), prompts, config))
+    assert texts(generate(backend(slots=slots), prompts, config)) == reference
+    if not do_sample:
+        alone = [texts(generate(backend(slots=slots), [p], config)) for p in prompts]
+        assert [row for part in alone for row in part] == reference
+
+
+def test_a_prefix_of_the_prompts_gives_the_same_texts(backend: Backends) -> None:
+    every = texts(generate(backend(), PROMPTS, SAMPLED))
+    assert texts(generate(backend(), PROMPTS[:3], SAMPLED)) == every[:3]
+
+
+def test_same_seed_same_tokens_another_seed_others(backend: Backends) -> None:
+    from dataclasses import replace
+
+    first = texts(generate(backend(), PROMPTS, SAMPLED))
+    assert texts(generate(backend(), PROMPTS, SAMPLED)) == first
+    assert texts(generate(backend(), PROMPTS, replace(SAMPLED, seed=6))) != first
+
+
+def test_a_free_slot_is_refilled_at_once(backend: Backends) -> None:
+    """Row counts: the slot of a short sequence does not idle until the longest is done."""
+
+    def logits(history: list[int], adapter: int) -> np.ndarray:
+        # eos once as many tokens follow as the first one says
+        row = np.zeros(16, dtype=np.float32)
+        row[0 if len(history) > history[0] else 1] = 1.0
+        return row
+
+    mock = backend(logits, slots=2)
+    prompts = [[10], [2], [2], [2], [2]]
+    result = generate(mock, prompts, GenerationConfig(max_new_tokens=20, eos_token_id=(0,)))
+    assert [len(c.token_ids) for c in result.completions] == [10, 2, 2, 2, 2]
+    assert len(mock.prefilled) == 5
+    # 10 steps of the long one; the others run beside it.
+    assert sum(count == 2 for count in mock.calls) >= 8
+    assert len(mock.calls) <= 10 + 5
+
+
+def test_return_sequences_share_one_prefill(backend: Backends) -> None:
+    config = GenerationConfig(
+        do_sample=True, temperature=2.0, max_new_tokens=6, num_return_sequences=3
+    )
+    mock = backend(slots=4)
+    result = generate(mock, [[1, 2], [3]], config)
+    assert mock.prefilled == [[1, 2], [3]]
+    assert [(c.prompt_index, c.return_index) for c in result.completions] == [
+        (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2),
+    ]  # fmt: skip
+    assert len({tuple(c.token_ids) for c in result.completions}) == 6
+
+
+def test_more_return_sequences_than_slots(backend: Backends) -> None:
+    config = GenerationConfig(do_sample=True, max_new_tokens=6, num_return_sequences=5)
+    mock = backend(slots=2)
+    assert texts(generate(mock, [[1]], config)) == texts(generate(backend(slots=8), [[1]], config))
+    assert mock.prefilled == [[1]] * 3
+
+
+@pytest.mark.parametrize("eos", [(), (4,), (4, 7)])
+def test_any_eos_ends_and_is_left_out(backend: Backends, eos: tuple[int, ...]) -> None:
+    script = [2, 7, 5, 4, 6, 1]
+
+    def logits(history: list[int], adapter: int) -> np.ndarray:
+        return np.eye(16, dtype=np.float32)[script[len(history) - 1]]
+
+    config = GenerationConfig(max_new_tokens=6, eos_token_id=eos)
+    expected = {(): (script, "length"), (4,): ([2, 7, 5], "stop"), (4, 7): ([2], "stop")}
+    assert texts(generate(backend(logits), [[0]], config)) == [expected[eos]]
+
+
+def test_eos_at_once_gives_an_empty_completion(backend: Backends) -> None:
+    config = GenerationConfig(max_new_tokens=6, eos_token_id=tuple(range(16)))
+    assert texts(generate(backend(), [[0], [1]], config)) == [([], "stop")] * 2
+
+
+def test_min_new_tokens_holds_eos_off(backend: Backends) -> None:
+    def logits(history: list[int], adapter: int) -> np.ndarray:
+        return np.arange(16, dtype=np.float32)
+
+    config = GenerationConfig(max_new_tokens=6, min_new_tokens=3, eos_token_id=(15, 14))
+    assert texts(generate(backend(logits), [[0]], config)) == [([13, 13, 13], "stop")]
+
+
+def test_on_token_sees_all_and_can_end_a_sequence(backend: Backends) -> None:
+    seen: dict[int, list[int]] = {}
+    finished: list[tuple[int, int]] = []
+
+    def on_token(prompt: int, ret: int, token: int) -> bool:
+        seen.setdefault(prompt, []).append(token)
+        return prompt == 1 and len(seen[1]) == 2
+
+    result = generate(
+        backend(slots=2),
+        PROMPTS[:3],
+        GenerationConfig(max_new_tokens=4),
+        on_token=on_token,
+        on_finish=lambda prompt, ret: finished.append((prompt, ret)),
+    )
+    assert [len(c.token_ids) for c in result.completions] == [4, 2, 4]
+    assert [c.finish_reason for c in result.completions] == ["length", "stop", "length"]
+    assert [seen[index] for index in range(3)] == [c.token_ids for c in result.completions]
+    assert finished == [(1, 0), (0, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("stop, text", [((), "Hello. World"), ((". W",), "Hello")])
+def test_texts_through_the_hooks(backend: Backends, stop: tuple[str, ...], text: str) -> None:
+    script = b"?Hello. World"
+
+    def logits(history: list[int], adapter: int) -> np.ndarray:
+        return np.eye(259, dtype=np.float32)[script[len(history)]]
+
+    transcript = Transcript(byte_tokenizer(), stop)
+
+    def on_token(prompt: int, ret: int, token: int) -> bool:
+        transcript.put(token)
+        return transcript.stopped
+
+    config = GenerationConfig(max_new_tokens=len(script) - 1, stop=stop)
+    result = generate(backend(logits), [[0]], config, on_token=on_token)
+    transcript.finish()
+    assert transcript.text == text
+    assert result.completions[0].finish_reason == ("stop" if stop else "length")
+
+
+def test_adapters_go_with_their_prompts(backend: Backends) -> None:
+    config = GenerationConfig(max_new_tokens=6)
+    mixed = generate(backend(slots=2), [[1], [1], [1]], config, adapters=[0, 2, 0])
+    base = generate(backend(), [[1]], config)
+    other = generate(backend(), [[1]], config, adapters=[2])
+    assert texts(mixed) == [*texts(base), *texts(other), *texts(base)]
+    assert texts(base) != texts(other)
+
+
+def test_no_prompts(backend: Backends) -> None:
+    assert generate(backend(), [], GenerationConfig()).completions == []
+
+
+@pytest.mark.parametrize(
+    "options, new",
+    [
+        ({"max_new_tokens": 3, "max_length": 4}, 3),
+        ({"max_length": 7}, 5),
+        ({}, 8),
+        ({"max_new_tokens": 8}, 8),
+    ],
+)
+def test_number_of_new_tokens(backend: Backends, options: dict[str, int], new: int) -> None:
+    result = generate(backend(max_length=10), [[1, 2]], GenerationConfig(**options))
+    assert texts(result)[0][1] == "length"
+    assert len(texts(result)[0][0]) == new
+
+
+@pytest.mark.parametrize(
+    "options, lengths, message",
+    [
+        ({"max_new_tokens": 4}, [3, 7], "prompt 1 does not fit: 7 tokens and 4 new, 11 together"),
+        ({"max_new_tokens": 4}, [7], "at most 10 fit"),
+        ({"max_length": 5}, [5], "prompt 0 does not fit: 5 tokens and 1 new, 6 .* at most 5 fit"),
+        ({"max_length": 50}, [10], "10 tokens and 1 new, 11 together, but at most 10 fit"),
+        ({}, [10], "at most 10 fit"),
+        ({}, [1, 0], "prompt 1 is empty"),
+        ({"max_new_tokens": 99}, [1], "1 tokens and 99 new, 100 together, but at most 10 fit"),
+        ({"max_new_tokens": 1}, [11, 0, 12], "3 faults"),
+    ],
+)
+def test_prompts_that_do_not_fit(
+    backend: Backends, options: dict[str, int], lengths: list[int], message: str
+) -> None:
+    config = GenerationConfig(**options)
+    with pytest.raises(ConfigError, match=message) as error:
+        check_lengths(lengths, config, 10)
+    assert "truncate=left" in error.value.hint
+    with pytest.raises(ConfigError):
+        generate(backend(max_length=10), [[1] * length for length in lengths], config)
+
+
+def test_the_longest_prompt_just_fits(backend: Backends) -> None:
+    for config in (GenerationConfig(max_new_tokens=4), GenerationConfig(max_length=8)):
+        longest = longest_prompt(config, 10)
+        check_lengths([longest], config, 10)
+        with pytest.raises(ConfigError):
+            check_lengths([longest + 1], config, 10)
+        generate(backend(max_length=10), [[1] * longest], config)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 6])
+def test_interrupt_gives_what_there_is(backend: Backends, after: int) -> None:
+    mock = backend(slots=2)
+    forward = mock.forward
+
+    def interrupted(rows: Any) -> Any:
+        if len(mock.calls) == after:
+            raise KeyboardInterrupt
+        return forward(rows)
+
+    whole = texts(generate(backend(), PROMPTS[:3], GenerationConfig(max_new_tokens=5)))
+    mock.forward = interrupted
+    result = generate(mock, PROMPTS[:3], GenerationConfig(max_new_tokens=5))
+    assert result.interrupted
+    done = [len(c.token_ids) for c in result.completions]
+    assert done == {0: [0, 0, 0], 1: [1, 1, 0], 3: [3, 3, 0], 6: [5, 5, 1]}[after]
+    for completion, (tokens, _) in zip(result.completions, whole, strict=True):
+        assert completion.token_ids == tokens[: len(completion.token_ids)]
+        assert completion.finish_reason == (
+            "length" if len(completion.token_ids) == 5 else "interrupted"
+        )
+
+
+def test_interrupt_in_a_hook(backend: Backends) -> None:
+    def on_token(prompt: int, ret: int, token: int) -> None:
+        raise KeyboardInterrupt
+
+    result = generate(backend(), [[1]], GenerationConfig(max_new_tokens=5), on_token=on_token)
+    assert result.interrupted and len(result.completions[0].token_ids) == 1
+
+
+def test_nan_names_step_and_prompt(backend: Backends) -> None:
+    def logits(history: list[int], adapter: int) -> np.ndarray:
+        bad = history[0] == 8 and len(history) == 4
+        return np.full(16, np.nan if bad else 0.0, dtype=np.float32)
+
+    with pytest.raises(RunnerError, match="NaN at step 3 of prompt 2") as error:
+        generate(backend(logits), [[1], [2], [8]], GenerationConfig(max_new_tokens=9))
+    assert error.value.exit_code == 1
+
+
+def test_timing_counts_tokens(backend: Backends) -> None:
+    config = GenerationConfig(max_new_tokens=4)
+    timing = generate(backend(slots=2), PROMPTS[:3], config).timing
+    assert timing.prefill_tokens == 10
+    assert timing.decode_tokens == 3 * 3
+    assert timing.prefill_s > 0 and timing.decode_s > 0
+    assert timing.prefill_tok_s is not None and timing.decode_tok_s is not None
+    assert timing.time_to_first_token_s is not None
+    empty = generate(backend(), [], config).timing
+    assert empty.prefill_tok_s is None and empty.decode_tok_s is None
+    assert empty.time_to_first_token_s is None

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.errors import RunnerError
+from lite_runner.generation.sampling import Sampler, candidates, process_logits
+
+CASES = json.loads(
+    (Path(__file__).parents[1] / "fixtures" / "generation" / "sampling.json").read_text()
+)
+PROMPT = np.array([1, 2], dtype=np.int32)
+
+
+def probabilities(
+    logits: np.ndarray, config: GenerationConfig, seen: list[int] | None = None, generated: int = 0
+) -> np.ndarray:
+    scores = process_logits(logits, np.array(seen or [], dtype=np.int32), generated, config)
+    ids, weights = candidates(scores, config)
+    result = np.zeros(len(logits))
+    result[slice(None) if ids is None else ids] = weights
+    return result / result.sum()
+
+
+@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
+def test_same_distribution_as_transformers(case: dict[str, Any]) -> None:
+    config = GenerationConfig(do_sample=True, eos_token_id=tuple(case["eos"]), **case["options"])
+    logits = np.array(case["logits"], dtype=np.float32)
+    ours = probabilities(logits, config, case["seen"], case["generated"])
+    theirs = np.array(case["probabilities"])
+    # Of equally likely tokens at the edge of a nucleus either may be kept.
+    np.testing.assert_allclose(np.sort(ours), np.sort(theirs), atol=2e-6)
+    scores = process_logits(logits, np.array(case["seen"]), case["generated"], config)
+    different = np.flatnonzero(np.abs(ours - theirs) > 2e-6)
+    assert len(np.unique(scores[different])) <= 1
+
+
+def test_repetition_penalty_leaves_pad_and_the_input_alone() -> None:
+    logits = np.array([2.0, -2.0, 4.0, 1.0], dtype=np.float32)
+    config = GenerationConfig(repetition_penalty=2.0, pad_token_id=2)
+    scores = process_logits(logits, np.array([0, 0, 1, 2]), 0, config)
+    assert scores.tolist() == [1.0, -4.0, 4.0, 1.0]
+    assert logits.tolist() == [2.0, -2.0, 4.0, 1.0]
+
+
+def test_repetition_penalty_sees_prompt_and_generated_tokens() -> None:
+    config = GenerationConfig(repetition_penalty=10.0)
+    sampler = Sampler(config, np.array([3], dtype=np.int32))
+    logits = np.array([1.0, 2.0, 3.0, 4.0], dtype=np.float32)
+    assert [sampler.choose(logits) for _ in range(4)] == [2, 1, 0, 3]
+
+
+def test_min_new_tokens_masks_every_eos() -> None:
+    config = GenerationConfig(min_new_tokens=2, eos_token_id=(0, 1))
+    sampler = Sampler(config, PROMPT)
+    logits = np.array([5.0, 4.0, 3.0], dtype=np.float32)
+    assert [sampler.choose(logits) for _ in range(3)] == [2, 2, 0]
+
+
+def test_nothing_to_do_copies_nothing() -> None:
+    logits = np.zeros(4, dtype=np.float32)
+    assert process_logits(logits, PROMPT, 0, GenerationConfig()) is logits
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.6},
+        {"top_k": 5},
+        {"top_p": 0.8},
+        {"min_p": 0.2},
+        {"temperature": 1.5, "top_k": 9, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.5},
+    ],
+    ids=str,
+)
+def test_draws_follow_the_distribution(options: dict[str, Any]) -> None:
+    """Chi-square over 20,000 draws, with a fixed seed."""
+    config = GenerationConfig(do_sample=True, seed=3, **options)
+    logits = np.random.default_rng(0).normal(scale=1.5, size=16).astype(np.float32)
+    draws = 20_000
+    tokens = [Sampler(config, PROMPT, index).choose(logits) for index in range(draws)]
+    expected = probabilities(logits, config, PROMPT.tolist()) * draws
+    counts = np.bincount(tokens, minlength=16)
+    possible = expected > 0
+    assert counts[~possible].sum() == 0
+    chi_square = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
+    freedom = possible.sum() - 1
+    # Far beyond the 99.99 % quantile (about freedom + 4 sqrt(2 freedom) + 10).
+    assert chi_square < freedom + 4 * np.sqrt(2 * freedom) + 10
+
+
+def test_successive_draws_of_one_sequence_follow_the_distribution() -> None:
+    sampler = Sampler(GenerationConfig(do_sample=True), PROMPT)
+    logits = np.log(np.array([0.5, 0.25, 0.125, 0.125], dtype=np.float32))
+    counts = np.bincount([sampler.choose(logits) for _ in range(20_000)], minlength=4)
+    np.testing.assert_allclose(counts / 20_000, [0.5, 0.25, 0.125, 0.125], atol=0.02)
+
+
+def test_seed_prompt_and_return_index_each_give_their_own_draws() -> None:
+    logits = np.zeros(50_000, dtype=np.float32)
+
+    def tokens(seed: int, prompt: int, ret: int) -> list[int]:
+        sampler = Sampler(GenerationConfig(do_sample=True, seed=seed), PROMPT, prompt, ret)
+        return [sampler.choose(logits) for _ in range(3)]
+
+    assert tokens(0, 0, 0) == tokens(0, 0, 0)
+    drawn = [tokens(0, 0, 0), tokens(1, 0, 0), tokens(0, 1, 0), tokens(0, 0, 1), tokens(0, 1, 1)]
+    assert len({tuple(row) for row in drawn}) == len(drawn)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.001, 1.0, 8.0])
+@pytest.mark.parametrize("top_p", [0.05, 0.6, 0.999])
+def test_a_large_nucleus_is_exact(spread: float, top_p: float) -> None:
+    """However much of the vocabulary it takes, also where all tokens are alike."""
+    logits = np.random.default_rng(5).normal(scale=spread, size=30_000).astype(np.float32)
+    kept = np.sort(probabilities(logits, GenerationConfig(top_p=top_p)))[::-1]
+    weights = np.sort(np.exp(logits.astype(np.float64) - logits.max()))[::-1]
+    weights /= weights.sum()
+    count = int((weights.cumsum() < top_p).sum()) + 1
+    assert abs(np.count_nonzero(kept) - count) <= 1  # the edge is a matter of rounding
+    np.testing.assert_allclose(kept[:count].sum(), 1.0, atol=1e-3)
+
+
+@given(
+    st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=40),
+    st.floats(1e-3, 10),
+    st.integers(0, 50),
+    st.floats(0.001, 1.0),
+    st.floats(0.0, 1.0),
+)
+def test_a_token_is_always_found_and_allowed(
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    config = GenerationConfig(
+        do_sample=True, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    )
+    row = np.array(logits, dtype=np.float32)
+    token = Sampler(config, PROMPT[:0]).choose(row)
+    assert probabilities(row, config)[token] > 0
+    assert probabilities(row, config)[row.argmax()] > 0 or (row == row.max()).sum() > 1
+
+
+def test_a_tiny_temperature_is_greedy_and_does_not_overflow() -> None:
+    logits = np.array([3e38, -3e38, 2.9e38], dtype=np.float32)
+    config = GenerationConfig(do_sample=True, temperature=1e-30)
+    assert Sampler(config, PROMPT).choose(logits) == 0
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize(
+    "logits, what",
+    [
+        ([1.0, np.nan, 2.0], "NaN"),
+        ([-np.inf] * 3, "no finite value"),
+        ([1.0, np.inf, 2.0], "no finite value"),
+    ],
+)
+def test_unusable_logits_name_step_and_prompt(
+    do_sample: bool, logits: list[float], what: str
+) -> None:
+    sampler = Sampler(GenerationConfig(do_sample=do_sample), PROMPT, prompt_index=7)
+    sampler.choose(np.zeros(3, dtype=np.float32))
+    with pytest.raises(RunnerError, match=f"{what}.* at step 1 of prompt 7") as error:
+        sampler.choose(np.array(logits, dtype=np.float32))
+    assert error.value.exit_code == 1

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import tokenizers
+
+from lite_runner.errors import ArtifactError
+from lite_runner.text import StreamDecoder, load_tokenizer
+from lite_runner.text.sentencepiece import read_model
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "tokenizers" / "smollm2.json"
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def bpe_keys(byte_level: tokenizers.Tokenizer) -> dict[str, Any]:
+    """What a GGUF would say of the byte-level vocabulary."""
+    content = json.loads(byte_level.to_str())
+    vocab = content["model"]["vocab"]
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    return {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": tokens,
+        "merges": [" ".join(pair) for pair in content["model"]["merges"]],
+        "token_type": [3, 3, *[1] * (len(tokens) - 2)],
+        "eos_token_id": 0,
+        "bos_token_id": 1,
+    }
+
+
+def test_byte_level(
+    write_gguf: Write,
+    bpe_keys: dict[str, Any],
+    byte_level: tokenizers.Tokenizer,
+    texts: list[str],
+) -> None:
+    tokenizer = load_tokenizer(write_gguf(**bpe_keys, chat_template="{{ 1 }}"), model_vocab=400)
+    assert tokenizer.vocab_size == byte_level.get_vocab_size()
+    assert tokenizer.bos_token_id == 1
+    assert tokenizer.eos_token_ids == (0,)
+    assert tokenizer.render_chat([]) == "1"
+    for text in [*texts, "a<|endoftext|>b"]:
+        assert tokenizer.encode(text) == byte_level.encode(text).ids
+        assert tokenizer.decode(tokenizer.encode(text), False) == text
+
+
+@pytest.mark.parametrize(
+    "pre, digits, words",
+    [
+        ("default", ["1234"], ["don", "'t", " stop"]),
+        ("smollm", ["1", "2", "3", "4"], ["don", "'t", " stop"]),
+        ("llama-bpe", ["123", "4"], ["don", "'t", " stop"]),
+        ("qwen2", ["1", "2", "3", "4"], ["don", "'t", " stop"]),
+        ("bloom", ["1234"], ["don't", " stop"]),
+    ],
+)
+def test_pre_tokenizers(
+    write_gguf: Write, bpe_keys: dict[str, Any], pre: str, digits: list[str], words: list[str]
+) -> None:
+    tokenizer = load_tokenizer(write_gguf(**{**bpe_keys, "pre": pre}), model_vocab=None)
+    split = tokenizer._backend.pre_tokenizer.pre_tokenize_str
+    assert [piece for piece, _ in split("1234")] == digits
+    assert [piece.replace("\u0120", " ") for piece, _ in split("don't stop")] == words
+    assert tokenizer.decode(tokenizer.encode("don't stop 1234"), True) == "don't stop 1234"
+
+
+@pytest.mark.parametrize(
+    "keys, before, after",
+    [
+        ({}, [], []),
+        ({"add_bos_token": True}, [1], []),
+        ({"add_bos_token": True, "add_eos_token": True}, [1], [0]),
+        ({"pre": "llama-bpe"}, [1], []),
+        ({"pre": "llama-bpe", "add_bos_token": False}, [], []),
+    ],
+)
+def test_added_special_tokens(
+    write_gguf: Write, bpe_keys: dict[str, Any], keys: dict[str, Any], before: Any, after: Any
+) -> None:
+    tokenizer = load_tokenizer(write_gguf(**{**bpe_keys, **keys}), model_vocab=None)
+    assert tokenizer.encode("x") == before + tokenizer.encode("x", False) + after
+
+
+def test_several_tokens_end_a_text(write_gguf: Write, bpe_keys: dict[str, Any]) -> None:
+    path = write_gguf(**bpe_keys, eot_token_id=1, eom_token_id=0)
+    assert load_tokenizer(path, model_vocab=None).eos_token_ids == (0, 1)
+
+
+def test_sentencepiece(
+    write_gguf: Write, sentencepiece_model: Callable[..., Path], texts: list[str]
+) -> None:
+    model = sentencepiece_model()
+    vocabulary = read_model(model)
+    keys = {
+        "model": "llama",
+        "tokens": list(vocabulary.pieces),
+        "scores": list(vocabulary.scores),
+        "token_type": list(vocabulary.types),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    library = sentencepiece.SentencePieceProcessor()
+    library.Load(str(model))
+    tokenizer = load_tokenizer(write_gguf(**keys), model_vocab=None)
+    for text in texts:
+        assert tokenizer.encode(text) == [1, *library.EncodeAsIds(text)]
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    bare = load_tokenizer(
+        write_gguf(**keys, add_space_prefix=False, add_bos_token=False), model_vocab=None
+    )
+    assert bare.decode(bare.encode("the the")) == "the the"
+    assert bare.encode("the") != tokenizer.encode("the", False)
+    del keys["scores"]
+    with pytest.raises(ArtifactError, match="0 scores"):
+        load_tokenizer(write_gguf(**keys), model_vocab=None)
+
+
+@pytest.mark.parametrize(
+    "keys, message",
+    [
+        ({"model": "bert"}, "tokenizer of kind 'bert'"),
+        ({"pre": "tekken"}, "pre-tokenizer 'tekken' is not known; these are: default"),
+        ({"tokens": ["a", "a"], "token_type": [1, 1]}, "1 tokens occur twice"),
+        ({"token_type": [1]}, "types"),
+        ({"merges": ["zzz yyy"]}, "broken vocabulary"),
+        ({"merges": [1, 2]}, "no list of texts tokenizer.ggml.merges"),
+        ({"eos_token_id": 5000}, "eos_token_id is 5000, beyond"),
+        ({"eos_token_id": "x"}, "eos_token_id is 'x', expected a int"),
+        ({"token_type": ["a"]}, "expected numbers"),
+    ],
+)
+def test_broken_keys(
+    write_gguf: Write, bpe_keys: dict[str, Any], keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        load_tokenizer(write_gguf(**{**bpe_keys, **keys}), model_vocab=None)
+
+
+def test_a_gguf_without_tokenizer(write_gguf: Write) -> None:
+    with pytest.raises(ArtifactError, match=r"no list of texts tokenizer\.ggml\.tokens"):
+        load_tokenizer(write_gguf(), model_vocab=None)
+
+
+def test_smollm2_as_transformers(smollm2_gguf: Path) -> None:
+    tokenizer = load_tokenizer(smollm2_gguf, model_vocab=49152)
+    assert tokenizer.vocab_size == 49152
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.pad_token_id) == (1, (2,), 2)
+    fixture = json.loads(FIXTURE.read_text(encoding="utf-8"))
+    assert len(fixture["texts"]) > 40
+    for case in fixture["texts"]:
+        assert tokenizer.encode(case["text"]) == case["ids"], case["text"]
+        assert tokenizer.decode(case["ids"]) == case["decoded"]
+        decoder = StreamDecoder(tokenizer)
+        pieces = [decoder.put(id) for id in case["ids"]]
+        assert "".join(pieces) + decoder.finish() == case["decoded"]
+    for chat in fixture["chats"]:
+        assert tokenizer.render_chat(chat["messages"], chat["prompt"]) == chat["text"]
+        assert tokenizer.encode_chat(chat["messages"], chat["prompt"]) == chat["ids"]

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+
+from lite_runner.errors import ArtifactError
+from lite_runner.text import load_tokenizer
+from lite_runner.text.sentencepiece import build_tokenizer, read_model
+
+Model = Callable[..., Path]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "as llama": {},
+    "no prefix": {"add_dummy_prefix": False},
+    "own symbols": {"add_dummy_prefix": False, "user_defined_symbols": ["<user>", "[X]"]},
+    "no bytes": {"byte_fallback": False},
+    "unigram": {"model_type": "unigram"},
+    "unigram nfkc": {
+        "model_type": "unigram", "normalization_rule_name": "nmt_nfkc", "byte_fallback": False,
+        "remove_extra_whitespaces": True,
+    },
+}  # fmt: skip
+
+
+def mixtures(texts: list[str]) -> list[str]:
+    source = random.Random(0)
+    words = [word for text in texts for word in text.split(" ")] + ["<user>", "[X]"]
+    letters = "".join(texts)
+    mixed = [
+        source.choice(["", " ", "  ", "\n"]).join(source.choices(words, k=6)) for _ in range(150)
+    ]
+    return [*texts, *mixed, *("".join(source.choices(letters, k=15)) for _ in range(150))]
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_same_ids_and_texts_as_the_library(
+    sentencepiece_model: Model, texts: list[str], kind: str
+) -> None:
+    path = sentencepiece_model(**OPTIONS[kind])
+    library = sentencepiece.SentencePieceProcessor()
+    library.Load(str(path))
+    tokenizer = load_tokenizer(path, model_vocab=library.vocab_size())
+    cases = mixtures(texts)
+    if "nfkc" in kind:  # compiled rules over combining marks: a known difference
+        cases = [text for text in cases if text.isascii()]
+    for text in cases:
+        ids = library.EncodeAsIds(text)
+        ours = tokenizer.encode(text, add_special_tokens=False)
+        if "unigram" in kind and ours != ids:  # so are splits of the same total score
+            totals = [sum(library.GetScore(id) for id in split) for split in (ours, ids)]
+            assert totals[0] == pytest.approx(totals[1], abs=1e-3), text
+        else:
+            assert ours == ids, text
+        if library.unk_id() not in ids:
+            assert tokenizer.decode(ids) == library.DecodeIds(ids)
+
+
+def test_special_tokens_come_from_the_model(sentencepiece_model: Model) -> None:
+    tokenizer = load_tokenizer(sentencepiece_model(), model_vocab=None)
+    assert tokenizer.bos_token_id == 1
+    assert tokenizer.eos_token_ids == (2,)
+    assert tokenizer.pad_token_id is None
+    assert tokenizer.encode("Hello")[0] == 1
+    assert tokenizer.encode("Hello")[1:] == tokenizer.encode("Hello", add_special_tokens=False)
+    assert tokenizer.encode("Hello</s>")[-1] == 2
+    assert tokenizer.decode([1, *tokenizer.encode("Hello", False), 2]) == "Hello"
+
+
+def test_the_config_beside_it_is_read(sentencepiece_model: Model, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model().read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"add_bos_token": false, "pad_token": "<pad>", "chat_template": "x", "legacy": false,'
+        ' "added_tokens_decoder": {"460": {"content": "<pad>", "special": true}}}',
+        encoding="utf-8",
+    )
+    tokenizer = load_tokenizer(tmp_path, model_vocab=None)
+    assert tokenizer.pad_token_id == 460
+    assert tokenizer.bos_token_id == 1
+    assert 1 not in tokenizer.encode("Hello")
+    assert tokenizer.has_chat_template
+
+
+def test_the_prefix_after_special_tokens(sentencepiece_model: Model) -> None:
+    """It follows each of them in older tokenizers, and only starts the text in newer ones."""
+    path = sentencepiece_model()
+    old = build_tokenizer(read_model(path), source="test")
+    new = build_tokenizer(read_model(path, space_after_special=False), source="test")
+    assert old.encode("the</s>the").tokens == ["\u2581the", "</s>", "\u2581the"]
+    assert new.encode("the</s>the").tokens[:2] == ["\u2581the", "</s>"]
+    assert new.encode("the</s>the").tokens[2] != "\u2581the"
+
+
+@pytest.mark.parametrize("content", [b"\xff\xff\xff", b"", b"{}", b"\x00" * 100])
+def test_broken_model(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    with pytest.raises(ArtifactError, match="not a sentencepiece model"):
+        load_tokenizer(tmp_path, model_vocab=None)
+
+
+def test_a_truncated_model(sentencepiece_model: Model, tmp_path: Path) -> None:
+    data = sentencepiece_model().read_bytes()
+    (tmp_path / "tokenizer.model").write_bytes(data[: len(data) // 2])
+    with pytest.raises(ArtifactError, match="not a sentencepiece model"):
+        load_tokenizer(tmp_path, model_vocab=None)
+
+
+def test_other_kinds_of_models_are_refused(sentencepiece_model: Model) -> None:
+    path = sentencepiece_model(model_type="char", byte_fallback=False, vocab_size=80)
+    with pytest.raises(ArtifactError, match="type CHAR, not UNIGRAM or BPE"):
+        load_tokenizer(path, model_vocab=None)
+
+
+def test_contradicting_vocabularies(sentencepiece_model: Model) -> None:
+    vocabulary = read_model(sentencepiece_model())
+    with pytest.raises(ArtifactError, match="three must be of one length"):
+        build_tokenizer(replace(vocabulary, scores=[0.0]), source="test")
+    twice = [*vocabulary.pieces[:-1], vocabulary.pieces[5]]
+    with pytest.raises(ArtifactError, match=r"1 of \d+ pieces occur twice"):
+        build_tokenizer(replace(vocabulary, pieces=twice), source="test")
