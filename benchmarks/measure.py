@@ -1,0 +1,51 @@
+"""What a benchmarked process says of itself: its age, its memory, its one line of JSON.
+
+Standard library only, so that every engine's environment can import it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One process, one batch. Speeds are of a second pass, warm; the first token is cold."""
+
+    engine: str
+    batch: int
+    prompt_tokens: int  # of one row
+    new_tokens: int  # of one row
+    first_token_s: float  # from the start of the process, imports and load included
+    load_s: float
+    prefill_tok_s: float  # all rows together, as is decode
+    decode_tok_s: float
+    peak_rss_mib: float
+    token_ids: list[list[int]]  # generated, a list a row
+
+    def print(self) -> None:
+        print(json.dumps(asdict(self)), flush=True)
+
+
+def seconds_since_start() -> float:
+    """Age of this process in seconds, to 10 ms.
+
+    Both clocks count from boot. psutil's create_time adds the boot time in whole seconds,
+    which shifts the result by up to one.
+    """
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+
+
+def peak_rss_mib() -> float:
+    """Largest resident set of this process so far, in MiB, file pages it mapped included.
+
+    Not getrusage: its maximum survives exec, so a child would report its parent's.
+    """
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024

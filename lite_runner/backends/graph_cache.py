@@ -1,0 +1,86 @@
+"""Compiled graphs kept across runs.
+
+MindSpore's own key leaves out the input shapes, so that one graph can be served for another:
+every distinct graph gets a folder of its own here, named by a hash of all that shapes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import mindspore as ms
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.weights.source import cache_dir
+
+if TYPE_CHECKING:
+    from lite_runner.backends.online import OnlineOptions
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+_claimed = False  # by the first backend of this process; see GraphCache
+
+
+class GraphCache:
+    """The cache folder of one backend's graphs.
+
+    MindSpore takes the folder that it is first told of for the whole process, and numbers the
+    graphs in it by the order in which they are compiled. So only the first backend of a process
+    gets a folder (a run has one), and it must compile its graphs in an order that never varies.
+    """
+
+    def __init__(self, config: ModelConfig, options: OnlineOptions, length: int) -> None:
+        global _claimed
+        described = {
+            "model": asdict(config),
+            "shapes": [options.slots, length, options.use_past],
+            "placed": [options.dtype, options.device],
+            "mindspore": ms.__version__,
+            "code": _code_hash(),
+        }
+        name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:32]
+        self._folder = cache_dir() / "graphs" / name
+        # MindSpore reads the program's own file for its key, so there must be one.
+        self._active = not _claimed and Path(sys.argv[0]).is_file() and _is_writable(self._folder)
+        _claimed = True
+        self._next = 0
+
+    @contextmanager
+    def entry(self) -> Iterator[bool]:
+        """Compile one graph within; yields whether it is read from the cache."""
+        if not self._active:
+            yield False
+            return
+        graph = self._folder / "rank_0" / "graph_cache" / f"compile_cache_{self._next}.mindir"
+        self._next += 1
+        ms.set_context(enable_compile_cache=True, compile_cache_path=str(self._folder))
+        try:
+            yield graph.is_file()
+        finally:
+            ms.set_context(enable_compile_cache=False)
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether graphs can be kept; a run does without the cache where they cannot."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
+def _code_hash() -> str:
+    """Of every source file that a graph is compiled from."""
+    digest = hashlib.sha256()
+    for path in sorted([*PACKAGE.glob("models/*.py"), PACKAGE / "backends" / "online.py"]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

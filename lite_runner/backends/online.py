@@ -1,0 +1,204 @@
+"""The online backend: a MindSpore network built from a checkpoint, on CPU or Ascend.
+
+Two graphs share the weights and the cache: *prefill* takes one row of any length (a dynamic
+shape), *decode* one token of every slot (a static shape, which runs a quarter faster). A row is
+prefilled alone, so what stands beside it cannot change its logits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+from numpy.typing import NDArray
+
+from lite_runner.backends.base import Row
+from lite_runner.backends.graph_cache import GraphCache
+from lite_runner.config.model import ModelConfig
+from lite_runner.errors import EnvironmentFault
+from lite_runner.models.bloom import BloomModel
+from lite_runner.models.gpt2 import GPT2Model
+from lite_runner.models.layers import BuildOptions, CacheSize, Weights
+from lite_runner.models.llama import LlamaModel
+
+NETWORKS = {"bloom": BloomModel, "llama": LlamaModel, "gpt2": GPT2Model}
+SMALLEST_CACHE = 256  # positions; sizes are powers of two, so that few graphs are compiled
+SCORE_BYTES = 64 << 20  # a chunk of a prompt is as long as keeps its attention scores below
+
+
+@dataclass(frozen=True)
+class OnlineOptions:
+    """What an online backend is asked for."""
+
+    slots: int  # rows that can be held at once
+    length: int  # tokens that the longest row may reach, prompt and new ones
+    dtype: str = "float32"
+    device: str = "CPU"
+    device_id: int = 0
+    threads: int | None = None  # None: MindSpore's own choice
+    use_past: bool = True  # False: no cache, every step computes the whole row anew
+
+
+class Prefill(nn.Cell):
+    """One row, any number of tokens."""
+
+    def __init__(self, network: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor) -> Tensor:
+        return self.network(tokens, position, length, slot)
+
+
+class Decode(nn.Cell):
+    """Every slot, one token each."""
+
+    def __init__(self, network: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, tokens: Tensor, position: Tensor) -> Tensor:
+        return self.network(tokens, position, position + 1, None)
+
+
+class OnlineBackend:
+    """See `lite_runner.backends.base.Backend`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        options: OnlineOptions,
+        note: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        set_device(options)
+        self.vocab_size = config.vocab_size
+        self.slots = options.slots
+        self.max_length = cache_length(options.length, config.seq_length)
+        self.compile_s = {"prefill": 0.0, "decode": 0.0}
+        self._note = note
+        size = CacheSize(options.slots, self.max_length) if options.use_past else None
+        build = BuildOptions(size, getattr(ms, options.dtype))
+        network: Callable[..., nn.Cell] = NETWORKS[config.family]
+        self._network = network(config, weights, build)
+        self._graphs = GraphCache(config, options, self.max_length)
+        self._chunk = chunk_length(config.num_heads, self.max_length)
+        self._compiled: dict[str, nn.Cell] = {}
+        self._history: dict[int, NDArray[np.int32]] = {}  # use_past=False: tokens of each slot
+        self._use_past = options.use_past
+
+    def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        """Logits [len(rows), vocab] after each row's last token."""
+        logits = np.empty((len(rows), self.vocab_size), np.float32)
+        decoded = []
+        for index, row in enumerate(rows):
+            if self._use_past and row.position > 0 and len(row.tokens) == 1:
+                decoded.append(index)
+            else:
+                logits[index] = self._prefill(row)
+        if decoded:
+            logits[decoded] = self._decode([rows[index] for index in decoded])
+        return logits
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Slot targets[i] becomes slot sources[i]; all are read before any is written."""
+        if not self._use_past:
+            self._history |= {
+                target: self._history[source]
+                for source, target in zip(sources, targets, strict=True)
+            }
+            return
+        update, gather = ops.ScatterUpdate(), ops.Gather()
+        for block in self._network.blocks:
+            for cache in (block.attention.keys, block.attention.values):
+                height = cache.shape[0] // self.slots
+                span = np.arange(height, dtype=np.int32)
+                read, write = (
+                    Tensor((np.array(slots, np.int32)[:, None] * height + span).reshape(-1))
+                    for slots in (sources, targets)
+                )
+                update(cache, write, gather(cache, read, 0))
+
+    def close(self) -> None:
+        """Let go of the network; MindSpore frees its memory with it."""
+        self._compiled.clear()
+        self._history.clear()
+        self._network = None
+
+    def _prefill(self, row: Row) -> NDArray[np.float32]:
+        tokens, position = row.tokens, row.position
+        if not self._use_past:
+            tokens = np.concatenate([self._history.get(row.slot, tokens[:0])[:position], tokens])
+            self._history[row.slot] = tokens
+            position = 0
+        length = position + len(tokens)
+        step = self._chunk if self._use_past else len(tokens)
+        logits: NDArray[np.float32]
+        for start in range(0, len(tokens), step):
+            piece = tokens[None, start : start + step]
+            logits = self._run("prefill", piece, [position + start], [length], [row.slot])[0]
+        return logits
+
+    def _decode(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        slots = [row.slot for row in rows]
+        tokens = np.zeros((self.slots, 1), np.int32)
+        position = np.full(self.slots, self.max_length - 1, np.int32)  # the scratch place
+        tokens[slots, 0] = [row.tokens[0] for row in rows]
+        position[slots] = [row.position for row in rows]
+        logits = self._run("decode", tokens, position)
+        return logits if slots == list(range(self.slots)) else logits[slots]
+
+    def _run(self, kind: str, *arrays: object) -> NDArray[np.float32]:
+        inputs = [Tensor(np.asarray(array, np.int32)) for array in arrays]
+        if kind not in self._compiled:
+            self._compiled[kind] = self._compile(kind, inputs)
+        logits: NDArray[np.float32] = self._compiled[kind](*inputs).asnumpy()
+        return logits
+
+    def _compile(self, kind: str, inputs: list[Tensor]) -> nn.Cell:
+        start = time.perf_counter()
+        if kind == "prefill":
+            graph = Prefill(self._network)
+            graph.set_inputs(Tensor(shape=[1, None], dtype=ms.int32), *inputs[1:])
+        else:
+            graph = Decode(self._network)
+        graph.set_train(False)
+        with self._graphs.entry() as cached:
+            if not cached:
+                self._note(f"compiling the {kind} graph (kept for later runs)")
+            graph.compile(*inputs)
+        self.compile_s[kind] += time.perf_counter() - start
+        return graph
+
+
+def set_device(options: OnlineOptions) -> None:
+    """Point MindSpore at the device; an absent one is an EnvironmentFault."""
+    ms.set_context(mode=ms.GRAPH_MODE, jit_config={"jit_level": "O0"})
+    try:
+        ms.set_device(options.device, options.device_id)
+    except (RuntimeError, ValueError) as error:
+        raise EnvironmentFault(
+            f"context.device_target={options.device}: MindSpore {ms.__version__} here has no such "
+            f"device ({str(error).strip().splitlines()[0]})",
+            "run on this machine's processor with context.device_target=CPU",
+        ) from error
+    if options.threads is not None:
+        ms.set_context(runtime_num_threads=options.threads)
+
+
+def cache_length(wanted: int, longest: int) -> int:
+    """Positions of a cache slot: a power of two of at least `wanted`, within the model's own."""
+    size = SMALLEST_CACHE
+    while size < wanted:
+        size *= 2
+    return max(wanted, min(size, longest))
+
+
+def chunk_length(heads: int, length: int) -> int:
+    """Tokens of a prompt computed at once: a power of two from 32 to 512."""
+    fits = SCORE_BYTES // (4 * heads * length)
+    return 1 << min(9, max(5, fits.bit_length() - 1))

@@ -1,0 +1,56 @@
+"""What this machine has, found out without importing mindspore."""
+
+from __future__ import annotations
+
+import glob
+import importlib
+from importlib import metadata
+
+from lite_runner.errors import EnvironmentFault
+
+INSTALL = 'pip install "mindspore==2.10.0" "numpy<2"'
+
+
+def check_packages() -> None:
+    """Refuse what MindSpore cannot run with. Raises EnvironmentFault with the install line."""
+    try:
+        metadata.version("mindspore")
+    except metadata.PackageNotFoundError as error:
+        raise EnvironmentFault("mindspore is not installed in this Python", INSTALL) from error
+    numpy = metadata.version("numpy")
+    if int(numpy.split(".")[0]) >= 2:
+        raise EnvironmentFault(
+            f"numpy {numpy} is installed, expected a version below 2: MindSpore's tensors break "
+            "with it",
+            INSTALL,
+        )
+
+
+def import_mindspore() -> None:
+    """Import it before anything that needs it. Raises EnvironmentFault where it is broken."""
+    try:
+        importlib.import_module("mindspore")
+    except Exception as error:  # a shared library is missing, or made for another processor, ...
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise EnvironmentFault(
+            f"mindspore {metadata.version('mindspore')} is installed, but importing it fails: "
+            f"{reason[0]}",
+            f"{INSTALL} --force-reinstall",
+        ) from error
+
+
+def ascend_devices() -> int:
+    """How many Ascend processors the driver shows."""
+    return len(glob.glob("/dev/davinci[0-9]*"))
+
+
+def resolve_device(wanted: str) -> str:
+    """`auto` becomes Ascend where there is one, else CPU. Raises EnvironmentFault."""
+    if wanted == "Ascend" and not ascend_devices():
+        raise EnvironmentFault(
+            "context.device_target: got Ascend, but this machine shows no Ascend device",
+            "run on the processor with context.device_target=CPU (or --device_target CPU)",
+        )
+    if wanted == "auto":
+        return "Ascend" if ascend_devices() else "CPU"
+    return wanted

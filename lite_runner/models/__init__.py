@@ -1,0 +1,1 @@
+"""The networks, one file an architecture, and what they share."""

@@ -1,0 +1,54 @@
+"""BLOOM: ALiBi in place of positions, and a LayerNorm right behind the embedding."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from mindspore import Tensor, nn
+from numpy.typing import NDArray
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.models.block import GPTBlock
+from lite_runner.models.layers import BuildOptions, Embedding, LayerNorm, StepInputs, Weights
+
+
+def alibi_slopes(heads: int) -> NDArray[np.float32]:
+    """ALiBi's slope of each head [heads]; beyond a power of two, from every other finer one."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2.0 ** (-8.0 * (index + 1) / power) for index in range(power)]
+    finer = [2.0 ** (-4.0 * (2 * index + 1) / power) for index in range(heads - power)]
+    return np.array(slopes + finer, np.float32)
+
+
+class BloomModel(nn.Cell):
+    """Tokens and their place -> logits after each row's last token."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, options: BuildOptions) -> None:
+        super().__init__()
+
+        def norm(name: str) -> LayerNorm:
+            gamma, beta = weights(f"{name}.gamma"), weights(f"{name}.beta")
+            return LayerNorm(gamma, beta, config.norm_eps)
+
+        self.embedding = Embedding(options, weights("embedding.word_embedding.embedding_table"))
+        self.embedding_norm = norm("embedding.norm")
+        slopes = alibi_slopes(config.num_heads)
+        self.inputs = StepInputs(config.num_heads, config.n_kv_heads, options.cache, slopes)
+        self.blocks = nn.CellList(
+            [
+                GPTBlock(config, weights, f"blocks.{index}", options)
+                for index in range(config.num_layers)
+            ]
+        )
+        self.norm = norm("ln_f")
+
+    def construct(
+        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
+    ) -> Tensor:
+        """tokens [R, T], position [R] -> logits [R, vocab]; length is not needed."""
+        _, rows, bias = self.inputs(tokens, position, slot)
+        x = self.embedding_norm(self.embedding(tokens))
+        for block in self.blocks:
+            x = block(x, rows, bias, slot)
+        return self.embedding.logits(self.norm(x if slot is None else x[-1:]))

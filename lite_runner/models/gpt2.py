@@ -1,0 +1,44 @@
+"""GPT-2: learned positions."""
+
+from __future__ import annotations
+
+from mindspore import Tensor, nn
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.models.block import GPTBlock
+from lite_runner.models.layers import BuildOptions, Embedding, LayerNorm, StepInputs, Weights
+
+
+class GPT2Model(nn.Cell):
+    """Tokens and their place -> logits after each row's last token."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, options: BuildOptions) -> None:
+        super().__init__()
+
+        def take(name: str) -> Embedding:
+            return Embedding(options, weights(f"backbone.embedding.{name}.embedding_table"))
+
+        self.embedding = take("word_embedding")
+        self.position_embedding = take("position_embedding")
+        self.inputs = StepInputs(config.num_heads, config.n_kv_heads, options.cache)
+        self.blocks = nn.CellList(
+            [
+                GPTBlock(config, weights, f"backbone.blocks.{index}", options)
+                for index in range(config.num_layers)
+            ]
+        )
+        self.norm = LayerNorm(
+            weights("backbone.layernorm.gamma"),
+            weights("backbone.layernorm.beta"),
+            config.norm_eps,
+        )
+
+    def construct(
+        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
+    ) -> Tensor:
+        """tokens [R, T], position [R] -> logits [R, vocab]; length is not needed."""
+        positions, rows, bias = self.inputs(tokens, position, slot)
+        x = self.embedding(tokens) + self.position_embedding(positions)
+        for block in self.blocks:
+            x = block(x, rows, bias, slot)
+        return self.embedding.logits(self.norm(x if slot is None else x[-1:]))

@@ -1,0 +1,227 @@
+"""What the architectures share: linear layers, norms, attention over a cache, and its inputs.
+
+Shapes: R rows (cache slots in this step), T new tokens a row, n = R * T, H heads, K key/value
+heads, G = H / K heads a group, D head_dim, S positions that a slot holds.
+
+Two kinds of step use the same layers. A *prefill* has one row of any T (a dynamic shape), and
+`slot` says whose it is; a *decode* has one token for every slot, and `slot` is None. Hidden
+states are [n, hidden_size] in both, and the branches fold away when MindSpore compiles.
+
+Stock CPU operators are slow wherever they broadcast (20 times a plain product of that size), so
+what is broadcast is either spread once a step for all layers, or written as a MatMul.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from numpy.typing import NDArray
+
+MASKED = -1.0e9  # far below any score, yet finite: a row of nothing else stays a number
+Array = NDArray[np.float32]
+Weights = Callable[[str], Array]  # gives a tensor by its MindFormers name, once
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """Room of the key/value cache."""
+
+    slots: int
+    length: int  # positions a slot; the last is scratch for slots that sit a step out
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How a network is laid out, whatever its architecture."""
+
+    cache: CacheSize | None  # None: every step computes all positions anew (use_past=False)
+    dtype: ms.Type  # of weights, cache and matrix products; the rest is float32
+
+    @property
+    def weights_by_column(self) -> bool:
+        """Whether weights are held [in, out]: twice as fast for 4 to 32 rows, slower for one."""
+        return self.cache is not None and self.cache.slots > 1
+
+
+def parameter(values: Array, name: str, dtype: ms.Type = ms.float32) -> Parameter:
+    """A Parameter that shares the array's memory where the type allows."""
+    if dtype == ms.float16:
+        values = values.astype(np.float16)
+    tensor = Tensor.from_numpy(np.ascontiguousarray(values))
+    return Parameter(tensor.astype(dtype), name, requires_grad=False)
+
+
+class Linear(nn.Cell):
+    """[n, in] -> [n, out] by a weight [out, in] and an optional bias [out]."""
+
+    def __init__(self, options: BuildOptions, weight: Array, bias: Array | None = None) -> None:
+        super().__init__()
+        by_column = options.weights_by_column
+        self.weight = parameter(weight.T if by_column else weight, "weight", options.dtype)
+        self.bias = None if bias is None else parameter(bias, "bias")
+        self.dtype = options.dtype
+        self.matmul = ops.MatMul(transpose_b=not by_column)
+        self.add = ops.BiasAdd()
+
+    def construct(self, x: Tensor) -> Tensor:
+        y = self.matmul(x.astype(self.dtype), self.weight).astype(ms.float32)
+        return y if self.bias is None else self.add(y, self.bias)
+
+
+class Embedding(nn.Cell):
+    """Rows of a table [vocab, hidden]; `logits` is the output head that is tied to it."""
+
+    def __init__(self, options: BuildOptions, table: Array) -> None:
+        super().__init__()
+        self.weight = parameter(table, "weight", options.dtype)
+        self.dtype = options.dtype
+        self.gather = ops.Gather()
+        self.matmul = ops.MatMul(transpose_b=True)
+
+    def construct(self, indices: Tensor) -> Tensor:
+        return self.gather(self.weight, indices.reshape(-1), 0).astype(ms.float32)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.matmul(x.astype(self.dtype), self.weight).astype(ms.float32)
+
+
+class RMSNorm(nn.Cell):
+    """x / sqrt(mean(x^2) + eps) * gamma over the last axis of [n, hidden]."""
+
+    def __init__(self, gamma: Array, eps: float) -> None:
+        super().__init__()
+        self.gamma = parameter(gamma.reshape(1, -1), "gamma")
+        self.eps = eps
+        self.mean = ops.ReduceMean(keep_dims=True)
+        self.rsqrt = ops.Rsqrt()
+        self.outer = ops.MatMul()  # [n, 1] x [1, hidden] in place of two broadcasts
+
+    def construct(self, x: Tensor) -> Tensor:
+        return x * self.outer(self.rsqrt(self.mean(x * x, -1) + self.eps), self.gamma)
+
+
+class LayerNorm(nn.Cell):
+    """(x - mean) / sqrt(variance + eps) * gamma + beta over the last axis of [n, hidden]."""
+
+    def __init__(self, gamma: Array, beta: Array, eps: float) -> None:
+        super().__init__()
+        self.gamma = parameter(gamma, "gamma")
+        self.beta = parameter(beta, "beta")
+        self.norm = ops.LayerNorm(begin_norm_axis=-1, begin_params_axis=-1, epsilon=eps)
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.norm(x, self.gamma, self.beta)[0]
+
+
+class GELU(nn.Cell):
+    """The tanh form; spelled out, since the stock operator takes eight times as long."""
+
+    def construct(self, x: Tensor) -> Tensor:
+        inner = x * (x * x * 0.044715 + 1.0) * 0.7978845608028654  # sqrt(2 / pi)
+        return x * 0.5 * (ops.tanh(inner) + 1.0)
+
+
+class StepInputs(nn.Cell):
+    """Where the tokens of a step stand, worked out once for all layers."""
+
+    def __init__(
+        self, heads: int, kv_heads: int, cache: CacheSize | None, slopes: Array | None = None
+    ) -> None:
+        """`slopes` [H]: ALiBi's, one a head; the score falls by slope x distance."""
+        super().__init__()
+        self.kv_heads, self.group = kv_heads, heads // kv_heads
+        self.cache = cache
+        self.head_index = Tensor(np.arange(kv_heads, dtype=np.int32))
+        if cache is not None:
+            self.slot_index = Tensor(np.arange(cache.slots, dtype=np.int32))
+            self.key_index = Tensor(np.arange(cache.length, dtype=np.int32))
+        self.slopes = None if slopes is None else Tensor(slopes.astype(np.float32))
+        self.zero, self.masked = Tensor(0.0, ms.float32), Tensor(MASKED, ms.float32)
+
+    def construct(
+        self, tokens: Tensor, position: Tensor, slot: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """tokens [R, T], position [R] -> positions [n], cache rows to write [n * K], score bias
+        [R * K, T * G, S]: 0 or ALiBi's where a key may be seen, very low elsewhere."""
+        kv, group = self.kv_heads, self.group
+        if slot is None:
+            positions, owner = position, self.slot_index.reshape(-1, 1)
+        else:
+            positions, owner = position + ops.arange(tokens.shape[1]).astype(ms.int32), slot
+        if self.cache is None:
+            keys, rows = positions, positions
+        else:
+            keys = self.key_index
+            rows = (owner * kv + self.head_index) * self.cache.length
+            rows = (rows + positions.reshape(-1, 1)).reshape(-1)
+        distance = keys - positions.reshape(-1, 1)  # [n, S], at most 0 for what may be seen
+        bias = ops.select(distance <= 0, self.zero, self.masked)
+        count, span = distance.shape
+        if slot is None:
+            bias, distance = bias.reshape(-1, 1, 1, span), distance.reshape(-1, 1, 1, span)
+            spread, by_head = (count, kv, group, span), (1, kv, group, 1)
+        else:
+            bias, distance = bias.reshape(1, -1, 1, span), distance.reshape(1, -1, 1, span)
+            spread, by_head = (kv, count, group, span), (kv, 1, group, 1)
+        if self.slopes is not None:
+            bias = bias + self.slopes.reshape(by_head) * distance.astype(ms.float32)
+        bias = ops.broadcast_to(bias, spread)
+        bias = bias.reshape(-1, group, span) if slot is None else bias.reshape(kv, -1, span)
+        return positions, rows, bias
+
+
+class Attention(nn.Cell):
+    """Softmax attention of grouped heads over the row's own keys, cached or not.
+
+    With a cache, the new keys and values are first written into it in place. It is a Parameter
+    [slots * K * S, D]: a step writes K short rows a token, and reads a slot without moving it.
+    """
+
+    def __init__(self, options: BuildOptions, heads: int, kv_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.group = heads // kv_heads
+        self.scale = head_dim**-0.5
+        self.dtype = options.dtype
+        self.cached = options.cache is not None
+        if (cache := options.cache) is not None:
+            self.slots, self.length = cache.slots, cache.length
+            empty = np.zeros((cache.slots * kv_heads * cache.length, head_dim), np.float32)
+            self.keys = parameter(empty, "keys", options.dtype)
+            self.values = parameter(empty.copy(), "values", options.dtype)
+        self.update, self.gather = ops.ScatterUpdate(), ops.Gather()
+        self.scores, self.mix = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul()
+        self.softmax = ops.Softmax(-1)
+
+    def construct(
+        self, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, bias: Tensor, slot: Tensor | None
+    ) -> Tensor:
+        """q [n, H * D], k and v [n, K * D], the rest from StepInputs -> [n, H * D]."""
+        kv, group, dim = self.kv_heads, self.group, self.head_dim
+        q, k, v = (q * self.scale).astype(self.dtype), k.astype(self.dtype), v.astype(self.dtype)
+        if self.cached:
+            k = ops.depend(self.keys, self.update(self.keys, rows, k.reshape(-1, dim)))
+            v = ops.depend(self.values, self.update(self.values, rows, v.reshape(-1, dim)))
+            k, v = self.of_slot(k, slot), self.of_slot(v, slot)
+        else:
+            k = k.reshape(-1, kv, dim).transpose(1, 0, 2)
+            v = v.reshape(-1, kv, dim).transpose(1, 0, 2)
+        if slot is None:  # one token a row: its heads stand in order already
+            q = q.reshape(-1, group, dim)
+        else:
+            q = q.reshape(-1, kv, group * dim).transpose(1, 0, 2).reshape(kv, -1, dim)
+        weights = self.softmax(self.scores(q, k).astype(ms.float32) + bias)
+        x = self.mix(weights.astype(self.dtype), v).astype(ms.float32)
+        if slot is not None:
+            x = x.reshape(kv, -1, group * dim).transpose(1, 0, 2)
+        return x.reshape(-1, self.heads * dim)
+
+    def of_slot(self, cache: Tensor, slot: Tensor | None) -> Tensor:
+        """The cached keys or values of one slot, or of all: [R * K, S, D]."""
+        if slot is not None:
+            cache = self.gather(cache.reshape(self.slots, -1), slot, 0)
+        return cache.reshape(-1, self.length, self.head_dim)

@@ -1,0 +1,144 @@
+"""The Llama family: Llama 1 to 3, SmolLM2, and Qwen2 with its biases on q, k and v."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.models import rope
+from lite_runner.models.layers import (
+    Array,
+    Attention,
+    BuildOptions,
+    Embedding,
+    Linear,
+    RMSNorm,
+    StepInputs,
+    Weights,
+)
+
+
+class Rotary(nn.Cell):
+    """cos and sin for the queries and keys of every layer, spread over the heads once a step."""
+
+    def __init__(self, config: ModelConfig, length: int) -> None:
+        super().__init__()
+        frequencies, factor = rope.frequencies(config)
+        self.heads = config.num_heads + config.n_kv_heads
+        self.head_dim = config.head_dim
+        scaling = config.rope_scaling
+        self.dynamic = False
+        if scaling is not None and scaling.type == "dynamic":
+            self.dynamic = True
+            self.frequencies = Tensor(frequencies)
+            self.exponents = Tensor(rope.dynamic_exponents(config.head_dim))
+            self.factor, self.original = scaling.factor, scaling.original_seq_length
+        else:
+            angles = np.outer(np.arange(length, dtype=np.float32), frequencies)
+            cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
+            self.cos = Tensor(np.concatenate([cos, cos], 1).astype(np.float32))
+            self.sin = Tensor(np.concatenate([-sin, sin], 1).astype(np.float32))
+
+    def construct(self, positions: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+        """positions [n], length [R] -> two times [n, heads, D]; sin's first half is negated."""
+        if self.dynamic:
+            cos, sin = self.stretched(positions, length)
+        else:
+            cos, sin = ops.gather(self.cos, positions, 0), ops.gather(self.sin, positions, 0)
+        shape = (cos.shape[0], self.heads, self.head_dim)
+        cos, sin = cos.reshape(-1, 1, self.head_dim), sin.reshape(-1, 1, self.head_dim)
+        return ops.broadcast_to(cos, shape), ops.broadcast_to(sin, shape)
+
+    def stretched(self, positions: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+        """Dynamic NTK: the base grows with the row's own length once that is past the original."""
+        length = ops.maximum(length.astype(ms.float32), float(self.original))
+        ratio = length * (self.factor / self.original) - (self.factor - 1.0)
+        frequencies = self.frequencies * ops.pow(ratio.reshape(-1, 1), self.exponents)
+        angles = positions.astype(ms.float32).reshape(-1, 1) * frequencies
+        cos, sin = ops.cos(angles), ops.sin(angles)
+        return ops.concat((cos, cos), -1), ops.concat((-sin, sin), -1)
+
+
+class LlamaBlock(nn.Cell):
+    """Attention and SwiGLU, each behind an RMSNorm and added to the residual stream."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, prefix: str, options: BuildOptions
+    ) -> None:
+        super().__init__()
+
+        def take(name: str) -> Array:
+            return weights(f"{prefix}.{name}.weight")
+
+        self.q_size = config.num_heads * config.head_dim
+        self.qk_size = self.q_size + config.n_kv_heads * config.head_dim
+        self.head_dim = config.head_dim
+        self.width = config.intermediate_size
+        bias = None
+        if config.qkv_has_bias:
+            names = [f"{prefix}.attention.{part}.bias" for part in ("wq", "wk", "wv")]
+            bias = np.concatenate([weights(name) for name in names])
+        qkv = np.concatenate([take(f"attention.{part}") for part in ("wq", "wk", "wv")])
+        gate_up = np.concatenate([take("feed_forward.w1"), take("feed_forward.w3")])
+        self.attention_norm = RMSNorm(take("attention_norm"), config.norm_eps)
+        self.qkv = Linear(options, qkv, bias)
+        self.attention = Attention(options, config.num_heads, config.n_kv_heads, config.head_dim)
+        self.wo = Linear(options, take("attention.wo"))
+        self.ffn_norm = RMSNorm(take("ffn_norm"), config.norm_eps)
+        self.gate_up = Linear(options, gate_up)
+        self.down = Linear(options, take("feed_forward.w2"))
+        self.concat = ops.Concat(-1)
+
+    def construct(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        rows: Tensor,
+        bias: Tensor,
+        slot: Tensor | None,
+    ) -> Tensor:
+        qkv = self.qkv(self.attention_norm(x))
+        qk = qkv[:, : self.qk_size].reshape(-1, self.qk_size // self.head_dim, self.head_dim)
+        half = self.head_dim // 2
+        qk = qk * cos + self.concat((qk[:, :, half:], qk[:, :, :half])) * sin
+        qk = qk.reshape(-1, self.qk_size)
+        q, k, v = qk[:, : self.q_size], qk[:, self.q_size :], qkv[:, self.qk_size :]
+        x = x + self.wo(self.attention(q, k, v, rows, bias, slot))
+        gate_up = self.gate_up(self.ffn_norm(x))
+        return x + self.down(ops.silu(gate_up[:, : self.width]) * gate_up[:, self.width :])
+
+
+class LlamaModel(nn.Cell):
+    """Tokens and their place -> logits after each row's last token."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, options: BuildOptions) -> None:
+        super().__init__()
+        cache = options.cache
+        self.embedding = Embedding(options, weights("model.tok_embeddings.embedding_weight"))
+        self.inputs = StepInputs(config.num_heads, config.n_kv_heads, cache)
+        self.rotary = Rotary(config, config.seq_length if cache is None else cache.length)
+        self.blocks = nn.CellList(
+            [
+                LlamaBlock(config, weights, f"model.layers.{index}", options)
+                for index in range(config.num_layers)
+            ]
+        )
+        self.norm = RMSNorm(weights("model.norm_out.weight"), config.norm_eps)
+        self.head = None
+        if not config.tie_word_embeddings:
+            self.head = Linear(options, weights("lm_head.weight"))
+
+    def construct(
+        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
+    ) -> Tensor:
+        """tokens [R, T], position [R], length [R] -> logits [R, vocab]."""
+        positions, rows, bias = self.inputs(tokens, position, slot)
+        cos, sin = self.rotary(positions, length)
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, cos, sin, rows, bias, slot)
+        x = self.norm(x if slot is None else x[-1:])
+        return self.embedding.logits(x) if self.head is None else self.head(x)

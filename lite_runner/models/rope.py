@@ -1,0 +1,79 @@
+"""Rotary frequencies and their scaling, in NumPy float32 as transformers computes them.
+
+Source: transformers' rope utilities (the formulas of position interpolation, dynamic NTK,
+Llama 3 and YaRN), so that a checkpoint's `rope_scaling` means here what it means there.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.config.model import ModelConfig, RopeScaling
+
+
+def frequencies(config: ModelConfig) -> tuple[NDArray[np.float32], float]:
+    """Radians a position for each pair of dimensions [head_dim / 2], and a factor on cos and sin.
+
+    For `dynamic` scaling these are the frequencies up to the original length; beyond it the
+    network stretches them by `dynamic_exponents`.
+    """
+    base = _unscaled(config)
+    scaling = config.rope_scaling
+    if scaling is None or scaling.type == "dynamic":
+        return base, 1.0
+    if scaling.type == "linear":
+        return base / np.float32(scaling.factor), 1.0
+    if scaling.type == "llama3":
+        return _llama3(base, scaling), 1.0
+    return _yarn(base, scaling, config), _yarn_attention_factor(scaling)
+
+
+def dynamic_exponents(head_dim: int) -> NDArray[np.float32]:
+    """Powers [head_dim / 2] of the stretched base's ratio by which each frequency falls."""
+    return (-np.arange(0, head_dim, 2) / (head_dim - 2)).astype(np.float32)
+
+
+def _unscaled(config: ModelConfig) -> NDArray[np.float32]:
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    return (np.float32(1.0) / np.power(np.float32(config.theta), exponents)).astype(np.float32)
+
+
+def _llama3(base: NDArray[np.float32], scaling: RopeScaling) -> NDArray[np.float32]:
+    """Slow frequencies are divided by the factor, fast ones kept, those between blended."""
+    turns = scaling.original_seq_length * base / np.float32(2 * math.pi)
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    blend = np.clip((turns - scaling.low_freq_factor) / span, 0.0, 1.0)
+    return ((1 - blend) * base / scaling.factor + blend * base).astype(np.float32)
+
+
+def _yarn(
+    base: NDArray[np.float32], scaling: RopeScaling, config: ModelConfig
+) -> NDArray[np.float32]:
+    """As `_llama3`, but the blend is linear in the dimension's index."""
+
+    def dimension(turns: float) -> float:
+        span = scaling.original_seq_length / (turns * 2 * math.pi)
+        return config.head_dim * math.log(span) / (2 * math.log(config.theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
+    if low == high:
+        high += 0.001  # no division by zero
+    ramp = np.clip((np.arange(len(base), dtype=np.float32) - low) / (high - low), 0.0, 1.0)
+    return (base / scaling.factor * ramp + base * (1 - ramp)).astype(np.float32)
+
+
+def _yarn_attention_factor(scaling: RopeScaling) -> float:
+    def mscale(weight: float) -> float:
+        return 0.1 * weight * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
+
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.mscale and scaling.mscale_all_dim:
+        return mscale(scaling.mscale) / mscale(scaling.mscale_all_dim)
+    return mscale(1.0)

@@ -1,0 +1,189 @@
+"""Progress of long work, on standard error: a live line on a terminal, plain lines elsewhere.
+
+    with progress.step("load weights", total=271, unit="tensors") as step:
+        step.advance()
+    progress.note("...")
+
+Text for standard output goes through `text`, so that it and the live line do not garble each
+other. Whatever is shown is logged too, and thus stands in run.log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+logger = logging.getLogger("lite_runner.progress")
+
+REDRAW_S = 0.1
+PLAIN_LINE_S = 10.0  # elsewhere than on a terminal: at most one line in this time ...
+PLAIN_LINE_SHARE = 0.1  # ... and only after this share of the work
+ERASE = "\r\x1b[K"
+
+
+class Step:
+    """A piece of work that is under way. `advance` may be called from any thread."""
+
+    def __init__(self, progress: Progress, name: str, total: float | None, unit: str) -> None:
+        self.name = name
+        self.total = total
+        self.unit = unit
+        self.done = 0.0
+        self.started = time.monotonic()
+        self.shown_at = self.started
+        self.shown_done = 0.0
+        self._progress = progress
+
+    def advance(self, amount: float = 1) -> None:
+        """Count `amount` more units as done."""
+        self._progress._advance(self, amount)
+
+    def describe(self) -> str:
+        """The state in a line, e.g. `load weights: 27 of 271 tensors (10%)`."""
+        if self.total is None:
+            amount = f": {_amount(self.done, self.unit)}" if self.done else " ..."
+        else:
+            share = self.done / self.total if self.total else 1.0
+            whole = _amount(self.total, self.unit)
+            amount = f": {_number(self.done, self.unit)} of {whole} ({share:.0%})"
+        return self.name + amount
+
+    def summary(self, outcome: str) -> str:
+        """The closing line, e.g. `load weights: 271 tensors in 0.4 s`."""
+        seconds = f"{time.monotonic() - self.started:.1f} s"
+        if outcome != "done":
+            return f"{self.name}: {outcome} after {seconds}"
+        return (
+            f"{self.name}: {_amount(self.done, self.unit) if self.done else outcome} in {seconds}"
+        )
+
+
+class Progress:
+    """Where progress is shown, and how much of it. One for the process: see below."""
+
+    def __init__(self, verbosity: int = 1) -> None:
+        self.verbosity = verbosity
+        self._steps: list[Step] = []  # the innermost is the one shown
+        self._live = False  # a live line stands on the terminal
+        self._mid_line = False  # the last text did not end its line
+        self._lock = threading.RLock()
+
+    def configure(self, verbosity: int) -> None:
+        """0 is silent, 1 shows steps and notes, 2 details too. Text is always written."""
+        self.verbosity = verbosity
+
+    @contextmanager
+    def step(self, name: str, total: float | None = None, unit: str = "") -> Iterator[Step]:
+        """Show `name` as under way. `total` counts `unit`s; `unit="B"` are bytes, shown in MB."""
+        step = Step(self, name, total, unit)
+        with self._lock:
+            self._steps.append(step)
+            self._show(step)
+        outcome = "interrupted"
+        try:
+            yield step
+            outcome = "done"
+        except Exception:
+            outcome = "failed"
+            raise
+        finally:
+            with self._lock:
+                self._steps.remove(step)
+                self._line(step.summary(outcome))
+                if self._steps and _is_terminal(sys.stderr):
+                    self._show(self._steps[-1])
+
+    def note(self, text: str) -> None:
+        """A line for the user."""
+        with self._lock:
+            self._line(text)
+
+    def detail(self, text: str) -> None:
+        """A line for who asked for more (verbosity=2); it is logged in any case."""
+        with self._lock:
+            if self.verbosity >= 2:
+                self._line(text)
+            else:
+                logger.info(text)
+
+    def text(self, text: str) -> None:
+        """Write `text` to standard output as it is, now."""
+        if not text:
+            return
+        with self._lock:
+            self._erase()
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self._mid_line = not text.endswith("\n")
+
+    def _advance(self, step: Step, amount: float) -> None:
+        with self._lock:
+            step.done += amount
+            now = time.monotonic()
+            if _is_terminal(sys.stderr):
+                due = now - step.shown_at >= REDRAW_S
+            else:
+                due = now - step.shown_at >= PLAIN_LINE_S and (
+                    not step.total or step.done - step.shown_done >= PLAIN_LINE_SHARE * step.total
+                )
+            if due and step in self._steps[-1:]:
+                self._show(step)
+                step.shown_at, step.shown_done = now, step.done
+
+    def _show(self, step: Step) -> None:
+        """The state of a step: on a terminal in the live line, elsewhere as a line."""
+        stream = sys.stderr
+        if not _is_terminal(stream):
+            self._line(step.describe())
+        elif self.verbosity > 0 and not self._breaks_text():
+            # Never as wide as the terminal: a wrapped line could not be erased.
+            width = os.get_terminal_size(stream.fileno()).columns or 80
+            stream.write(ERASE + step.describe()[: width - 1])
+            stream.flush()
+            self._live = True
+
+    def _line(self, text: str) -> None:
+        """A line that stays."""
+        logger.info(text)
+        if self.verbosity > 0 and sys.stderr is not None:
+            self._erase()
+            start = "\n" if self._breaks_text() else ""
+            self._mid_line = self._mid_line and not start
+            sys.stderr.write(f"{start}{text}\n")
+            sys.stderr.flush()
+
+    def _breaks_text(self) -> bool:
+        """Whether the cursor stands at the end of unfinished text, on a shared terminal."""
+        return self._mid_line and _is_terminal(sys.stdout) and _is_terminal(sys.stderr)
+
+    def _erase(self) -> None:
+        if self._live:
+            sys.stderr.write(ERASE)
+            sys.stderr.flush()
+            self._live = False
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _number(amount: float, unit: str) -> str:
+    return f"{amount / 1e6:.1f}" if unit == "B" else f"{amount:,.0f}"
+
+
+def _amount(amount: float, unit: str) -> str:
+    return f"{_number(amount, unit)} {'MB' if unit == 'B' else unit}".rstrip()
+
+
+_shared = Progress()
+configure = _shared.configure
+step = _shared.step
+note = _shared.note
+detail = _shared.detail
+text = _shared.text

@@ -1,0 +1,263 @@
+"""run_mode=predict: prompts in, completions out, streamed as they come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from lite_runner import environment, model_files, progress
+from lite_runner.config.checks import fits_model
+from lite_runner.config.compose import raise_faults
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.plan import check_memory, free_memory, memory_need, plan
+from lite_runner.config.prompts import read_prompts
+from lite_runner.config.schema import RunConfig
+from lite_runner.generation import Generation, check_lengths, generate, longest_prompt
+from lite_runner.model_files import RANDOM, ModelFiles
+from lite_runner.report import Result, RowResult, RunFolder, Timing
+from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.text.transcript import Transcript
+from lite_runner.weights.read_ahead import ReadAhead
+
+if TYPE_CHECKING:
+    from lite_runner.backends.online import OnlineBackend
+
+PROMPTS_AT_ONCE = 32  # where predict_batch_size leaves it open
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that is known before a weight is read."""
+
+    prompts: Sequence[str]
+    tokens: Sequence[Sequence[int]]  # of each prompt
+    generation: GenerationConfig
+    slots: int
+    length: int  # tokens of the longest sequence, prompt and new ones
+
+
+def run(config: RunConfig, folder: RunFolder) -> None:
+    """Generate, print and write the results. Raises RunnerError; KeyboardInterrupt after Ctrl-C,
+    when what there is has been written."""
+    began = time.perf_counter()
+    device = environment.resolve_device(config.context.device_target)
+    prompts = read_prompts(config)
+    files = model_files.locate(config)
+    tokenizer = model_files.tokenizer_of(config, files)
+    job = prepare(config, files, tokenizer, prompts)
+    backend = load(config, files, device, job)
+    load_s = time.perf_counter() - began
+    printer = Printer(tokenizer, job, stream=config.stream)
+    try:
+        outcome = generate(
+            backend,
+            job.tokens,
+            job.generation,
+            on_token=printer.on_token,
+            on_finish=printer.on_finish,
+        )
+    finally:
+        backend.close()
+    rows = printer.rows(outcome)
+    timing = timing_of(outcome, backend.compile_s, load_s)
+    result = Result(
+        run_mode=config.run_mode,
+        model=config.model_name,
+        backend=config.backend,
+        engine="mindspore",
+        load_checkpoint=files.source,
+        results=rows,
+        timing=timing,
+    )
+    folder.write_result(result, texts_per_prompt=job.generation.num_return_sequences)
+    progress.note(summary(result, folder))
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+
+
+def dry_run(config: RunConfig) -> None:
+    """Print the plan. Nothing is fetched, so prompts are counted by their bytes: no token of
+    theirs is shorter."""
+    device = environment.resolve_device(config.context.device_target)
+    prompts = read_prompts(config)
+    model = config.model_config() or model_files.locate(config).model
+    generation = config.generation(model)
+    longest = max((len(prompt.encode()) for prompt in prompts), default=1)
+    length = min(model.seq_length, sequence_length(longest, generation, model.seq_length))
+    slots = slots_for(config, generation, max(1, len(prompts)))
+    lines = plan(config, model, device=device, slots=slots, length=length)
+    progress.text("\n".join(lines) + "\n")
+
+
+def prepare(
+    config: RunConfig, files: ModelFiles, tokenizer: Tokenizer, prompts: Sequence[str]
+) -> Job:
+    """Encode the prompts and check that everything fits. Raises ConfigError."""
+    if config.model_config() is None:  # model=auto: checked only now that its sizes are known
+        raise_faults(list(fits_model(config, files.model)))
+    generation = config.generation(files.model)
+    if config.eos_token_id is None:
+        ends = (*files.model.eos_token_id, *tokenizer.eos_token_ids)
+        generation = replace(generation, eos_token_id=tuple(dict.fromkeys(ends)))
+    if config.chat:
+        tokens = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in prompts]
+    else:
+        tokens = [tokenizer.encode(text) for text in prompts]
+    context = files.model.seq_length
+    if config.truncate == "left":
+        longest = longest_prompt(generation, context)
+        cut = [truncated(ids, longest, tokenizer.bos_token_id) for ids in tokens]
+        if cut != tokens:
+            progress.note(f"truncate=left: prompts cut to their last {longest} tokens")
+        tokens = cut
+    check_lengths([len(ids) for ids in tokens], generation, context)
+    length = max(sequence_length(len(ids), generation, context) for ids in tokens)
+    return Job(prompts, tokens, generation, slots_for(config, generation, len(prompts)), length)
+
+
+def truncated(ids: list[int], longest: int, bos: int | None) -> list[int]:
+    """The last `longest` tokens of a prompt; a leading bos stays."""
+    if len(ids) <= longest or longest < 2:
+        return ids
+    return [ids[0], *ids[1 - longest :]] if ids[0] == bos else ids[-longest:]
+
+
+def sequence_length(prompt: int, generation: GenerationConfig, context: int) -> int:
+    """Tokens that a sequence may reach."""
+    if generation.max_new_tokens is not None:
+        return prompt + generation.max_new_tokens
+    return min(context, generation.max_length or context)
+
+
+def slots_for(config: RunConfig, generation: GenerationConfig, prompts: int) -> int:
+    """Sequences computed at once."""
+    width = max(generation.num_beams, generation.num_return_sequences)
+    return min(prompts, config.predict_batch_size or PROMPTS_AT_ONCE) * width
+
+
+def load(config: RunConfig, files: ModelFiles, device: str, job: Job) -> OnlineBackend:
+    """The backend with its weights, once it is sure that they fit."""
+    dtype = config.compute_dtype(device)
+    if device == "CPU":
+        need = memory_need(files.model, dtype, job.slots, job.length, config.use_past)
+        check_memory(need, free_memory())
+    tensors = files.tensors()
+    name = f"load {files.path.name}" if files.path else "make random weights"
+    if files.source == RANDOM:
+        progress.note("load_checkpoint=random: the weights are noise, and so is the text")
+    with progress.step(name, total=len(tensors), unit="tensors") as step:
+        weights = ReadAhead(tensors, step.advance)  # the threads read while mindspore is imported
+        try:
+            environment.import_mindspore()
+            from lite_runner.backends.online import OnlineBackend, OnlineOptions
+
+            options = OnlineOptions(
+                slots=job.slots,
+                length=job.length,
+                dtype=dtype,
+                device=device,
+                device_id=config.context.device_id,
+                threads=config.context.threads,
+                use_past=config.use_past,
+            )
+            return OnlineBackend(files.model, weights, options, progress.note)
+        finally:
+            weights.close()
+
+
+class Printer:
+    """The texts of all sequences: decoded, cut at stop texts, and shown in order.
+
+    A single sequence streams; of several, each is shown when it and all before it are done.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, job: Job, stream: bool) -> None:
+        returns = job.generation.num_return_sequences
+        self._job = job
+        self._keys = [(index, part) for index in range(len(job.prompts)) for part in range(returns)]
+        self._transcripts = {key: Transcript(tokenizer, job.generation.stop) for key in self._keys}
+        self._live = stream and len(self._keys) == 1 and job.generation.num_beams == 1
+        self._stream = stream
+        self._finished: set[tuple[int, int]] = set()
+        self._shown = 0
+
+    def on_token(self, prompt: int, part: int, token: int) -> bool:
+        """Take a token; True where a stop text is complete."""
+        transcript = self._transcripts[prompt, part]
+        text = transcript.put(token)
+        if self._live:
+            progress.text(text)
+        return transcript.stopped
+
+    def on_finish(self, prompt: int, part: int) -> None:
+        """A sequence is complete."""
+        rest = self._transcripts[prompt, part].finish()
+        if self._live:
+            progress.text(rest)
+        self._finished.add((prompt, part))
+        if self._stream and self._job.generation.num_beams == 1:
+            while self._keys[self._shown : self._shown + 1] and (
+                self._keys[self._shown] in self._finished
+            ):
+                self._show(self._keys[self._shown])
+                self._shown += 1
+
+    def rows(self, outcome: Generation) -> list[RowResult]:
+        """The results, and the texts that were not shown yet."""
+        rows = []
+        for completion in outcome.completions:
+            key = (completion.prompt_index, completion.return_index)
+            transcript = self._transcripts[key]
+            if self._job.generation.num_beams > 1:
+                for token in completion.token_ids:
+                    transcript.put(token)
+            rest = transcript.finish()
+            if self._live:
+                progress.text(rest)
+            rows.append(
+                RowResult(
+                    prompt=self._job.prompts[completion.prompt_index],
+                    text=transcript.text,
+                    token_ids=completion.token_ids,
+                    prompt_tokens=len(self._job.tokens[completion.prompt_index]),
+                    generated_tokens=len(completion.token_ids),
+                    finish_reason=completion.finish_reason,
+                )
+            )
+        for key in self._keys[self._shown :]:
+            self._show(key)
+        return rows
+
+    def _show(self, key: tuple[int, int]) -> None:
+        progress.text("\n" if self._live else self._transcripts[key].text + "\n")
+
+
+def timing_of(outcome: Generation, compile_s: dict[str, float], load_s: float) -> Timing:
+    """Compiling happens inside the first steps; it is taken out of them here."""
+    measured = outcome.timing
+    prefill_s = measured.prefill_s - compile_s["prefill"]
+    decode_s = measured.decode_s - compile_s["decode"]
+    first = measured.time_to_first_token_s
+    return Timing(
+        load_s=load_s,
+        compile_s=sum(compile_s.values()),
+        prefill_s=prefill_s,
+        decode_s=decode_s,
+        prefill_tok_s=measured.prefill_tokens / prefill_s if prefill_s > 0 else None,
+        decode_tok_s=measured.decode_tokens / decode_s if decode_s > 0 else None,
+        time_to_first_token_s=None if first is None else load_s + first,
+    )
+
+
+def summary(result: Result, folder: RunFolder) -> str:
+    """What the run did, in a line."""
+    timing = result.timing
+    tokens = sum(row.generated_tokens for row in result.results)
+    parts = [f"{tokens} tokens", f"load {timing.load_s:.1f} s", f"compile {timing.compile_s:.1f} s"]
+    if timing.prefill_tok_s:
+        parts.append(f"prefill {timing.prefill_tok_s:.0f} tokens/s")
+    if timing.decode_tok_s:
+        parts.append(f"decode {timing.decode_tok_s:.1f} tokens/s")
+    return f"{', '.join(parts)}; results in {folder.path}"

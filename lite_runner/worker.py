@@ -1,0 +1,25 @@
+"""One process's share of a run: the resolved config, and the run mode that it names."""
+
+from __future__ import annotations
+
+from lite_runner.config.schema import RunConfig
+from lite_runner.errors import ConfigError
+from lite_runner.report import RunFolder
+from lite_runner.run_modes import convert, predict
+
+
+def run(config: RunConfig, folder: RunFolder) -> None:
+    """Do the work of `config`, with its results in `folder`. Raises RunnerError."""
+    if config.run_mode == "predict":
+        predict.run(config, folder)
+    elif config.run_mode == "convert":
+        convert.run(config, folder)
+    else:
+        raise ConfigError(f"run_mode={config.run_mode} is not available yet")
+
+
+def dry_run(config: RunConfig) -> None:
+    """Print what `run` would do and take."""
+    if config.run_mode != "predict":
+        raise ConfigError(f"dry_run=true is not available yet with run_mode={config.run_mode}")
+    predict.dry_run(config)

@@ -1,0 +1,233 @@
+"""Runs of tiny random models, from the command line to the files that they leave."""
+
+from __future__ import annotations
+
+import ast
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lite_runner.app import main
+from lite_runner.config.hf import hf_from_model_config
+from lite_runner.weights.layouts import expected_tensors
+from lite_runner.weights.safetensors_file import write_safetensors
+from lite_runner.weights.tensor import LazyTensor
+
+ROOT = Path(__file__).parents[2]
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command line in this process, in an empty folder; gives result.json."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*overrides: str, code: int = 0) -> dict[str, Any]:
+        assert main(["verbosity=0", *overrides]) == code
+        return json.loads(Path("outputs/latest/result.json").read_text(encoding="utf-8"))
+
+    return run
+
+
+@pytest.mark.parametrize("model", ["tiny_bloom", "tiny_llama", "tiny_qwen2", "tiny_gpt2"])
+def test_every_architecture_predicts(
+    run: Run, capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    result = run(f"model={model}", "predict_data=I love Beijing, because", "max_new_tokens=5")
+    (row,) = result["results"]
+    assert result["load_checkpoint"] == "random"
+    assert row["prompt"] == "I love Beijing, because"
+    assert row["prompt_tokens"] == len(row["prompt"])
+    assert len(row["token_ids"]) == row["generated_tokens"] <= 5
+    captured = capsys.readouterr()
+    assert captured.out == row["text"] + "\n"
+    assert captured.err == ""
+    texts = ast.literal_eval(Path("outputs/latest/text_generation_result.txt").read_text("utf-8"))
+    assert texts == [{"text_generation_text": [row["prompt"] + row["text"]]}]
+
+
+def test_a_row_is_the_same_alone_in_a_batch_and_without_a_cache(run: Run) -> None:
+    model, options = "model=tiny_llama", ["max_new_tokens=6", "do_sample=true", "seed=3"]
+    texts = ["a", "some longer prompt", "中文", "fourth"]
+    batch = run(model, f"predict_data={json.dumps(texts)}", *options)
+    tokens = [row["token_ids"] for row in batch["results"]]
+    one_slot = run(model, f"predict_data={json.dumps(texts)}", *options, "predict_batch_size=1")
+    assert [row["token_ids"] for row in one_slot["results"]] == tokens
+    alone = run(model, f"predict_data={texts[0]}", *options)
+    assert alone["results"][0]["token_ids"] == tokens[0]
+    anew = run(
+        model, f"predict_data={json.dumps(texts)}", *options, "model.model_config.use_past=false"
+    )
+    assert [row["token_ids"] for row in anew["results"]] == tokens
+
+
+def test_returns_and_beams(run: Run) -> None:
+    model = ["model=tiny_gpt2", "predict_data=['a','b']", "max_new_tokens=4"]
+    sampled = run(*model, "do_sample=true", "num_return_sequences=3")
+    assert [row["prompt"] for row in sampled["results"]] == ["a"] * 3 + ["b"] * 3
+    texts = ast.literal_eval(Path("outputs/latest/text_generation_result.txt").read_text("utf-8"))
+    assert [len(entry["text_generation_text"]) for entry in texts] == [3, 3]
+    beams = run(*model, "num_beams=3", "num_return_sequences=2")
+    assert [row["prompt"] for row in beams["results"]] == ["a", "a", "b", "b"]
+
+
+def test_stop_text_ends_and_is_left_out(run: Run) -> None:
+    options = ["model=tiny_bloom", "predict_data=x", "max_new_tokens=12", "eos_token_id=[]"]
+    text = run(*options)["results"][0]["text"]
+    stop = text[4:6]
+    row = run(*options, f"stop={stop}")["results"][0]
+    assert row["finish_reason"] == "stop"
+    assert row["text"] == text[: text.index(stop)]
+
+
+def test_prompts_from_a_file_and_standard_input(
+    run: Run, cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    Path("prompts.txt").write_text("first\n第二\n", encoding="utf-8")
+    result = run("model=tiny_llama", "predict_data=prompts.txt", "max_new_tokens=2")
+    assert [row["prompt"] for row in result["results"]] == ["first", "第二"]
+    done = cli(
+        "model=tiny_llama", "predict_data=-", "max_new_tokens=2", stdin="{a}=b, 'c'\n", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    saved = json.loads((tmp_path / "outputs/latest/result.json").read_text(encoding="utf-8"))
+    assert saved["results"][0]["prompt"] == "{a}=b, 'c'"
+
+
+def test_a_prompt_that_does_not_fit_needs_truncate(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["model=tiny_llama", f"predict_data={'word ' * 60}", "max_new_tokens=6"]
+    assert main(options) == 2
+    message = capsys.readouterr().err
+    assert "300 tokens" in message and "256" in message and "truncate=left" in message
+    assert run(*options, "truncate=left")["results"][0]["prompt_tokens"] == 250
+
+
+def test_timing_holds_rates_without_compiling(run: Run) -> None:
+    timing = run("model=tiny_llama", "predict_data=hello", "max_new_tokens=20")["timing"]
+    assert set(timing) == {
+        "load_s",
+        "compile_s",
+        "prefill_s",
+        "decode_s",
+        "prefill_tok_s",
+        "decode_tok_s",
+        "time_to_first_token_s",
+    }
+    assert timing["compile_s"] > 0.1
+    # 19 tokens of a tiny model: with the compiling in it, the rate would be a tenth.
+    assert timing["decode_tok_s"] == pytest.approx(19 / timing["decode_s"])
+    assert timing["decode_s"] < timing["compile_s"]
+
+
+def write_model(folder: Path, **changed: np.ndarray) -> None:
+    """A Hugging Face folder of a tiny llama in MindFormers' names, some tensors changed."""
+    from lite_runner.config.argv import parse
+    from lite_runner.config.compose import heads, resolve
+
+    config, _ = resolve(parse(["model=tiny_llama", "predict_data=x"], heads()))
+    model = config.model_config()
+    assert model is not None
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    tensors = {}
+    for name, shape in expected_tensors(model).items():
+        values = changed.get(name, generator.standard_normal(shape).astype(np.float32))
+        tensors[name] = LazyTensor(shape, "F32", lambda values=values: values)
+    write_safetensors(folder / "model.safetensors", tensors, {})
+    (folder / "config.json").write_text(json.dumps(hf_from_model_config(model)))
+
+
+def test_not_a_number_ends_in_1_with_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    broken = np.full(64, np.nan, np.float32)
+    write_model(tmp_path / "model", **{"model.norm_out.weight": broken})
+    options = ["load_checkpoint=model", "predict_data=hi", "verbosity=0"]
+    assert main(["model=tiny_llama", *options]) == 1
+    assert "step 0" in capsys.readouterr().err
+
+
+def test_another_model_than_the_checkpoint_ends_in_4(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "model")
+    options = ["load_checkpoint=model", "predict_data=hi", "model.model_config.theta=5e5"]
+    assert main(["model=tiny_llama", *options]) == 4
+    message = capsys.readouterr().err
+    assert "theta: the config says 500000.0, the checkpoint 10000.0" in message
+    assert "model=auto" in message
+
+
+def test_a_checkpoint_without_tokenizer_ends_in_4_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "model")
+    assert main(["model=auto", "load_checkpoint=model", "predict_data=hi"]) == 4
+    captured = capsys.readouterr().err
+    assert "no tokenizer in model" in captured and "load model" not in captured
+
+
+def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "run_lite.py"), "model=tiny_llama", "predict_data=long"]
+    process = subprocess.Popen(
+        [*command, "eos_token_id=[]", "max_new_tokens=250"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)  # the first text is out
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    result = json.loads((tmp_path / "outputs/latest/result.json").read_text(encoding="utf-8"))
+    (row,) = result["results"]
+    if row["finish_reason"] == "length":  # it was done before the signal came
+        pytest.fail("the run was too quick to interrupt; ask for more tokens")
+    assert process.returncode == 130, errors
+    assert row["finish_reason"] == "interrupted" and 0 < row["generated_tokens"] < 250
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["model=bloom_7.1b", "predict_data=hi", "dry_run=true"]) == 0
+    plan = capsys.readouterr().out
+    assert "7,069,016,064" in plan  # the published model's exact count
+    assert "hf://bigscience/bloom-7b1" in plan and "28.3 GB" in plan
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mindformers_command_line_runs(run: Run, tmp_path: Path) -> None:
+    Path("predict.yaml").write_text(
+        """
+run_mode: 'predict'
+use_parallel: True
+trainer: {type: CausalLanguageModelingTrainer, model_name: 'llama2_small'}
+runner_config: {epochs: 2}
+context: {mode: 0, device_target: "CPU"}
+model:
+  model_config: {type: LlamaConfig, seq_length: 128, hidden_size: 64, num_layers: 2, num_heads: 4,
+    vocab_size: 320, multiple_of: 32, rms_norm_eps: 1.0e-5, bos_token_id: 1, eos_token_id: 2,
+    pad_token_id: 0, compute_dtype: "float32", use_past: True, max_decode_length: 64}
+  arch: {type: LlamaForCausalLM}
+processor: {tokenizer: {type: LlamaTokenizer}}
+""",
+        encoding="utf-8",
+    )
+    flags = "--config predict.yaml --run_mode predict --use_parallel False --load_checkpoint random"
+    result = run(*flags.split(), "--predict_data", "I love Beijing, because", "max_new_tokens=3")
+    assert result["model"] == "llama2_small"
+    assert result["results"][0]["prompt"] == "I love Beijing, because"

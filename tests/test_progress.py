@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import fcntl
+import io
+import logging
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from lite_runner.progress import Progress
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("lite_runner.progress.time", clock)
+    return clock
+
+
+def test_plain_lines_at_start_and_finish(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
+    progress = Progress()
+    with progress.step("load weights", total=271, unit="tensors") as step:
+        for _ in range(271):
+            step.advance()
+        clock.now += 0.4
+    with progress.step("compile"):
+        clock.now += 3
+    progress.note("done")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        "load weights: 0 of 271 tensors (0%)",
+        "load weights: 271 tensors in 0.4 s",
+        "compile ...",
+        "compile: done in 3.0 s",
+        "done",
+    ]
+
+
+def test_plain_lines_of_long_work_are_few(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
+    progress = Progress()
+    with progress.step("download", total=1e9, unit="B") as step:
+        for _ in range(1000):
+            clock.now += 3
+            step.advance(1e6)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 12  # the start, every 10 %, the end
+    assert lines[1] == "download: 100.0 of 1000.0 MB (10%)"
+    assert lines[-1] == "download: 1000.0 MB in 3000.0 s"
+
+
+def test_work_of_unknown_size_reports_every_ten_seconds(
+    capsys: pytest.CaptureFixture[str], clock: Clock
+) -> None:
+    with Progress().step("generate", unit="tokens") as step:
+        for _ in range(25):
+            clock.now += 1
+            step.advance()
+    assert capsys.readouterr().err.splitlines() == [
+        "generate ...",
+        "generate: 10 tokens",
+        "generate: 20 tokens",
+        "generate: 25 tokens in 25.0 s",
+    ]
+
+
+def test_silence_keeps_text_and_the_log(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    progress = Progress()
+    progress.configure(verbosity=0)
+    with caplog.at_level(logging.INFO, "lite_runner"):
+        with progress.step("load", total=2):
+            progress.note("a note")
+        progress.text("Paris")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("Paris", "")
+    assert "a note" in caplog.messages
+
+
+@pytest.mark.parametrize(("verbosity", "shown"), [(0, ""), (1, ""), (2, "more\n")])
+def test_details_are_for_who_asks(
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    verbosity: int,
+    shown: str,
+) -> None:
+    with caplog.at_level(logging.INFO, "lite_runner"):
+        Progress(verbosity).detail("more")
+    assert capsys.readouterr().err == shown
+    assert caplog.messages == ["more"]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(ValueError(), "failed"), (KeyboardInterrupt(), "interrupted"), (SystemExit(), "interrupted")],
+)
+def test_a_step_that_ends_early_says_so(
+    capsys: pytest.CaptureFixture[str], clock: Clock, error: BaseException, outcome: str
+) -> None:
+    with pytest.raises(type(error)), Progress().step("load"):
+        clock.now += 0.2
+        raise error
+    assert capsys.readouterr().err.splitlines()[-1] == f"load: {outcome} after 0.2 s"
+
+
+def test_nothing_to_do_is_done(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
+    with Progress().step("load", total=0, unit="tensors"):
+        pass
+    assert capsys.readouterr().err == "load: 0 of 0 tensors (100%)\nload: done in 0.0 s\n"
+
+
+def test_a_closed_standard_error_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    progress = Progress()
+    with progress.step("load", total=1) as step:
+        step.advance()
+        progress.text("Paris")
+    assert sys.stdout.getvalue() == "Paris"  # type: ignore[attr-defined]
+
+
+def on_terminal(script: str, columns: int = 60, stdout: int | None = None) -> str:
+    """What a terminal receives from a Python script that has `progress` imported."""
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from lite_runner import progress\nimport time\n" + script],
+        stdin=subprocess.DEVNULL,
+        stdout=terminal if stdout is None else stdout,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    os.close(terminal)
+    received = b""
+    while chunk := read(controller):
+        received += chunk
+    os.close(controller)
+    assert process.wait() == 0, received.decode()
+    return received.decode().replace("\r\n", "\n")
+
+
+def read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # Linux: the other side is closed
+        return b""
+
+
+def screen(received: str) -> list[str]:
+    """The lines that a reader sees in the end: a carriage return and erase undone by hand."""
+    return [re.sub(r"^.*\r\x1b\[K", "", line) for line in received.split("\n")]
+
+
+def test_a_terminal_shows_one_live_line() -> None:
+    received = on_terminal(
+        """
+with progress.step("load weights", total=4, unit="tensors") as step:
+    for _ in range(4):
+        time.sleep(0.11)
+        step.advance()
+"""
+    )
+    assert received.count("\n") == 1
+    for done in (0, 1, 2, 3):
+        assert f"\r\x1b[Kload weights: {done} of 4 tensors ({done * 25}%)" in received
+    assert re.fullmatch(r"load weights: 4 tensors in 0\.\d s", screen(received)[0])
+
+
+def test_a_live_line_never_wraps() -> None:
+    received = on_terminal("with progress.step('x' * 200): pass", columns=20)
+    assert "\r\x1b[K" + "x" * 19 + "\r" in received
+
+
+def test_streamed_text_and_the_live_line_do_not_mix() -> None:
+    received = on_terminal(
+        """
+with progress.step("generate", total=3, unit="tokens") as step:
+    for word in (" Paris", ".\\n", " It"):
+        time.sleep(0.11)
+        progress.text(word)
+        step.advance()
+    progress.note("a note")
+"""
+    )
+    lines = screen(received)
+    assert lines[:3] == [" Paris.", " It", "a note"]
+    assert lines[3].startswith("generate: 3 tokens in ")
+    unfinished = received[received.index(" Paris") : received.index(".\n")]
+    assert unfinished == " Paris"  # nothing is drawn over a line of text that goes on
+
+
+def test_text_for_a_file_leaves_the_live_line_alone(tmp_path: Path) -> None:
+    with (tmp_path / "out.txt").open("wb") as file:
+        received = on_terminal(
+            """
+with progress.step("generate", total=2) as step:
+    for word in ("a", "b"):
+        progress.text(word)
+        time.sleep(0.11)
+        step.advance()
+""",
+            stdout=file.fileno(),
+        )
+    assert (tmp_path / "out.txt").read_text() == "ab"
+    assert received.count("\n") == 1 and "1 of 2 (50%)" in received
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "dumb")
+    with Progress().step("load"):
+        pass
+    assert "\x1b" not in stream.getvalue()

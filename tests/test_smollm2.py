@@ -1,0 +1,90 @@
+"""The real model against transformers on the same GGUF (tests/fixtures/reference)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lite_runner.backends.base import Row
+from lite_runner.backends.online import OnlineBackend, OnlineOptions
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.generation import generate
+from lite_runner.text.loading import load_tokenizer
+from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.read_ahead import ReadAhead
+
+REFERENCE = json.loads(
+    (Path(__file__).parent / "fixtures/reference/smollm2_135m.json").read_text(encoding="utf-8")
+)
+CASES = REFERENCE["completions"] + REFERENCE["chats"]
+# One worker loads the model for all of these.
+pytestmark = pytest.mark.xdist_group("smollm2")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_gguf: Path) -> Tokenizer:
+    return load_tokenizer(smollm2_gguf, model_vocab=None)
+
+
+@pytest.fixture(scope="module")
+def backend(smollm2_gguf: Path) -> OnlineBackend:
+    config = model_config_of(smollm2_gguf)
+    assert config is not None
+    weights = ReadAhead(open_checkpoint(smollm2_gguf, config))
+    return OnlineBackend(config, weights, OnlineOptions(slots=4, length=512))
+
+
+@pytest.fixture(scope="module")
+def completions(backend: OnlineBackend) -> list[list[int]]:
+    """Of every case, all in one call over four slots: batch, refill and lengths at once."""
+    options = GenerationConfig(max_new_tokens=REFERENCE["max_new_tokens"], eos_token_id=(2,))
+    prompts = [case["prompt_ids"] for case in CASES]
+    return [each.token_ids for each in generate(backend, prompts, options).completions]
+
+
+@pytest.mark.parametrize("index", range(len(CASES)))
+def test_greedy_tokens_equal_transformers(completions: list[list[int]], index: int) -> None:
+    case = CASES[index]
+    expected = case["token_ids"]
+    if case["finish_reason"] == "stop":  # transformers keeps the eos token
+        expected = [token for token in expected if token != 2]
+    assert completions[index] == expected
+
+
+@pytest.mark.parametrize("case", REFERENCE["completions"], ids=lambda case: case["prompt"][:12])
+def test_prompt_ids_equal_transformers(tokenizer: Tokenizer, case: dict[str, Any]) -> None:
+    assert tokenizer.encode(case["prompt"]) == case["prompt_ids"]
+
+
+@pytest.mark.parametrize("case", REFERENCE["chats"], ids=lambda case: case["question"][:12])
+def test_chat_prompt_equals_transformers(tokenizer: Tokenizer, case: dict[str, Any]) -> None:
+    messages = [{"role": "user", "content": case["question"]}]
+    assert tokenizer.render_chat(messages) == case["prompt"]
+    assert tokenizer.encode_chat(messages) == case["prompt_ids"]
+
+
+def test_first_logits_equal_transformers(backend: OnlineBackend) -> None:
+    for case in REFERENCE["completions"]:
+        logits = backend.forward([Row(0, np.array(case["prompt_ids"], np.int32), 0)])[0]
+        expected = np.array(case["first_top5_logits"])
+        got = logits[case["first_top5_ids"]]
+        assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_perplexity_equals_transformers(backend: OnlineBackend) -> None:
+    """Token by token through the cache, so that every decode step counts."""
+    ids = np.array(REFERENCE["perplexity"]["token_ids"], np.int32)
+    losses = []
+    for position, (token, following) in enumerate(itertools.pairwise(ids)):
+        logits = backend.forward([Row(0, np.array([token]), position)])[0].astype(np.float64)
+        losses.append(
+            np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[following]
+        )
+    perplexity = float(np.exp(np.mean(losses)))
+    assert perplexity == pytest.approx(REFERENCE["perplexity"]["value"], rel=1e-4)
