@@ -22,7 +22,8 @@ lint:  ## set up, then lint, types and shell check
 
 reference:  ## make the references of the tests anew with torch and transformers, and compare
 	@scripts/setup.sh peers
-	@.venv-bench/bin/python scripts/make_reference.py --check
+	@scripts/setup.sh run
+	@scripts/compare_fixtures.sh "$$(.venv/bin/python scripts/model_path.py smollm2_135m)"
 
 bench:  ## measure against transformers + torch on the real model
 	@scripts/setup.sh run

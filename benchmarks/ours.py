@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from measure import Measurement, peak_rss_mib, seconds_since_start
 
-from lite_runner import environment, model_files
+from lite_runner import environment, model_files, progress
 from lite_runner.backends.base import Row
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
@@ -35,9 +35,9 @@ def main() -> None:
         f"max_new_tokens={arguments.new_tokens}",
         f"context.threads={arguments.threads}",
         "predict_data=ids",
-        "verbosity=0",
     ]
     config, _ = resolve(parse(overrides, heads()))
+    progress.configure(verbosity=0)
     started = time.perf_counter()
     files = model_files.locate(config)
     model_files.tokenizer_of(config, files)
@@ -52,6 +52,7 @@ def main() -> None:
     backend = predict.load(config, files, device, job)
     load_s = time.perf_counter() - started
 
+    backend.prepare()
     rows = [Row(slot, np.array(ids, np.int32), 0) for slot, ids in enumerate(prompts)]
     backend.forward(rows).argmax(-1)
     first_token_s = seconds_since_start()

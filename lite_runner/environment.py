@@ -7,6 +7,7 @@ import importlib
 from importlib import metadata
 
 from lite_runner.errors import EnvironmentFault
+from lite_runner.signals import deferred
 
 INSTALL = 'pip install "mindspore==2.10.0" "numpy<2"'
 
@@ -29,7 +30,8 @@ def check_packages() -> None:
 def import_mindspore() -> None:
     """Import it before anything that needs it. Raises EnvironmentFault where it is broken."""
     try:
-        importlib.import_module("mindspore")
+        with deferred():  # half imported, it ends the process with an abort
+            importlib.import_module("mindspore")
     except Exception as error:  # a shared library is missing, or made for another processor, ...
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise EnvironmentFault(

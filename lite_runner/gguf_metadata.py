@@ -201,10 +201,10 @@ class _Reader:
         try:
             for _ in range(count):
                 position += 8 + length_at(data, position)[0]
-        except (struct.error, OverflowError) as error:  # the last length pointed far away
-            raise self._broken("its strings go on past the end of the file") from error
+        except (struct.error, OverflowError):  # the last length pointed far away
+            position = size + 1
         if position > size:
-            raise self._broken("its last string goes on past the end of the file")
+            raise self._broken("its strings go on past the end of the file")
         self._position = position
 
     def _number(self, layout: str) -> Any:

@@ -47,6 +47,33 @@ def handled() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Within, Ctrl-C and SIGTERM wait; the first of them is raised at the end.
+
+    For foreign code that an exception at any place would break, or that swallows it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[signal.Signals] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: waiting.append(signal.Signals(number)))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if waiting:
+            handler = before[waiting[0]]
+            if callable(handler):
+                handler(waiting[0], None)  # SIGINT itself may be blocked
+            else:
+                signal.raise_signal(waiting[0])
+
+
 def _terminate(_signal: int, _frame: FrameType | None) -> None:
     raise Terminated
 

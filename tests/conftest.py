@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from filelock import FileLock
 from hypothesis import settings
+from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -52,6 +55,39 @@ def cli(tmp_path: Path) -> Cli:
         )
 
     return run
+
+
+@pytest.fixture
+def write_tiny_llama(tmp_path: Path) -> Callable[..., Path]:
+    """`write_tiny_llama("model", sizes, **{name: array})` writes a folder in tmp_path: the
+    config.json of model=tiny_llama, `sizes` changed, and its weights in MindFormers' names: random
+    but for the arrays given. There is no tokenizer in it."""
+    from lite_runner.config.argv import parse
+    from lite_runner.config.compose import heads, resolve
+    from lite_runner.config.hf import hf_from_model_config
+    from lite_runner.weights.layouts import expected_tensors
+    from lite_runner.weights.safetensors_file import write_safetensors
+    from lite_runner.weights.tensor import LazyTensor
+
+    def write(
+        name: str, sizes: Mapping[str, int] | None = None, /, **given: NDArray[np.float32]
+    ) -> Path:
+        changes = [f"model.model_config.{key}={value}" for key, value in (sizes or {}).items()]
+        config, _ = resolve(parse(["model=tiny_llama", "predict_data=x", *changes], heads()))
+        model = config.model_config()
+        assert model is not None
+        folder = tmp_path / name
+        folder.mkdir()
+        generator = np.random.default_rng(0)
+        tensors = {}
+        for tensor, shape in expected_tensors(model).items():
+            values = given.get(tensor, generator.standard_normal(shape).astype(np.float32))
+            tensors[tensor] = LazyTensor(shape, "F32", lambda values=values: values)
+        write_safetensors(folder / "model.safetensors", tensors, {})
+        (folder / "config.json").write_text(json.dumps(hf_from_model_config(model)))
+        return folder
+
+    return write
 
 
 @pytest.fixture(scope="session")

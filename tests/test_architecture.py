@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "progress": set(),
     "signals": set(),
-    "environment": {"errors"},
+    "environment": {"errors", "signals"},
     "gguf_metadata": {"errors"},
     "report": {"errors"},
     "config": {"errors"},

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lite_runner.errors import ArtifactError
-from lite_runner.gguf_metadata import read_metadata
+from lite_runner.gguf_metadata import TensorEntry, read_header, read_metadata
 
 VALUES: dict[str, Any] = {
     "general.architecture": "llama",
@@ -73,12 +73,22 @@ def test_changed_bytes_end_in_a_value_or_an_error(path: Path, data: st.DataObjec
         assert str(changed) in error.message
 
 
-def header(keys: int, body: bytes = b"", version: int = 3) -> bytes:
-    return b"GGUF" + struct.pack("<IQQ", version, 0, keys) + body
+def header(keys: int, body: bytes = b"", version: int = 3, tensors: int = 0) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, keys) + body
 
 
 def key(name: bytes, kind: int, value: bytes) -> bytes:
     return struct.pack("<Q", len(name)) + name + struct.pack("<I", kind) + value
+
+
+def text_array(*lengths: int) -> bytes:
+    """Strings of these lengths, none of which has a character in the file."""
+    return struct.pack(f"<IQ{len(lengths)}Q", 8, len(lengths), *lengths)
+
+
+def tensor(name: bytes, shape: tuple[int, ...] = (3, 2)) -> bytes:
+    start = struct.pack("<Q", len(name)) + name + struct.pack("<I", len(shape))
+    return start + struct.pack(f"<{len(shape)}QIQ", *shape, 0, 64)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +105,14 @@ def key(name: bytes, kind: int, value: bytes) -> bytes:
         (header(1, key(b"a", 9, struct.pack("<IQ", 9, 1))), "value type 9 is unknown"),
         (header(1, key(b"a", 8, struct.pack("<Q", 1) + b"\xff")), "not UTF-8"),
         (header(2, key(b"a", 7, b"\1") * 2), "the key occurs twice"),
+        (header(1, key(b"a", 9, text_array(2**63, 1))), "strings go on past the end"),
+        (header(1, key(b"a", 9, text_array(2**40))), "strings go on past the end"),
+        (header(1, key(b"a", 9, struct.pack("<IQQ", 8, 1, 1) + b"\xff")), "key 'a': .* not UTF-8"),
+        (header(0, tensor(b"w") * 2, tensors=2), "tensor 'w': the tensor occurs twice"),
+        (header(0, tensor(b"w"), tensors=2**60), "tensors announced"),
+        (header(0, tensor(b"w", ()) + b"\0" * 8, tensors=1), "0 dimensions, expected 1 to 4"),
+        (header(0, tensor(b"w", (1,) * 5), tensors=1), "5 dimensions, expected 1 to 4"),
+        (header(0, tensor(b"w", (2**48,)), tensors=1), "impossible shape"),
     ],
 )
 def test_hostile_files(tmp_path: Path, content: bytes, message: str) -> None:
@@ -103,6 +121,25 @@ def test_hostile_files(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(ArtifactError, match=message) as error:
         read_metadata(path)
     assert error.value.exit_code == 4
+
+
+def test_tensors_follow_the_metadata(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    head = header(1, key(b"a", 7, b"\1") + tensor(b"w") + tensor(b"v", (5,)), tensors=2)
+    path.write_bytes(head + b"\0" * 100)
+    found = read_header(path)
+    assert found.metadata == {"a": True}
+    assert found.tensors == (TensorEntry("w", (2, 3), 0, 64), TensorEntry("v", (5,), 0, 64))
+    assert found.end == len(head) and len(found.data) == len(head) + 100
+
+
+def test_arrays_are_decoded_on_request(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(header(1, key(b"a", 9, struct.pack("<IQQ", 8, 1, 1) + b"\xff")))
+    array = read_header(path).metadata["a"]
+    assert (array.count, str(array)) == (1, "<array of 1 values>")
+    with pytest.raises(ArtifactError, match="not UTF-8"):
+        array.values()
 
 
 def test_missing_file(tmp_path: Path) -> None:

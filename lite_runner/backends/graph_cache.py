@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from lite_runner.weights.source import cache_dir
 if TYPE_CHECKING:
     from lite_runner.backends.online import OnlineOptions
 
+SEAL = ".sha256"
 PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -46,6 +47,8 @@ class GraphCache:
             "placed": [options.dtype, options.device],
             "mindspore": ms.__version__,
             "code": _code_hash(),
+            # MindSpore throws an entry away that another program has made.
+            "program": str(Path(sys.argv[0]).resolve()),
         }
         name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:32]
         self._folder = cache_dir() / "graphs" / name
@@ -62,11 +65,34 @@ class GraphCache:
             return
         graph = self._folder / "rank_0" / "graph_cache" / f"compile_cache_{self._next}.mindir"
         self._next += 1
+        cached = _is_whole(graph)
         ms.set_context(enable_compile_cache=True, compile_cache_path=str(self._folder))
         try:
-            yield graph.is_file()
+            yield cached
+            if not cached:
+                _seal(graph)
         finally:
             ms.set_context(enable_compile_cache=False)
+
+
+def _is_whole(graph: Path) -> bool:
+    """Whether a kept graph is as it was written; MindSpore would not notice a changed constant."""
+    try:
+        if _digest(graph) == graph.with_suffix(SEAL).read_text():
+            return True
+        graph.unlink()
+    except OSError:
+        pass
+    return False
+
+
+def _seal(graph: Path) -> None:
+    with suppress(OSError):  # an entry without its seal is made anew
+        graph.with_suffix(SEAL).write_text(_digest(graph))
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _is_writable(folder: Path) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from numpy.typing import NDArray
 
+from lite_runner import progress
 from lite_runner.backends.base import Row
 from lite_runner.backends.graph_cache import GraphCache
 from lite_runner.config.model import ModelConfig
@@ -73,14 +74,12 @@ class OnlineBackend:
         config: ModelConfig,
         weights: Weights,
         options: OnlineOptions,
-        note: Callable[[str], None] = lambda line: None,
     ) -> None:
         set_device(options)
         self.vocab_size = config.vocab_size
         self.slots = options.slots
         self.max_length = cache_length(options.length, config.seq_length)
-        self.compile_s = {"prefill": 0.0, "decode": 0.0}
-        self._note = note
+        self.compile_s = 0.0  # so far; a part of the forward that it happened in
         size = CacheSize(options.slots, self.max_length) if options.use_past else None
         build = BuildOptions(size, getattr(ms, options.dtype))
         network: Callable[..., nn.Cell] = NETWORKS[config.family]
@@ -90,6 +89,16 @@ class OnlineBackend:
         self._compiled: dict[str, nn.Cell] = {}
         self._history: dict[int, NDArray[np.int32]] = {}  # use_past=False: tokens of each slot
         self._use_past = options.use_past
+
+    def prepare(self) -> None:
+        """Compile what the first token needs; `forward` does it where this was not called.
+
+        Always prefill first, as the graph cache wants it. Decode can wait for the first token
+        where it is read from the cache; compiling it would interrupt the text for seconds.
+        """
+        cached = self._compile("prefill")
+        if self._use_past and not cached:
+            self._compile("decode")
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         """Logits [len(rows), vocab] after each row's last token."""
@@ -153,26 +162,37 @@ class OnlineBackend:
         return logits if slots == list(range(self.slots)) else logits[slots]
 
     def _run(self, kind: str, *arrays: object) -> NDArray[np.float32]:
-        inputs = [Tensor(np.asarray(array, np.int32)) for array in arrays]
+        if not self._compiled:
+            self.prepare()
         if kind not in self._compiled:
-            self._compiled[kind] = self._compile(kind, inputs)
+            self._compile(kind)
+        inputs = [Tensor(np.asarray(array, np.int32)) for array in arrays]
         logits: NDArray[np.float32] = self._compiled[kind](*inputs).asnumpy()
         return logits
 
-    def _compile(self, kind: str, inputs: list[Tensor]) -> nn.Cell:
+    def _compile(self, kind: str) -> bool:
+        """Compile a graph, or read it from the cache, which the answer tells."""
         start = time.perf_counter()
+        one = Tensor(np.zeros(1, np.int32))
+        graph: nn.Cell
         if kind == "prefill":
             graph = Prefill(self._network)
-            graph.set_inputs(Tensor(shape=[1, None], dtype=ms.int32), *inputs[1:])
+            graph.set_inputs(Tensor(shape=[1, None], dtype=ms.int32), one, one, one)
+            inputs = [Tensor(np.zeros((1, 2), np.int32)), one, one, one]
         else:
             graph = Decode(self._network)
+            shape = (self.slots, 1)
+            inputs = [Tensor(np.zeros(shape, np.int32)), Tensor(np.zeros(self.slots, np.int32))]
         graph.set_train(False)
         with self._graphs.entry() as cached:
-            if not cached:
-                self._note(f"compiling the {kind} graph (kept for later runs)")
-            graph.compile(*inputs)
-        self.compile_s[kind] += time.perf_counter() - start
-        return graph
+            if cached:
+                graph.compile(*inputs)
+            else:
+                with progress.step(f"compile the {kind} graph"):
+                    graph.compile(*inputs)
+        self._compiled[kind] = graph
+        self.compile_s += time.perf_counter() - start
+        return cached
 
 
 def set_device(options: OnlineOptions) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from mindspore import Tensor, nn
 
 from lite_runner.config.model import ModelConfig
@@ -37,14 +36,13 @@ class GPTBlock(nn.Cell):
         def projection(name: str) -> Linear:
             return Linear(options, take(f"{name}.weight").T, take(f"{name}.bias"))
 
-        parts = [f"attention.dense{part}" for part in (1, 2, 3)]
-        self.size = config.hidden_size
+        def dense(name: str) -> Linear:
+            return Linear(options, take(f"{name}.weight"), take(f"{name}.bias"))
+
         self.norm1 = norm("layernorm1")
-        self.qkv = Linear(
-            options,
-            np.concatenate([take(f"{part}.weight") for part in parts]),
-            np.concatenate([take(f"{part}.bias") for part in parts]),
-        )
+        self.q = dense("attention.dense1")
+        self.k = dense("attention.dense2")
+        self.v = dense("attention.dense3")
         self.attention = Attention(options, config.num_heads, config.n_kv_heads, config.head_dim)
         self.projection = projection("attention.projection")
         self.norm2 = norm("layernorm2")
@@ -53,8 +51,7 @@ class GPTBlock(nn.Cell):
         self.down = projection("output.projection")
 
     def construct(self, x: Tensor, rows: Tensor, bias: Tensor, slot: Tensor | None) -> Tensor:
-        qkv = self.qkv(self.norm1(x))
-        size = self.size
-        q, k, v = qkv[:, :size], qkv[:, size : 2 * size], qkv[:, 2 * size :]
-        x = x + self.projection(self.attention(q, k, v, rows, bias, slot))
+        h = self.norm1(x)
+        h = self.attention(self.q(h), self.k(h), self.v(h), rows, bias, slot)
+        x = x + self.projection(h)
         return x + self.down(self.gelu(self.up(self.norm2(x))))

@@ -48,11 +48,12 @@ class BuildOptions:
 
 
 def parameter(values: Array, name: str, dtype: ms.Type = ms.float32) -> Parameter:
-    """A Parameter that shares the array's memory where the type allows."""
-    if dtype == ms.float16:
-        values = values.astype(np.float16)
-    tensor = Tensor.from_numpy(np.ascontiguousarray(values))
-    return Parameter(tensor.astype(dtype), name, requires_grad=False)
+    """A Parameter of a type; for float32 it shares the array's memory."""
+    if dtype == ms.bfloat16:
+        return Parameter(Tensor(values).astype(dtype), name, False)
+    kind = np.float16 if dtype == ms.float16 else np.float32
+    # MindSpore copies unless it gets the only reference to the tensor, by position.
+    return Parameter(Tensor.from_numpy(np.ascontiguousarray(values, kind)), name, False)
 
 
 class Linear(nn.Cell):

@@ -9,7 +9,6 @@ from mindspore import Tensor, nn, ops
 from lite_runner.config.model import ModelConfig
 from lite_runner.models import rope
 from lite_runner.models.layers import (
-    Array,
     Attention,
     BuildOptions,
     Embedding,
@@ -69,27 +68,26 @@ class LlamaBlock(nn.Cell):
     ) -> None:
         super().__init__()
 
-        def take(name: str) -> Array:
-            return weights(f"{prefix}.{name}.weight")
+        def linear(name: str, has_bias: bool = False) -> Linear:
+            bias = weights(f"{prefix}.{name}.bias") if has_bias else None
+            return Linear(options, weights(f"{prefix}.{name}.weight"), bias)
 
-        self.q_size = config.num_heads * config.head_dim
-        self.qk_size = self.q_size + config.n_kv_heads * config.head_dim
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(weights(f"{prefix}.{name}.weight"), config.norm_eps)
+
         self.head_dim = config.head_dim
-        self.width = config.intermediate_size
-        bias = None
-        if config.qkv_has_bias:
-            names = [f"{prefix}.attention.{part}.bias" for part in ("wq", "wk", "wv")]
-            bias = np.concatenate([weights(name) for name in names])
-        qkv = np.concatenate([take(f"attention.{part}") for part in ("wq", "wk", "wv")])
-        gate_up = np.concatenate([take("feed_forward.w1"), take("feed_forward.w3")])
-        self.attention_norm = RMSNorm(take("attention_norm"), config.norm_eps)
-        self.qkv = Linear(options, qkv, bias)
+        self.q_size = config.num_heads * config.head_dim
+        self.attention_norm = norm("attention_norm")
+        self.wq = linear("attention.wq", config.qkv_has_bias)
+        self.wk = linear("attention.wk", config.qkv_has_bias)
+        self.wv = linear("attention.wv", config.qkv_has_bias)
         self.attention = Attention(options, config.num_heads, config.n_kv_heads, config.head_dim)
-        self.wo = Linear(options, take("attention.wo"))
-        self.ffn_norm = RMSNorm(take("ffn_norm"), config.norm_eps)
-        self.gate_up = Linear(options, gate_up)
-        self.down = Linear(options, take("feed_forward.w2"))
-        self.concat = ops.Concat(-1)
+        self.wo = linear("attention.wo")
+        self.ffn_norm = norm("ffn_norm")
+        self.w1 = linear("feed_forward.w1")  # gate
+        self.w2 = linear("feed_forward.w2")  # down
+        self.w3 = linear("feed_forward.w3")  # up
+        self.side_by_side, self.swap = ops.Concat(1), ops.Concat(2)
 
     def construct(
         self,
@@ -100,15 +98,19 @@ class LlamaBlock(nn.Cell):
         bias: Tensor,
         slot: Tensor | None,
     ) -> Tensor:
-        qkv = self.qkv(self.attention_norm(x))
-        qk = qkv[:, : self.qk_size].reshape(-1, self.qk_size // self.head_dim, self.head_dim)
+        h = self.attention_norm(x)
+        q, k = self.rotated(self.wq(h), self.wk(h), cos, sin)
+        x = x + self.wo(self.attention(q, k, self.wv(h), rows, bias, slot))
+        h = self.ffn_norm(x)
+        return x + self.w2(ops.silu(self.w1(h)) * self.w3(h))
+
+    def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary positions on queries and keys in one go; sin's first half is negated."""
+        x = self.side_by_side((q, k)).reshape(cos.shape)
         half = self.head_dim // 2
-        qk = qk * cos + self.concat((qk[:, :, half:], qk[:, :, :half])) * sin
-        qk = qk.reshape(-1, self.qk_size)
-        q, k, v = qk[:, : self.q_size], qk[:, self.q_size :], qkv[:, self.qk_size :]
-        x = x + self.wo(self.attention(q, k, v, rows, bias, slot))
-        gate_up = self.gate_up(self.ffn_norm(x))
-        return x + self.down(ops.silu(gate_up[:, : self.width]) * gate_up[:, self.width :])
+        x = x * cos + self.swap((x[:, :, half:], x[:, :, :half])) * sin
+        x = x.reshape(x.shape[0], -1)
+        return x[:, : self.q_size], x[:, self.q_size :]
 
 
 class LlamaModel(nn.Cell):

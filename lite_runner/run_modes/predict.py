@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import time
+from collections import deque
 from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +18,13 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.plan import check_memory, free_memory, memory_need, plan
 from lite_runner.config.prompts import read_prompts
 from lite_runner.config.schema import RunConfig
-from lite_runner.generation import Generation, check_lengths, generate, longest_prompt
+from lite_runner.generation import (
+    Completion,
+    GenerationTiming,
+    check_lengths,
+    generate,
+    longest_prompt,
+)
 from lite_runner.model_files import RANDOM, ModelFiles
 from lite_runner.report import Result, RowResult, RunFolder, Timing
 from lite_runner.text.tokenizer import Tokenizer
@@ -49,8 +59,12 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     job = prepare(config, files, tokenizer, prompts)
     backend = load(config, files, device, job)
     load_s = time.perf_counter() - began
-    printer = Printer(tokenizer, job, stream=config.stream)
-    try:
+    backend.prepare()
+    prepare_s = backend.compile_s
+    total = len(prompts) * job.generation.num_return_sequences
+    counted = progress.step("generate", total, "texts") if total > 1 else nullcontext()
+    with counted as step, closing(backend):
+        printer = Printer(tokenizer, job, config.stream, step)
         outcome = generate(
             backend,
             job.tokens,
@@ -58,10 +72,20 @@ def run(config: RunConfig, folder: RunFolder) -> None:
             on_token=printer.on_token,
             on_finish=printer.on_finish,
         )
-    finally:
-        backend.close()
-    rows = printer.rows(outcome)
-    timing = timing_of(outcome, backend.compile_s, load_s)
+    rows = [
+        RowResult(
+            prompt=prompts[completion.prompt_index],
+            text=text,
+            token_ids=completion.token_ids,
+            prompt_tokens=len(job.tokens[completion.prompt_index]),
+            generated_tokens=len(completion.token_ids),
+            finish_reason=completion.finish_reason,
+        )
+        for completion, text in zip(
+            outcome.completions, printer.texts(outcome.completions), strict=True
+        )
+    ]
+    timing = timing_of(outcome.timing, load_s, prepare_s, backend.compile_s - prepare_s)
     result = Result(
         run_mode=config.run_mode,
         model=config.model_name,
@@ -148,106 +172,103 @@ def load(config: RunConfig, files: ModelFiles, device: str, job: Job) -> OnlineB
     if files.source == RANDOM:
         progress.note("load_checkpoint=random: the weights are noise, and so is the text")
     with progress.step(name, total=len(tensors), unit="tensors") as step:
-        weights = ReadAhead(tensors, step.advance)  # the threads read while mindspore is imported
-        try:
-            environment.import_mindspore()
-            from lite_runner.backends.online import OnlineBackend, OnlineOptions
+        environment.import_mindspore()
+        from lite_runner.backends.online import OnlineBackend, OnlineOptions
 
-            options = OnlineOptions(
-                slots=job.slots,
-                length=job.length,
-                dtype=dtype,
-                device=device,
-                device_id=config.context.device_id,
-                threads=config.context.threads,
-                use_past=config.use_past,
-            )
-            return OnlineBackend(files.model, weights, options, progress.note)
+        # MindSpore collects garbage at each compile; what was imported is not garbage.
+        gc.freeze()
+        options = OnlineOptions(
+            slots=job.slots,
+            length=job.length,
+            dtype=dtype,
+            device=device,
+            device_id=config.context.device_id,
+            threads=config.context.threads,
+            use_past=config.use_past,
+        )
+        weights = ReadAhead(tensors, step.advance)
+        try:
+            return OnlineBackend(files.model, weights, options)
         finally:
             weights.close()
 
 
 class Printer:
-    """The texts of all sequences: decoded, cut at stop texts, and shown in order.
+    """The text of every sequence: decoded, cut at a stop text, and shown.
 
-    A single sequence streams; of several, each is shown when it and all before it are done.
+    A single one streams; of several, each is shown when it and all before it are done.
     """
 
-    def __init__(self, tokenizer: Tokenizer, job: Job, stream: bool) -> None:
-        returns = job.generation.num_return_sequences
-        self._job = job
-        self._keys = [(index, part) for index in range(len(job.prompts)) for part in range(returns)]
-        self._transcripts = {key: Transcript(tokenizer, job.generation.stop) for key in self._keys}
-        self._live = stream and len(self._keys) == 1 and job.generation.num_beams == 1
-        self._stream = stream
+    def __init__(
+        self, tokenizer: Tokenizer, job: Job, stream: bool, step: progress.Step | None
+    ) -> None:
+        self._step = step
+        keys = itertools.product(
+            range(len(job.prompts)), range(job.generation.num_return_sequences)
+        )
+        self._transcripts = {key: Transcript(tokenizer, job.generation.stop) for key in keys}
+        self._waiting = deque(self._transcripts)
         self._finished: set[tuple[int, int]] = set()
-        self._shown = 0
+        self._beams = job.generation.num_beams > 1  # their tokens are sure only at the end
+        self._in_turn = stream and not self._beams
+        self._live = self._in_turn and len(self._transcripts) == 1
 
     def on_token(self, prompt: int, part: int, token: int) -> bool:
         """Take a token; True where a stop text is complete."""
         transcript = self._transcripts[prompt, part]
-        text = transcript.put(token)
-        if self._live:
-            progress.text(text)
+        self._stream(transcript.put(token))
         return transcript.stopped
 
     def on_finish(self, prompt: int, part: int) -> None:
-        """A sequence is complete."""
-        rest = self._transcripts[prompt, part].finish()
-        if self._live:
-            progress.text(rest)
+        """No token of this sequence follows."""
+        if self._step is not None:
+            self._step.advance()
+        if self._beams:
+            return
+        self._stream(self._transcripts[prompt, part].finish())
         self._finished.add((prompt, part))
-        if self._stream and self._job.generation.num_beams == 1:
-            while self._keys[self._shown : self._shown + 1] and (
-                self._keys[self._shown] in self._finished
-            ):
-                self._show(self._keys[self._shown])
-                self._shown += 1
+        if self._in_turn:
+            self._show()
 
-    def rows(self, outcome: Generation) -> list[RowResult]:
-        """The results, and the texts that were not shown yet."""
-        rows = []
-        for completion in outcome.completions:
+    def texts(self, completions: Sequence[Completion]) -> list[str]:
+        """The text of each completion; what has not been shown is shown now."""
+        texts = []
+        for completion in completions:
             key = (completion.prompt_index, completion.return_index)
             transcript = self._transcripts[key]
-            if self._job.generation.num_beams > 1:
+            if self._beams:
                 for token in completion.token_ids:
                     transcript.put(token)
-            rest = transcript.finish()
-            if self._live:
-                progress.text(rest)
-            rows.append(
-                RowResult(
-                    prompt=self._job.prompts[completion.prompt_index],
-                    text=transcript.text,
-                    token_ids=completion.token_ids,
-                    prompt_tokens=len(self._job.tokens[completion.prompt_index]),
-                    generated_tokens=len(completion.token_ids),
-                    finish_reason=completion.finish_reason,
-                )
-            )
-        for key in self._keys[self._shown :]:
-            self._show(key)
-        return rows
+            self._stream(transcript.finish())
+            self._finished.add(key)
+            texts.append(transcript.text)
+        self._show()
+        return texts
 
-    def _show(self, key: tuple[int, int]) -> None:
-        progress.text("\n" if self._live else self._transcripts[key].text + "\n")
+    def _stream(self, text: str) -> None:
+        if self._live:
+            progress.text(text)
+
+    def _show(self) -> None:
+        while self._waiting and self._waiting[0] in self._finished:
+            text = self._transcripts[self._waiting.popleft()].text
+            progress.text("\n" if self._live else text + "\n")
 
 
-def timing_of(outcome: Generation, compile_s: dict[str, float], load_s: float) -> Timing:
-    """Compiling happens inside the first steps; it is taken out of them here."""
-    measured = outcome.timing
-    prefill_s = measured.prefill_s - compile_s["prefill"]
-    decode_s = measured.decode_s - compile_s["decode"]
+def timing_of(
+    measured: GenerationTiming, load_s: float, prepare_s: float, compile_in_decode_s: float
+) -> Timing:
+    """Compile time is not counted in any rate: what fell into decoding is taken out here."""
+    decode_s = measured.decode_s - compile_in_decode_s
     first = measured.time_to_first_token_s
     return Timing(
         load_s=load_s,
-        compile_s=sum(compile_s.values()),
-        prefill_s=prefill_s,
+        compile_s=prepare_s + compile_in_decode_s,
+        prefill_s=measured.prefill_s,
         decode_s=decode_s,
-        prefill_tok_s=measured.prefill_tokens / prefill_s if prefill_s > 0 else None,
+        prefill_tok_s=measured.prefill_tok_s,
         decode_tok_s=measured.decode_tokens / decode_s if decode_s > 0 else None,
-        time_to_first_token_s=None if first is None else load_s + first,
+        time_to_first_token_s=None if first is None else load_s + prepare_s + first,
     )
 
 

@@ -15,7 +15,10 @@ from lite_runner.text.tokenizer import SpecialTokens, Tokenizer
 
 _JSON, _MODEL, _CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 _MAX_FILE_BYTES = 512 * 2**20
-_HINT = f"give a folder with {_JSON} or {_MODEL}, one of these files, or a .gguf"
+_HINT = (
+    f"give processor.tokenizer.tokenizer_file= a folder with {_JSON} or {_MODEL}, one of these "
+    "files, or a .gguf"
+)
 
 
 def load_tokenizer(path: Path, *, model_vocab: int | None) -> Tokenizer:

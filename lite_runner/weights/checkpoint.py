@@ -30,6 +30,7 @@ from lite_runner.weights.safetensors_file import looks_like_safetensors, open_sa
 from lite_runner.weights.tensor import LazyTensor
 
 MAX_JSON = 16 * 2**20  # bytes of a config.json
+LFS_POINTER = b"version https://git-lfs."
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
 # What MindSpore saves beside the weights while it trains.
 _TRAINING_STATE = re.compile(
@@ -57,8 +58,6 @@ def open_checkpoint(path: Path, config: ModelConfig) -> dict[str, LazyTensor]:
     # A damaged file keeps its suffix: its own reader says best what is wrong with it.
     if file.suffix == ".safetensors":
         return _named(open_safetensors(file), config, str(file))
-    if file.suffix == ".gguf":
-        return from_gguf(open_gguf(file), config)
     if file.suffix == ".ckpt" or looks_like_ckpt(file):
         return _named(open_ckpt(file), config, str(file))
     raise ArtifactError(
@@ -72,8 +71,20 @@ def weights_file(path: Path) -> Path:
     """The file to read for `path`: itself, or the weights (or the index of shards) in a folder."""
     if not path.exists():
         raise ArtifactError(f"{path}: no such file or folder")
-    if not path.is_dir():
-        return path
+    file = _file_in(path) if path.is_dir() else path
+    if first_bytes(file, len(LFS_POINTER)) == LFS_POINTER:
+        raise ArtifactError(
+            f"{file}: a pointer of Git LFS, not the file itself", "fetch it: git lfs pull"
+        )
+    if file.suffix == ".gguf" and not (looks_like_gguf(file) or looks_like_safetensors(file)):
+        raise ArtifactError(
+            f"{file}: not a GGUF file: it starts with {first_bytes(file, 8)!r}, not b'GGUF'",
+            "fetch the file again, and look what it is: an error page, or another format",
+        )
+    return file
+
+
+def _file_in(path: Path) -> Path:
     ranks = [item for item in path.iterdir() if re.fullmatch(r"rank_\d+", item.name)]
     if ranks:
         raise ArtifactError(

@@ -21,6 +21,16 @@ from lite_runner.weights.tensor import LazyTensor
 
 INDEX = "model.safetensors.index.json"
 MAX_INDEX = 100_000_000  # bytes
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
 # Buffers that older releases of transformers saved; the network computes them itself.
 _BUFFERS = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
 

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.weights.files import atomic_write, make_folder
+from lite_runner.weights.hugging_face import INDEX, TOKENIZER_FILES
 
 Report = Callable[[str], None]
 
@@ -31,15 +32,8 @@ HUB_FILES = (
     "config.json",
     "generation_config.json",
     "model*.safetensors",
-    "model.safetensors.index.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
+    INDEX,
+    *TOKENIZER_FILES,
 )
 PROGRESS_SECONDS = 5.0
 ANSWER_SECONDS = 10.0  # for the hub's first answer
@@ -86,7 +80,7 @@ def _existing(path: Path, key: str) -> Path:
         raise ArtifactError(f"{key}: {path}: cannot be read: {error.strerror or error}") from error
     near = difflib.get_close_matches(path.name, names, n=3)
     hint = f"near it: {', '.join(near)}" if near else f"give {key}= a path that exists"
-    if not near and _HUB.fullmatch(f"hf://{path}"):
+    if len(path.parts) == 2 and not folder.is_dir() and _HUB.fullmatch(f"hf://{path}"):
         hint += f", or {key}=hf://{path} for the repository on the hub"
     where = "" if folder.is_dir() else f": there is no folder {folder}"
     raise ArtifactError(f"{key}: {path}: no such file or folder{where}", hint)

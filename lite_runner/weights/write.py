@@ -18,24 +18,14 @@ from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.ckpt_file import write_ckpt
 from lite_runner.weights.files import atomic_write, make_folder, sync_folder
-from lite_runner.weights.hugging_face import to_hugging_face
+from lite_runner.weights.hugging_face import TOKENIZER_FILES, to_hugging_face
 from lite_runner.weights.safetensors_file import write_safetensors
 from lite_runner.weights.tensor import LazyTensor
 
 __all__ = ["Format", "convert", "write_ckpt", "write_safetensors"]
 
 Format = Literal["ckpt", "safetensors", "huggingface"]
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "generation_config.json",
-)
+COPIED_FILES = (*TOKENIZER_FILES, "generation_config.json")
 
 
 def convert(
@@ -69,7 +59,7 @@ def convert(
             write_safetensors(temporary / "model.safetensors", theirs, {"format": "pt"})
             with atomic_write(temporary / "config.json") as file:
                 file.write(json.dumps(hf_from_model_config(config), indent=2).encode() + b"\n")
-            for name in TOKENIZER_FILES:
+            for name in COPIED_FILES:
                 if (folder / name).is_file():
                     shutil.copyfile(folder / name, temporary / name)
 

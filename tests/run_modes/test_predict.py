@@ -15,13 +15,10 @@ import numpy as np
 import pytest
 
 from lite_runner.app import main
-from lite_runner.config.hf import hf_from_model_config
-from lite_runner.weights.layouts import expected_tensors
-from lite_runner.weights.safetensors_file import write_safetensors
-from lite_runner.weights.tensor import LazyTensor
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., dict[str, Any]]
+WriteModel = Callable[..., Path]
 
 
 @pytest.fixture
@@ -128,40 +125,28 @@ def test_timing_holds_rates_without_compiling(run: Run) -> None:
     assert timing["decode_s"] < timing["compile_s"]
 
 
-def write_model(folder: Path, **changed: np.ndarray) -> None:
-    """A Hugging Face folder of a tiny llama in MindFormers' names, some tensors changed."""
-    from lite_runner.config.argv import parse
-    from lite_runner.config.compose import heads, resolve
-
-    config, _ = resolve(parse(["model=tiny_llama", "predict_data=x"], heads()))
-    model = config.model_config()
-    assert model is not None
-    folder.mkdir()
-    generator = np.random.default_rng(0)
-    tensors = {}
-    for name, shape in expected_tensors(model).items():
-        values = changed.get(name, generator.standard_normal(shape).astype(np.float32))
-        tensors[name] = LazyTensor(shape, "F32", lambda values=values: values)
-    write_safetensors(folder / "model.safetensors", tensors, {})
-    (folder / "config.json").write_text(json.dumps(hf_from_model_config(model)))
-
-
 def test_not_a_number_ends_in_1_with_the_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    write_tiny_llama: WriteModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     broken = np.full(64, np.nan, np.float32)
-    write_model(tmp_path / "model", **{"model.norm_out.weight": broken})
+    write_tiny_llama("model", **{"model.norm_out.weight": broken})
     options = ["load_checkpoint=model", "predict_data=hi", "verbosity=0"]
     assert main(["model=tiny_llama", *options]) == 1
     assert "step 0" in capsys.readouterr().err
 
 
 def test_another_model_than_the_checkpoint_ends_in_4(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    write_tiny_llama: WriteModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_model(tmp_path / "model")
+    write_tiny_llama("model")
     options = ["load_checkpoint=model", "predict_data=hi", "model.model_config.theta=5e5"]
     assert main(["model=tiny_llama", *options]) == 4
     message = capsys.readouterr().err
@@ -170,13 +155,17 @@ def test_another_model_than_the_checkpoint_ends_in_4(
 
 
 def test_a_checkpoint_without_tokenizer_ends_in_4_before_it_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    write_tiny_llama: WriteModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_model(tmp_path / "model")
+    write_tiny_llama("model")
     assert main(["model=auto", "load_checkpoint=model", "predict_data=hi"]) == 4
     captured = capsys.readouterr().err
     assert "no tokenizer in model" in captured and "load model" not in captured
+    assert "processor.tokenizer.tokenizer_file=" in captured
 
 
 def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:

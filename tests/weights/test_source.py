@@ -4,6 +4,7 @@ import errno
 import hashlib
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -77,6 +78,16 @@ def test_a_missing_path_names_its_neighbours(tmp_path: Path) -> None:
     assert "bloom_7.1b.ckpt" in caught.value.hint
     with pytest.raises(ArtifactError, match=f"there is no folder {tmp_path}/no"):
         fetch(str(tmp_path / "no" / "x.ckpt"))
+    with pytest.raises(ArtifactError, match="tokenizer_file: gone: no such file") as caught:
+        fetch("gone", key="tokenizer_file")
+    assert caught.value.hint == "give tokenizer_file= a path that exists"
+
+
+def test_a_repository_without_its_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArtifactError, match="load_checkpoint: bigscience/bloom-7b1: ") as caught:
+        fetch("bigscience/bloom-7b1")
+    assert "load_checkpoint=hf://bigscience/bloom-7b1" in caught.value.hint
 
 
 def test_too_long_a_path_is_an_error_like_any_other(tmp_path: Path) -> None:
@@ -167,6 +178,15 @@ def test_unwritable_cache(cache: Path) -> None:
         fetch("hf://owner/name")
 
 
+@pytest.fixture
+def hub_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that is there; what is downloaded from it, the tests say."""
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *_args, **_options: None)
+
+
+@pytest.mark.usefixtures("hub_answers")
 def test_hub_files_and_place(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
@@ -197,6 +217,32 @@ def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "HF_ENDPOINT" in caught.value.hint and "load_checkpoint=" in caught.value.hint
 
 
+def test_a_hub_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(source, "ANSWER_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
+        with pytest.raises(ArtifactError, match="bigscience/bloom-7b1"):
+            fetch("hf://bigscience/bloom-7b1")
+
+
+def test_without_a_network_the_cache_will_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    commit = "0" * 40
+    repository = cache / "hub" / "models--owner--name"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    snapshot = repository / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").touch()
+    assert fetch("hf://owner/name") == snapshot.resolve()
+
+
+@pytest.mark.usefixtures("hub_answers")
 def test_full_disk_while_fetching_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 

@@ -1,0 +1,66 @@
+"""Compiled graphs across processes: MindSpore keeps them for a whole process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def predict(cli: Cli, tmp_path: Path) -> Callable[..., tuple[Any, str]]:
+    """Run a tiny model with a cache of its own; gives result.json and standard error."""
+
+    def predict(*overrides: str) -> tuple[Any, str]:
+        options = ["model=tiny_llama", "predict_data=some words", "max_new_tokens=6", *overrides]
+        done = cli(*options, env={"LITE_RUNNER_CACHE": str(tmp_path / "cache")})
+        assert done.returncode == 0, done.stderr
+        return json.loads((tmp_path / "outputs/latest/result.json").read_text("utf-8")), done.stderr
+
+    return predict
+
+
+def graphs(folder: Path) -> list[Path]:
+    return sorted((folder / "cache" / "graphs").rglob("*.mindir"))
+
+
+def test_the_second_run_compiles_nothing(
+    predict: Callable[..., tuple[Any, str]], tmp_path: Path
+) -> None:
+    first, told = predict()
+    assert "compile the prefill graph" in told and "compile the decode graph" in told
+    assert len(graphs(tmp_path)) == 2
+    second, told = predict()
+    assert "compile the" not in told
+    assert second["results"] == first["results"]
+    assert second["timing"]["compile_s"] < first["timing"]["compile_s"]
+
+
+def test_a_damaged_graph_is_compiled_anew(
+    predict: Callable[..., tuple[Any, str]], tmp_path: Path
+) -> None:
+    first, _ = predict()
+    decode = graphs(tmp_path)[1]
+    content = bytearray(decode.read_bytes())
+    content[len(content) // 2] ^= 0x40
+    decode.chmod(0o600)
+    decode.write_bytes(content)
+    second, told = predict()
+    assert "compile the decode graph" in told and "compile the prefill graph" not in told
+    assert second["results"] == first["results"]
+    assert decode.read_bytes() != content
+
+
+def test_other_shapes_get_other_graphs(
+    predict: Callable[..., tuple[Any, str]], tmp_path: Path
+) -> None:
+    predict()
+    _, told = predict("predict_data=['one','two']")
+    assert "compile the decode graph" in told
+    assert len(graphs(tmp_path)) == 4

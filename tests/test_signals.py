@@ -1,0 +1,85 @@
+"""Ctrl-C and SIGTERM while foreign code runs, which must neither break nor swallow them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lite_runner.signals import Terminated, deferred, handled
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def work() -> None:
+    for _ in range(20):
+        time.sleep(0.01)
+
+
+def handlers() -> list[object]:
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)]
+)
+def test_a_signal_waits_for_what_cannot_be_left(
+    number: signal.Signals, error: type[BaseException]
+) -> None:
+    before, swallowed = handlers(), False
+    with handled():
+        with pytest.raises(error), deferred():
+            os.kill(os.getpid(), number)
+            try:
+                work()
+            except BaseException:
+                swallowed = True
+        with pytest.raises(error):  # and from then on it comes at once again
+            os.kill(os.getpid(), number)
+            work()
+    assert not swallowed
+    assert handlers() == before
+
+
+def test_an_error_is_not_hidden_by_a_signal_that_did_not_come() -> None:
+    before = handlers()
+    with pytest.raises(ZeroDivisionError), deferred():
+        raise ZeroDivisionError
+    assert handlers() == before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_is_ended_while_mindspore_is_imported(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """mindspore here stands for the real one: it stops half-way and lets itself be interrupted."""
+    (tmp_path / "mindspore.py").write_text(
+        "import sys, time\n"
+        "print('importing', flush=True)\n"
+        "sys.stdin.read(1)\n"
+        "try:\n"
+        "    for _ in range(100): time.sleep(0.001)\n"
+        "except BaseException as error:\n"
+        "    raise ImportError('initialization failed') from error\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "run_lite.py"), "model=tiny_llama", "predict_data=hi"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(number)
+    _, errors = process.communicate("x", timeout=60)
+    assert process.returncode == code, errors
+    assert "Traceback" not in errors
+    assert errors.endswith({130: "interrupted\n", 143: "terminated\n"}[code])
