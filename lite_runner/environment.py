@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import glob
 import importlib
+import os
+import sys
 from importlib import metadata
 
-from lite_runner.errors import EnvironmentFault
+from lite_runner.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from lite_runner.signals import deferred
 
 INSTALL = 'pip install "mindspore==2.10.0" "numpy<2"'
@@ -33,12 +36,20 @@ def import_mindspore() -> None:
         with deferred():  # half imported, it ends the process with an abort
             importlib.import_module("mindspore")
     except Exception as error:  # a shared library is missing, or made for another processor, ...
+        if "mindspore._c_expression" in sys.modules:
+            atexit.register(_leave)  # runs before MindSpore's own, which then aborts the process
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise EnvironmentFault(
             f"mindspore {metadata.version('mindspore')} is installed, but importing it fails: "
             f"{reason[0]}",
             f"{INSTALL} --force-reinstall",
         ) from error
+
+
+def _leave() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_ENVIRONMENT)
 
 
 def ascend_devices() -> int:

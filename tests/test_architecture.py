@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "text": {"errors", "gguf_metadata"},
     "weights": {"config", "errors", "gguf_metadata", "progress"},
     "models": {"config", "errors", "weights"},
-    "backends": {"config", "errors", "models", "progress", "weights"},
+    "backends": {"config", "errors", "models", "progress", "signals", "weights"},
     "model_files": {"config", "errors", "progress", "text", "weights"},
     "generation": {"backends", "config", "errors"},
     "run_modes": {

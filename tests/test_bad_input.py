@@ -371,6 +371,12 @@ def broken_mindspore(modules: Path) -> None:
     )
 
 
+def half_of_mindspore(modules: Path) -> None:
+    """Its native library loads, and then something that it needs does not."""
+    (modules / "scipy").mkdir()
+    (modules / "scipy" / "__init__.py").write_text("raise ImportError('libgfortran.so.5')\n")
+
+
 def no_tokenizers(modules: Path) -> None:
     (modules / "tokenizers.py").write_text(
         "raise ModuleNotFoundError('No module named tokenizers', name='tokenizers')\n"
@@ -387,6 +393,7 @@ def no_tokenizers(modules: Path) -> None:
             "importing it fails: libmindspore_core.so: cannot open shared object file",
             'pip install "mindspore==2.10.0"',
         ),
+        (half_of_mindspore, "importing it fails: libgfortran.so.5", "pip install"),
         (no_tokenizers, "tokenizers is not installed in this Python", "pip install ."),
     ],
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import mindspore as ms
@@ -25,6 +26,7 @@ from lite_runner.models.bloom import BloomModel
 from lite_runner.models.gpt2 import GPT2Model
 from lite_runner.models.layers import BuildOptions, CacheSize, Weights
 from lite_runner.models.llama import LlamaModel
+from lite_runner.signals import deferred
 
 NETWORKS = {"bloom": BloomModel, "llama": LlamaModel, "gpt2": GPT2Model}
 SMALLEST_CACHE = 256  # positions; sizes are powers of two, so that few graphs are compiled
@@ -185,11 +187,9 @@ class OnlineBackend:
             inputs = [Tensor(np.zeros(shape, np.int32)), Tensor(np.zeros(self.slots, np.int32))]
         graph.set_train(False)
         with self._graphs.entry() as cached:
-            if cached:
+            shown = nullcontext() if cached else progress.step(f"compile the {kind} graph")
+            with shown, deferred():  # interrupted, MindSpore leaves a dump and goes on
                 graph.compile(*inputs)
-            else:
-                with progress.step(f"compile the {kind} graph"):
-                    graph.compile(*inputs)
         self._compiled[kind] = graph
         self.compile_s += time.perf_counter() - start
         return cached
