@@ -114,7 +114,8 @@ class _Reader:
         start = self._data[:4]
         if start != MAGIC:
             raise ArtifactError(
-                f"{self._path}: not a GGUF file: it starts with {start!r}, not {MAGIC!r}"
+                f"{self._path}: not a GGUF file: it starts with {start!r}, not {MAGIC!r}",
+                "fetch the file again, and look what it is: an error page, or another format",
             )
         self._position = 4
         version = self._number("I")

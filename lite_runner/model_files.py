@@ -85,6 +85,11 @@ def tokenizer_of(config: RunConfig, files: ModelFiles) -> Tokenizer:
     return load_tokenizer(beside, model_vocab=vocab)
 
 
+def end_tokens(model: ModelConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Ids of the tokens that end a text: those that the model names, and the tokenizer's own."""
+    return tuple(dict.fromkeys((*model.eos_token_id, *tokenizer.eos_token_ids)))
+
+
 def _check_same_model(wanted: ModelConfig, own: ModelConfig, path: Path) -> None:
     differing = [
         f"{field.name}: the config says {getattr(wanted, field.name)}, the checkpoint "

@@ -46,12 +46,13 @@ class Step:
 
     def describe(self) -> str:
         """The state in a line, e.g. `load weights: 27 of 271 tensors (10%)`."""
-        if self.total is None:
-            amount = f": {_amount(self.done, self.unit)}" if self.done else " ..."
+        if not self.done:
+            amount = " ..."
+        elif self.total is None:
+            amount = f": {_amount(self.done, self.unit)}"
         else:
-            share = self.done / self.total if self.total else 1.0
             whole = _amount(self.total, self.unit)
-            amount = f": {_number(self.done, self.unit)} of {whole} ({share:.0%})"
+            amount = f": {_number(self.done, self.unit)} of {whole} ({self.done / self.total:.0%})"
         return self.name + amount
 
     def summary(self, outcome: str) -> str:

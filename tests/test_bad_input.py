@@ -313,6 +313,13 @@ def test_a_pickle_is_never_read(
         assert name == "model.safetensors" or ("a pickle" in message and "safetensors" in message)
 
 
+def test_a_tokenizer_file_of_another_format(fails: Fails, tmp_path: Path) -> None:
+    (tmp_path / "words.gguf").write_bytes(b"<!DOCTYPE html>")
+    message = fails(4, HI, "processor.tokenizer.tokenizer_file=words.gguf")
+    assert "words.gguf: not a GGUF file: it starts with b'<!DO', not b'GGUF'" in message
+    assert "fetch the file again" in message
+
+
 def test_a_tokenizer_larger_than_the_models_vocabulary(
     fails: Fails, write_tiny_llama: WriteModel
 ) -> None:

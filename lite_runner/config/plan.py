@@ -104,7 +104,7 @@ def plan(
     }
     if device == "CPU":
         fits = "enough" if need.total <= free else "NOT enough: the run would be refused"
-        lines["memory"] = f"{readable(need.total)} of {readable(free)} free: {fits}"
+        lines["memory"] = f"needs {readable(need.total)}, {readable(free)} is free: {fits}"
     lines |= {
         "backend": config.backend,
         "device": device,

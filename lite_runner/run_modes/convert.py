@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from lite_runner import model_files, progress
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 from lite_runner.report import Result, RunFolder, Timing
+from lite_runner.weights.checkpoint import weights_file
 from lite_runner.weights.write import convert
 
 
@@ -23,12 +25,21 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         )
     assert config.convert_output and config.convert_format  # the config's checks saw to it
     target = Path(config.convert_output).expanduser()
+    model, texts = files.model, None
+    named = config.processor.tokenizer.tokenizer_file is not None
+    if config.convert_format == "huggingface" and (named or _is_gguf(files.path)):
+        # No file of this tokenizer lies beside the weights, to be copied.
+        tokenizer = model_files.tokenizer_of(config, files)
+        texts = tokenizer.files()
+        # These files have room for one end token, config.json for all.
+        model = replace(model, eos_token_id=model_files.end_tokens(model, tokenizer))
     convert(
         files.path,
-        files.model,
+        model,
         target,
         config.convert_format,
         overwrite=bool(config.overwrite),
+        tokenizer=texts,
         report=progress.note,
     )
     folder.write_result(
@@ -43,3 +54,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         )
     )
     progress.note(f"wrote {target}")
+
+
+def _is_gguf(path: Path) -> bool:
+    return weights_file(path).suffix == ".gguf"

@@ -123,8 +123,8 @@ def prepare(
         raise_faults(list(fits_model(config, files.model)))
     generation = config.generation(files.model)
     if config.eos_token_id is None:
-        ends = (*files.model.eos_token_id, *tokenizer.eos_token_ids)
-        generation = replace(generation, eos_token_id=tuple(dict.fromkeys(ends)))
+        ends = model_files.end_tokens(files.model, tokenizer)
+        generation = replace(generation, eos_token_id=ends)
     if config.chat:
         tokens = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in prompts]
     else:
@@ -276,7 +276,8 @@ def summary(result: Result, folder: RunFolder) -> str:
     """What the run did, in a line."""
     timing = result.timing
     tokens = sum(row.generated_tokens for row in result.results)
-    parts = [f"{tokens} tokens", f"load {timing.load_s:.1f} s", f"compile {timing.compile_s:.1f} s"]
+    made = "1 token" if tokens == 1 else f"{tokens} tokens"
+    parts = [made, f"load {timing.load_s:.1f} s", f"compile {timing.compile_s:.1f} s"]
     if timing.prefill_tok_s:
         parts.append(f"prefill {timing.prefill_tok_s:.0f} tokens/s")
     if timing.decode_tok_s:

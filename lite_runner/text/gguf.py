@@ -16,6 +16,7 @@ from lite_runner.text.sentencepiece import PieceType, Vocabulary, build_tokenize
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer
 
 _KEY = "tokenizer.ggml."
+_HINT = "give a folder with a tokenizer.json instead (processor.tokenizer.tokenizer_file=)"
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -76,7 +77,7 @@ def load_gguf(path: Path) -> Tokenizer:
     else:
         raise ArtifactError(
             f"{path}: tokenizer of kind {kind!r}; 'gpt2' and 'llama' are known",
-            hint="give a folder with a tokenizer.json instead (processor.tokenizer)",
+            hint=_HINT,
         )
     return Tokenizer(
         backend,
@@ -116,7 +117,7 @@ class _Fields:
         """A list of texts that must be there."""
         values: list[str] = self.get(name, list, [])
         if not values or not isinstance(values[0], str):
-            raise ArtifactError(f"{self.source}: no list of texts {_KEY}{name}")
+            raise ArtifactError(f"{self.source}: no list of texts {_KEY}{name}", hint=_HINT)
         return values
 
     def numbers(self, name: str) -> list[Any]:
@@ -152,7 +153,7 @@ def _byte_level_bpe(fields: _Fields) -> tokenizers.Tokenizer:
         known = ", ".join(_PRE_TOKENIZERS)
         raise ArtifactError(
             f"{fields.source}: pre-tokenizer {pre!r} is not known; these are: {known}",
-            hint="give a folder with a tokenizer.json instead (processor.tokenizer)",
+            hint=_HINT,
         )
     vocab = {token: id for id, token in enumerate(fields.tokens)}
     if len(vocab) < len(fields.tokens):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,21 +105,34 @@ class Tokenizer:
             )
         from lite_runner.text.chat import render_template  # jinja2: only chats pay for it
 
-        names = {
-            "bos_token": self._special.bos,
-            "eos_token": self._special.eos[0] if self._special.eos else None,
-            "pad_token": self._special.pad,
-            "unk_token": self._special.unk,
-        }
         return render_template(
             self._chat_template,
             {
                 "messages": [dict(message) for message in messages],
                 "add_generation_prompt": add_generation_prompt,
-                **{name: token for name, token in names.items() if token is not None},
+                **self._named_tokens(),
             },
             source=self.source,
         )
+
+    def files(self) -> dict[str, str]:
+        """This tokenizer as tokenizer.json and tokenizer_config.json: text by file name.
+
+        A config has room for one eos token: the first.
+        """
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,  # transformers would move spaces in decoded text
+            **self._named_tokens(),
+            "add_bos_token": self._special.add_bos,
+            "add_eos_token": self._special.add_eos,
+            "chat_template": self._chat_template,
+        }
+        stated = {key: value for key, value in config.items() if value is not None}
+        return {
+            "tokenizer.json": self._backend.to_str(pretty=True) + "\n",
+            "tokenizer_config.json": json.dumps(stated, indent=2) + "\n",
+        }
 
     @cached_property
     def vocab_size(self) -> int:
@@ -141,6 +155,17 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
+
+    def _named_tokens(self) -> dict[str, str]:
+        """The special tokens there are, as chat templates and tokenizer_config.json name them."""
+        special = self._special
+        names = {
+            "bos_token": special.bos,
+            "eos_token": special.eos[0] if special.eos else None,
+            "pad_token": special.pad,
+            "unk_token": special.unk,
+        }
+        return {name: token for name, token in names.items() if token is not None}
 
     def _id(self, token: str | None) -> int | None:
         id: int | None = None if token is None else self._backend.token_to_id(token)

@@ -59,13 +59,13 @@ def require_space(folder: Path, needed: int) -> None:
         )
 
 
-def make_folder(folder: Path) -> None:
-    """Create `folder` and its parents; EnvironmentFault where that is not possible."""
+def make_folder(folder: Path, hint: str = "choose a writable folder") -> None:
+    """Create `folder` and its parents; EnvironmentFault with `hint` where that is not possible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EnvironmentFault(
-            f"{folder}: cannot be created: {error.strerror or error}", "choose a writable folder"
+            f"{folder}: cannot be created: {error.strerror or error}", hint
         ) from error
 
 

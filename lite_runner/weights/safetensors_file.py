@@ -18,6 +18,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.weights.files import atomic_write, first_bytes, map_file
 from lite_runner.weights.tensor import DType, LazyTensor
 
+MAX_DIMENSION = 2**48
 MAX_HEADER = 100_000_000  # bytes; the limit of the format's own library
 ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
@@ -130,11 +131,14 @@ def _check_entry(
             f"tensor {name!r} has shape {_short(shape)} and data_offsets {_short(offsets)}, "
             "expected lists of non-negative integers, two of them for the offsets",
         )
+    if max(shape, default=0) >= MAX_DIMENSION:
+        raise _broken(path, f"tensor {name!r} has the impossible shape {_short(shape)}")
     begin, end = offsets
     if not begin <= end <= available:
         raise _broken(
             path,
-            f"tensor {name!r} lies at bytes {begin}..{end}, the file holds {available:,} of them",
+            f"tensor {name!r} lies at bytes {_short(begin)}..{_short(end)}, "
+            f"the file holds {available:,} of them",
             truncated=end > available,
         )
     needed = math.prod(shape) * ITEM_BYTES[dtype]
@@ -152,7 +156,7 @@ def _natural_numbers(value: object) -> bool:
     return (
         isinstance(value, list)
         and len(value) <= 32
-        and all(type(item) is int and 0 <= item < 2**48 for item in value)
+        and all(type(item) is int and item >= 0 for item in value)
     )
 
 

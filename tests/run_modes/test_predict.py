@@ -125,6 +125,21 @@ def test_timing_holds_rates_without_compiling(run: Run) -> None:
     assert timing["decode_s"] < timing["compile_s"]
 
 
+@pytest.mark.parametrize(("new", "said"), [(1, "1 token, "), (2, "2 tokens, ")])
+def test_the_last_line_sums_up(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    new: int,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = [f"max_new_tokens={new}", "eos_token_id=[]"]
+    assert main(["model=tiny_gpt2", "predict_data=hi", *options]) == 0
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(said) and "results in " in last
+
+
 def test_not_a_number_ends_in_1_with_the_step(
     write_tiny_llama: WriteModel,
     tmp_path: Path,

@@ -10,7 +10,7 @@ import sentencepiece
 import tokenizers
 
 from lite_runner.errors import ArtifactError
-from lite_runner.text import StreamDecoder, load_tokenizer
+from lite_runner.text import StreamDecoder, Tokenizer, load_tokenizer
 from lite_runner.text.sentencepiece import read_model
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "tokenizers" / "smollm2.json"
@@ -142,9 +142,71 @@ def test_broken_keys(
         load_tokenizer(write_gguf(**{**bpe_keys, **keys}), model_vocab=None)
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"pre": "llama-bpe"},
+        {"pre": "smollm", "add_bos_token": True, "add_eos_token": True},
+        {"pre": "qwen2", "padding_token_id": 0, "unknown_token_id": 1},
+    ],
+)
+def test_its_files_are_the_same_tokenizer(
+    write_gguf: Write, bpe_keys: dict[str, Any], texts: list[str], keys: dict[str, Any]
+) -> None:
+    template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}\u2581\n"
+    path = write_gguf(**{**bpe_keys, **keys}, chat_template=template)
+    tokenizer = load_tokenizer(path, model_vocab=None)
+    again = reloaded(tokenizer, path.parent / "files")
+    assert_same(again, tokenizer, [*texts, "a<|endoftext|>b"])
+    chat = [{"role": "user", "content": "Hi"}]
+    assert again.render_chat(chat) == tokenizer.render_chat(chat)
+    assert again.encode_chat(chat) == tokenizer.encode_chat(chat)
+
+
+@pytest.mark.parametrize("space", [True, False])
+def test_the_files_of_a_sentencepiece_vocabulary(
+    write_gguf: Write, sentencepiece_model: Callable[..., Path], texts: list[str], space: bool
+) -> None:
+    vocabulary = read_model(sentencepiece_model())
+    path = write_gguf(
+        model="llama",
+        tokens=list(vocabulary.pieces),
+        scores=list(vocabulary.scores),
+        token_type=list(vocabulary.types),
+        bos_token_id=1,
+        eos_token_id=2,
+        add_space_prefix=space,
+    )
+    tokenizer = load_tokenizer(path, model_vocab=None)
+    again = reloaded(tokenizer, path.parent / "files")
+    assert again.spelling is not None  # so that it streams byte by byte
+    assert_same(again, tokenizer, texts)
+    assert not again.has_chat_template
+
+
+def reloaded(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
+    """The tokenizer that a folder with the files of `tokenizer` holds."""
+    folder.mkdir()
+    for name, text in tokenizer.files().items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return load_tokenizer(folder, model_vocab=tokenizer.vocab_size)
+
+
+def assert_same(one: Tokenizer, other: Tokenizer, texts: list[str]) -> None:
+    for name in ("vocab_size", "bos_token_id", "eos_token_ids", "pad_token_id"):
+        assert getattr(one, name) == getattr(other, name), name
+    for text in texts:
+        ids = other.encode(text)
+        assert one.encode(text) == ids
+        for skip in (True, False):
+            assert one.decode(ids, skip) == other.decode(ids, skip)
+
+
 def test_a_gguf_without_tokenizer(write_gguf: Write) -> None:
-    with pytest.raises(ArtifactError, match=r"no list of texts tokenizer\.ggml\.tokens"):
+    with pytest.raises(ArtifactError, match=r"no list of texts tokenizer\.ggml\.tokens") as caught:
         load_tokenizer(write_gguf(), model_vocab=None)
+    assert "processor.tokenizer.tokenizer_file=" in caught.value.hint
 
 
 def test_smollm2_as_transformers(smollm2_gguf: Path) -> None:

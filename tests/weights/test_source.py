@@ -172,10 +172,10 @@ def test_no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unwritable_cache(cache: Path) -> None:
     cache.touch()
-    with pytest.raises(EnvironmentFault, match="cannot be created"):
-        fetch(uri())
-    with pytest.raises(EnvironmentFault, match="cannot be created"):
-        fetch("hf://owner/name")
+    for source_uri in (uri(), "hf://owner/name"):
+        with pytest.raises(EnvironmentFault, match="cannot be created") as caught:
+            fetch(source_uri)
+        assert "LITE_RUNNER_CACHE" in caught.value.hint
 
 
 @pytest.fixture
@@ -260,8 +260,9 @@ def test_read_only_cache(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(source.tempfile, "TemporaryDirectory", refuse)
-    with pytest.raises(EnvironmentFault, match="cannot be written: Permission denied"):
+    with pytest.raises(EnvironmentFault, match="cannot be written: Permission denied") as caught:
         fetch(uri())
+    assert "LITE_RUNNER_CACHE" in caught.value.hint
 
 
 def test_growth_is_reported_while_a_download_runs(

@@ -68,6 +68,20 @@ def test_tokenizer_files_come_along(
     assert raw["architectures"] == ["GPT2LMHeadModel"]
 
 
+def test_a_tokenizer_that_is_given_takes_the_place_of_its_files(
+    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+) -> None:
+    write_ckpt(tmp_path / "x.ckpt", values(configs["gpt2"]))
+    for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
+        (tmp_path / name).write_text("{}")
+    given = {"tokenizer.json": '{"text": "\u4e2d"}'}
+    convert(tmp_path / "x.ckpt", configs["gpt2"], tmp_path / "hf", "huggingface", tokenizer=given)
+    assert sorted(item.name for item in (tmp_path / "hf").iterdir()) == [
+        *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
+    ]
+    assert (tmp_path / "hf" / "tokenizer.json").read_text("utf-8") == given["tokenizer.json"]
+
+
 def test_existing_targets(
     configs: Mapping[str, ModelConfig], values: Values, same: Same, tmp_path: Path
 ) -> None:
@@ -83,10 +97,12 @@ def test_existing_targets(
     folder.mkdir()
     convert(source, config, folder, "huggingface")  # an empty folder is free
     (folder / "mine.txt").touch()
+    (folder / "model.safetensors.index.json").write_text("of another model")
     with pytest.raises(ConfigError, match="exists already"):
         convert(source, config, folder, "huggingface")
     convert(source, config, folder, "huggingface", overwrite=True)
     assert (folder / "mine.txt").exists()
+    assert not (folder / "model.safetensors.index.json").exists()
     same(open_checkpoint(folder, config), values(config))
 
 
