@@ -1,17 +1,21 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lint reference bench lock clean
+.PHONY: help run test lite lint reference bench bench-offline lock clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run:  ## set up, then predict with a real model; ARGS="max_new_tokens=64" adds overrides
 	@scripts/setup.sh run
 	@.venv/bin/python run_lite.py run_mode=predict model=smollm2_135m predict_data='The capital of France is' $(ARGS)
 
 test: lint  ## set up, then lint, types, shell check and all tests
+	@scripts/setup.sh lite
 	@.venv/bin/python -m pytest -n 2 --dist worksteal
+
+lite:  ## set up .venv-lite with MindSpore Lite; PYTHON37=... chooses its Python 3.7
+	@scripts/setup.sh lite
 
 lint:  ## set up, then lint, types and shell check
 	@scripts/setup.sh dev
@@ -33,9 +37,17 @@ bench:  ## measure against transformers + torch on the real model
 	benchmarks/peer_transformers.py --gguf '$$model' --prompts {prompts} \
 	--new-tokens {new_tokens} --threads {threads}" $(ARGS)
 
+bench-offline:  ## measure MindSpore Lite against the online backend
+	@scripts/setup.sh run
+	@scripts/setup.sh lite
+	@.venv/bin/python benchmarks/bench.py --ours ".venv/bin/python benchmarks/ours.py --prompts \
+	{prompts} --new-tokens {new_tokens} --threads {threads} backend=mslite" --peer ".venv/bin/python \
+	benchmarks/ours.py --prompts {prompts} --new-tokens {new_tokens} --threads {threads}" $(ARGS)
+
 lock:  ## resolve requirements/lock.txt anew from setup.cfg, with Python 3.10
 	@scripts/lock.sh
 
 clean:  ## remove environments, caches and build folders; outputs/ stays
-	rm -rf .venv .venv-bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench .venv-lite build dist *.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,22 +1,26 @@
 #!/usr/bin/env bash
 # Makes the environment of `make`, with exactly the packages of requirements/; does nothing
-# when its stamp fits. PYTHON=... chooses the interpreter.
+# when its stamp fits. PYTHON=... chooses the interpreter, PYTHON37=... that of lite.
 #   scripts/setup.sh run     .venv to run jobs
 #   scripts/setup.sh dev     .venv to run the tests too
 #   scripts/setup.sh peers   .venv-bench with torch and transformers, to compare with
+#   scripts/setup.sh lite    .venv-lite with MindSpore Lite, for the offline engine
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly target=${1:?usage: scripts/setup.sh run|dev|peers}
+readonly target=${1:?usage: scripts/setup.sh run|dev|peers|lite}
 case $target in
   run | dev) venv=.venv lock=requirements/lock.txt supported="3.11 3.12 3.10" ;;
   peers) venv=.venv-bench lock=requirements/peers.txt supported="3.11 3.12" ;;
+  lite) venv=.venv-lite lock=requirements/lite.txt supported="3.7" ;;
   *)
-    echo "error: unknown set-up '$target'; there are run, dev and peers" >&2
+    echo "error: unknown set-up '$target'; there are run, dev, peers and lite" >&2
     exit 2
     ;;
 esac
-readonly venv lock supported
+wish=${PYTHON:-}
+[[ $target != lite ]] || wish=${PYTHON37:-} # make test PYTHON=... means the other environment
+readonly venv lock supported wish
 readonly unfinished=$venv/.unfinished # stands while packages change; left behind by a killed set-up
 
 say() { echo "set-up: $*" >&2; }
@@ -41,17 +45,20 @@ stamp() {
 
 is_ready() {
   [[ -f $venv/.ready-$target && "$(stamp 2>/dev/null)" == "$(<"$venv/.ready-$target")" ]] &&
-    { [[ -z ${PYTHON:-} ]] || [[ $(version_of "$PYTHON") == $(version_of "$venv/bin/python") ]]; }
+    { [[ -z $wish ]] || [[ $(version_of "$wish") == $(version_of "$venv/bin/python") ]]; }
 }
 
 # Sets `python` to the first interpreter that will do, or fails with one line.
 find_python() {
   local candidate version seen=""
   local candidates=(python3.11 python3.12 python3.10 python3)
-  [[ -z ${PYTHON:-} ]] || candidates=("$PYTHON")
+  # pyenv's python3.7 on PATH runs only where that version was chosen; its own place is sure.
+  [[ $target != lite ]] ||
+    candidates=(python3.7 "${PYENV_ROOT:-${HOME:-}/.pyenv}"/versions/3.7*/bin/python3.7)
+  [[ -z $wish ]] || candidates=("$wish")
   for candidate in "${candidates[@]}"; do
     if ! version=$(version_of "$candidate"); then
-      [[ -z ${PYTHON:-} ]] || seen+="; $candidate does not run"
+      [[ -z $wish ]] || seen+="; $candidate does not run"
     elif ! is_supported "$version"; then
       seen+="; $candidate is $version"
     elif ! "$candidate" -c 'import ensurepip, venv' 2>/dev/null; then
@@ -61,6 +68,11 @@ find_python() {
       return
     fi
   done
+  if [[ $target == lite ]]; then
+    fail "MindSpore Lite needs Python 3.7${seen:-; none is on PATH, and pyenv has none}" \
+      "pyenv install 3.7, or: conda create -n py37 python=3.7; then: \
+make lite, or: make lite PYTHON37=/path/to/python3.7"
+  fi
   fail "Python 3.11 is needed (accepted: ${supported// /, })${seen:-; none is on PATH}; \
 choose one with: make run PYTHON=/path/to/python3.11"
 }
@@ -69,7 +81,7 @@ choose one with: make run PYTHON=/path/to/python3.11"
 is_usable() {
   local version
   [[ ! -e $unfinished ]] && version=$(version_of "$venv/bin/python") && is_supported "$version" &&
-    { [[ -z ${PYTHON:-} ]] || [[ $version == $(version_of "$PYTHON") ]]; } &&
+    { [[ -z $wish ]] || [[ $version == $(version_of "$wish") ]]; } &&
     "$venv/bin/python" -m pip --version >/dev/null 2>&1
 }
 
@@ -110,7 +122,7 @@ say "installing the packages of $lock (log: $venv/setup.log)"
 case $target in
   run) install --editable . ;;
   dev) install --editable '.[dev]' ;;
-  peers) install --requirement "$lock" ;;
+  peers | lite) install --requirement "$lock" ;;
 esac
 
 stamp >"$venv/.ready-$target"

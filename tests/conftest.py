@@ -100,3 +100,13 @@ def smollm2_gguf() -> Path:
     cache_dir().mkdir(parents=True, exist_ok=True)
     with FileLock(cache_dir() / ".tests.lock"):  # the other test process waits, then finds it
         return Path(fetch(uri, report=print))
+
+
+@pytest.fixture(scope="session")
+def lite_python() -> Path:
+    """The interpreter of .venv-lite, which has MindSpore Lite; set up where it is missing."""
+    done = subprocess.run(
+        [str(ROOT / "scripts/setup.sh"), "lite"], capture_output=True, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stderr
+    return ROOT / ".venv-lite/bin/python"

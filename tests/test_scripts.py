@@ -20,7 +20,7 @@ def run(
     return subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
-        env={**os.environ, "PYTHON": "", **(env or {})},
+        env={**os.environ, "PYTHON": "", "PYTHON37": "", **(env or {})},
         capture_output=True,
         encoding="utf-8",
         timeout=60,
@@ -46,7 +46,9 @@ def python_of(version: str, path: Path) -> Path:
 case "$*" in
   -V) echo "Python {version}.1" ;;
   *version_info*) echo {version} ;;
-  *"-m venv"*) rm -rf .venv; mkdir -p .venv/bin; cp "$0" .venv/bin/python; echo venv >>pip.txt ;;
+  *"-m venv"*)
+    for venv; do :; done
+    rm -rf "$venv"; mkdir -p "$venv/bin"; cp "$0" "$venv/bin/python"; echo venv >>pip.txt ;;
   *"-m pip install"*)
     if [ -e no-network ]; then echo "Could not reach the index"; exit 1; fi
     echo "$* $PIP_CONSTRAINT" >>pip.txt ;;
@@ -58,12 +60,23 @@ esac
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     copy = tmp_path / "a checkout"
-    for name in ("scripts/setup.sh", "requirements/lock.txt", "requirements/peers.txt"):
+    pins = [f"requirements/{name}.txt" for name in ("lock", "peers", "lite")]
+    for name in ("scripts/setup.sh", *pins):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, copy / name)
     for name in ("setup.cfg", "setup.py", "pyproject.toml"):
         shutil.copy(ROOT / name, copy / name)
     return copy
+
+
+@pytest.fixture
+def no_python(tmp_path: Path) -> dict[str, str]:
+    """An environment with the tools of setup.sh on PATH, and no Python anywhere."""
+    folder = tmp_path / "path"
+    folder.mkdir()
+    for tool in ("bash", "cat", "cksum", "cp", "dirname", "mkdir", "rm", "touch", "env"):
+        (folder / tool).symlink_to(shutil.which(tool) or tool)
+    return {"PATH": str(folder), "PYENV_ROOT": str(tmp_path / "pyenv")}
 
 
 def setup(
@@ -161,12 +174,9 @@ def test_a_python_that_does_not_run_gets_one_line(checkout: Path) -> None:
     assert len(done.stderr.splitlines()) == 1 and "/nowhere/python does not run" in done.stderr
 
 
-def test_python_is_looked_for_in_order(checkout: Path) -> None:
-    folder = checkout.parent / "path"
-    for tool in ("bash", "cat", "cksum", "cp", "dirname", "mkdir", "rm", "touch", "env"):
-        (folder / tool).parent.mkdir(exist_ok=True)
-        (folder / tool).symlink_to(shutil.which(tool) or tool)
-    path = {"PATH": str(folder)}
+def test_python_is_looked_for_in_order(checkout: Path, no_python: dict[str, str]) -> None:
+    path = no_python
+    folder = Path(path["PATH"])
     assert "none is on PATH" in run("scripts/setup.sh", "run", cwd=checkout, env=path).stderr
 
     python_of("3.13", folder / "python3")
@@ -183,6 +193,41 @@ def test_python_is_looked_for_in_order(checkout: Path) -> None:
 def test_peers_do_not_run_on_3_10(checkout: Path) -> None:
     done = setup(checkout, "peers", version="3.10")
     assert done.returncode == 3 and "accepted: 3.11, 3.12" in done.stderr
+
+
+def test_lite_has_an_environment_of_its_own(checkout: Path, no_python: dict[str, str]) -> None:
+    python_of("3.7", Path(no_python["PATH"]) / "python3.7")
+    done = run("scripts/setup.sh", "lite", cwd=checkout, env=no_python)
+    assert done.returncode == 0 and "making .venv-lite with Python 3.7.1" in done.stderr
+    assert installs(checkout)[1] == (
+        "-m pip install --no-input --progress-bar off --requirement requirements/lite.txt "
+        "requirements/lite.txt"
+    )
+    assert run("scripts/setup.sh", "lite", cwd=checkout, env=no_python).stderr == ""
+    assert not (checkout / ".venv").exists()
+
+
+def test_lite_takes_a_python_of_pyenv(checkout: Path, no_python: dict[str, str]) -> None:
+    executable(Path(no_python["PATH"]) / "python3.7", "exit 127")  # a shim; 3.7 was not chosen
+    python_of("3.7", Path(no_python["PYENV_ROOT"]) / "versions/3.7.16/bin/python3.7")
+    done = run("scripts/setup.sh", "lite", cwd=checkout, env=no_python)
+    assert done.returncode == 0 and "versions/3.7.16/bin/python3.7" in done.stderr
+
+
+def test_lite_needs_its_python(checkout: Path, no_python: dict[str, str]) -> None:
+    done = run("scripts/setup.sh", "lite", cwd=checkout, env=no_python)
+    assert done.returncode == 3 and not (checkout / ".venv-lite").exists()
+    first, second = done.stderr.splitlines()
+    assert first == "error: MindSpore Lite needs Python 3.7; none is on PATH, and pyenv has none"
+    assert "pyenv install 3.7" in second and "make lite PYTHON37=" in second
+
+    # PYTHON=... of `make test` means the other environment
+    chosen = python_of("3.11", checkout.parent / "bin/python3.11")
+    done = run("scripts/setup.sh", "lite", cwd=checkout, env={**no_python, "PYTHON37": str(chosen)})
+    assert done.returncode == 3 and f"{chosen} is 3.11" in done.stderr
+    python_of("3.7", Path(no_python["PATH"]) / "python3.7")
+    done = run("scripts/setup.sh", "lite", cwd=checkout, env={**no_python, "PYTHON": str(chosen)})
+    assert done.returncode == 0, done.stderr
 
 
 def test_launcher_runs_a_command_as_quoted(tmp_path: Path) -> None:

@@ -23,9 +23,15 @@ class Row:
 class Backend(Protocol):
     """Rows over cache slots. A row's logits never depend on the other rows."""
 
+    engine: str  # what computes; stands in result.json
     vocab_size: int
     max_length: int  # tokens that fit a slot: prompt and all generated
     slots: int
+    compile_s: float  # spent on compiling so far, within whichever call it happened
+
+    def prepare(self) -> None:
+        """Do now what the first token would wait for; `forward` does it where this was not."""
+        ...
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         """Logits [len(rows), vocab_size] after each row's last token; a slot occurs once."""

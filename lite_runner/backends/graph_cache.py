@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import mindspore as ms
+from mindspore.graph import api as graph_api
 
 from lite_runner.config.model import ModelConfig
 from lite_runner.weights.source import cache_dir
@@ -48,12 +48,11 @@ class GraphCache:
             "mindspore": ms.__version__,
             "code": _code_hash(),
             # MindSpore throws an entry away that another program has made.
-            "program": str(Path(sys.argv[0]).resolve()),
+            "program": str(_program()),
         }
         name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:32]
         self._folder = cache_dir() / "graphs" / name
-        # MindSpore reads the program's own file for its key, so there must be one.
-        self._active = not _claimed and Path(sys.argv[0]).is_file() and _is_writable(self._folder)
+        self._active = not _claimed and _program().is_file() and _is_writable(self._folder)
         _claimed = True
         self._next = 0
 
@@ -93,6 +92,12 @@ def _seal(graph: Path) -> None:
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _program() -> Path:
+    """The file that MindSpore took for the program when it was imported; it reads that for its key,
+    so without one (`python -c`) there is no cache."""
+    return Path(getattr(graph_api, "entry_script_path", None) or "/")
 
 
 def _is_writable(folder: Path) -> bool:

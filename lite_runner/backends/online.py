@@ -8,7 +8,7 @@ prefilled alone, so what stands beside it cannot change its logits.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -20,17 +20,12 @@ from numpy.typing import NDArray
 from lite_runner import progress
 from lite_runner.backends.base import Row
 from lite_runner.backends.graph_cache import GraphCache
+from lite_runner.backends.sizes import cache_length, chunk_length
 from lite_runner.config.model import ModelConfig
 from lite_runner.errors import EnvironmentFault
-from lite_runner.models.bloom import BloomModel
-from lite_runner.models.gpt2 import GPT2Model
 from lite_runner.models.layers import BuildOptions, CacheSize, Weights
-from lite_runner.models.llama import LlamaModel
+from lite_runner.models.networks import NETWORKS, Decode, Prefill
 from lite_runner.signals import deferred
-
-NETWORKS = {"bloom": BloomModel, "llama": LlamaModel, "gpt2": GPT2Model}
-SMALLEST_CACHE = 256  # positions; sizes are powers of two, so that few graphs are compiled
-SCORE_BYTES = 64 << 20  # a chunk of a prompt is as long as keeps its attention scores below
 
 
 @dataclass(frozen=True)
@@ -46,30 +41,10 @@ class OnlineOptions:
     use_past: bool = True  # False: no cache, every step computes the whole row anew
 
 
-class Prefill(nn.Cell):
-    """One row, any number of tokens."""
-
-    def __init__(self, network: nn.Cell) -> None:
-        super().__init__(auto_prefix=False)
-        self.network = network
-
-    def construct(self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor) -> Tensor:
-        return self.network(tokens, position, length, slot)
-
-
-class Decode(nn.Cell):
-    """Every slot, one token each."""
-
-    def __init__(self, network: nn.Cell) -> None:
-        super().__init__(auto_prefix=False)
-        self.network = network
-
-    def construct(self, tokens: Tensor, position: Tensor) -> Tensor:
-        return self.network(tokens, position, position + 1, None)
-
-
 class OnlineBackend:
     """See `lite_runner.backends.base.Backend`."""
+
+    engine = "mindspore"
 
     def __init__(
         self,
@@ -84,8 +59,7 @@ class OnlineBackend:
         self.compile_s = 0.0  # so far; a part of the forward that it happened in
         size = CacheSize(options.slots, self.max_length) if options.use_past else None
         build = BuildOptions(size, getattr(ms, options.dtype))
-        network: Callable[..., nn.Cell] = NETWORKS[config.family]
-        self._network = network(config, weights, build)
+        self._network = NETWORKS[config.family](config, weights, build)
         self._graphs = GraphCache(config, options, self.max_length)
         self._chunk = chunk_length(config.num_heads, self.max_length)
         self._compiled: dict[str, nn.Cell] = {}
@@ -208,17 +182,3 @@ def set_device(options: OnlineOptions) -> None:
         ) from error
     if options.threads is not None:
         ms.set_context(runtime_num_threads=options.threads)
-
-
-def cache_length(wanted: int, longest: int) -> int:
-    """Positions of a cache slot: a power of two of at least `wanted`, within the model's own."""
-    size = SMALLEST_CACHE
-    while size < wanted:
-        size *= 2
-    return max(wanted, min(size, longest))
-
-
-def chunk_length(heads: int, length: int) -> int:
-    """Tokens of a prompt computed at once: a power of two from 32 to 512."""
-    fits = SCORE_BYTES // (4 * heads * length)
-    return 1 << min(9, max(5, fits.bit_length() - 1))

@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 
 from lite_runner.config.model import ModelConfig
 from lite_runner.models.block import GPTBlock
-from lite_runner.models.layers import BuildOptions, Embedding, LayerNorm, StepInputs, Weights
+from lite_runner.models.layers import (
+    BuildOptions,
+    Embedding,
+    LastToken,
+    LayerNorm,
+    StepInputs,
+    Weights,
+)
 
 
 def alibi_slopes(heads: int) -> NDArray[np.float32]:
@@ -35,6 +42,7 @@ class BloomModel(nn.Cell):
         self.embedding_norm = norm("embedding.norm")
         slopes = alibi_slopes(config.num_heads)
         self.inputs = StepInputs(config.num_heads, config.n_kv_heads, options.cache, slopes)
+        self.last = LastToken()
         self.blocks = nn.CellList(
             [
                 GPTBlock(config, weights, f"blocks.{index}", options)
@@ -46,9 +54,11 @@ class BloomModel(nn.Cell):
     def construct(
         self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
     ) -> Tensor:
-        """tokens [R, T], position [R] -> logits [R, vocab]; length is not needed."""
-        _, rows, bias = self.inputs(tokens, position, slot)
+        """tokens [R, T], position and length [R] -> logits [R, vocab]."""
+        _, rows, bias = self.inputs(tokens, position, length, slot)
         x = self.embedding_norm(self.embedding(tokens))
         for block in self.blocks:
             x = block(x, rows, bias, slot)
-        return self.embedding.logits(self.norm(x if slot is None else x[-1:]))
+        if slot is not None:
+            x = self.last(x, tokens, position, length)
+        return self.embedding.logits(self.norm(x))

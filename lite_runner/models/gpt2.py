@@ -6,7 +6,14 @@ from mindspore import Tensor, nn
 
 from lite_runner.config.model import ModelConfig
 from lite_runner.models.block import GPTBlock
-from lite_runner.models.layers import BuildOptions, Embedding, LayerNorm, StepInputs, Weights
+from lite_runner.models.layers import (
+    BuildOptions,
+    Embedding,
+    LastToken,
+    LayerNorm,
+    StepInputs,
+    Weights,
+)
 
 
 class GPT2Model(nn.Cell):
@@ -21,6 +28,7 @@ class GPT2Model(nn.Cell):
         self.embedding = take("word_embedding")
         self.position_embedding = take("position_embedding")
         self.inputs = StepInputs(config.num_heads, config.n_kv_heads, options.cache)
+        self.last = LastToken()
         self.blocks = nn.CellList(
             [
                 GPTBlock(config, weights, f"backbone.blocks.{index}", options)
@@ -36,9 +44,11 @@ class GPT2Model(nn.Cell):
     def construct(
         self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
     ) -> Tensor:
-        """tokens [R, T], position [R] -> logits [R, vocab]; length is not needed."""
-        positions, rows, bias = self.inputs(tokens, position, slot)
+        """tokens [R, T], position and length [R] -> logits [R, vocab]."""
+        positions, rows, bias = self.inputs(tokens, position, length, slot)
         x = self.embedding(tokens) + self.position_embedding(positions)
         for block in self.blocks:
             x = block(x, rows, bias, slot)
-        return self.embedding.logits(self.norm(x if slot is None else x[-1:]))
+        if slot is not None:
+            x = self.last(x, tokens, position, length)
+        return self.embedding.logits(self.norm(x))

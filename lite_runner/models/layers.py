@@ -3,9 +3,10 @@
 Shapes: R rows (cache slots in this step), T new tokens a row, n = R * T, H heads, K key/value
 heads, G = H / K heads a group, D head_dim, S positions that a slot holds.
 
-Two kinds of step use the same layers. A *prefill* has one row of any T (a dynamic shape), and
-`slot` says whose it is; a *decode* has one token for every slot, and `slot` is None. Hidden
-states are [n, hidden_size] in both, and the branches fold away when MindSpore compiles.
+Two kinds of step use the same layers. A *prefill* has rows of T tokens, where T may be a dynamic
+shape, and `slot` [R] says whose they are; a *decode* has one token for every slot, and `slot` is
+None. Hidden states are [n, hidden_size] in both, and the branches fold away when MindSpore
+compiles. What stands in a prefill's row behind the row's own length is padding.
 
 Stock CPU operators are slow wherever they broadcast (20 times a plain product of that size), so
 what is broadcast is either spread once a step for all layers, or written as a MatMul.
@@ -31,7 +32,7 @@ class CacheSize:
     """Room of the key/value cache."""
 
     slots: int
-    length: int  # positions a slot; the last is scratch for slots that sit a step out
+    length: int  # positions a slot; the last is scratch for padding and slots that sit a step out
 
 
 @dataclass(frozen=True)
@@ -144,35 +145,52 @@ class StepInputs(nn.Cell):
         self.zero, self.masked = Tensor(0.0, ms.float32), Tensor(MASKED, ms.float32)
 
     def construct(
-        self, tokens: Tensor, position: Tensor, slot: Tensor | None
+        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """tokens [R, T], position [R] -> positions [n], cache rows to write [n * K], score bias
-        [R * K, T * G, S]: 0 or ALiBi's where a key may be seen, very low elsewhere."""
-        kv, group = self.kv_heads, self.group
+        """tokens [R, T], position and length [R] -> positions [n], cache rows to write [n * K],
+        score bias [R * K, T * G, S]: 0 or ALiBi's where a key may be seen, very low elsewhere."""
+        kv, group, count = self.kv_heads, self.group, tokens.shape[0]
         if slot is None:
-            positions, owner = position, self.slot_index.reshape(-1, 1)
+            positions, owner = position.reshape(-1, 1), self.slot_index
         else:
-            positions, owner = position + ops.arange(tokens.shape[1]).astype(ms.int32), slot
+            positions = position.reshape(-1, 1) + ops.arange(tokens.shape[1]).astype(ms.int32)
+            owner = slot
+            if self.cache is not None:
+                positions = ops.select(
+                    positions < length.reshape(-1, 1), positions, self.cache.length - 1
+                )
         if self.cache is None:
-            keys, rows = positions, positions
+            keys, rows = positions.reshape(-1), positions
         else:
             keys = self.key_index
-            rows = (owner * kv + self.head_index) * self.cache.length
-            rows = (rows + positions.reshape(-1, 1)).reshape(-1)
+            rows = (owner.reshape(-1, 1, 1) * kv + self.head_index) * self.cache.length
+            rows = (rows + positions.reshape(count, -1, 1)).reshape(-1)
+        positions = positions.reshape(-1)
         distance = keys - positions.reshape(-1, 1)  # [n, S], at most 0 for what may be seen
         bias = ops.select(distance <= 0, self.zero, self.masked)
-        count, span = distance.shape
-        if slot is None:
-            bias, distance = bias.reshape(-1, 1, 1, span), distance.reshape(-1, 1, 1, span)
-            spread, by_head = (count, kv, group, span), (1, kv, group, 1)
+        span = distance.shape[1]
+        if self.slopes is None:
+            bias = bias.reshape(count, 1, -1, 1, span)
         else:
-            bias, distance = bias.reshape(1, -1, 1, span), distance.reshape(1, -1, 1, span)
-            spread, by_head = (kv, count, group, span), (kv, 1, group, 1)
-        if self.slopes is not None:
-            bias = bias + self.slopes.reshape(by_head) * distance.astype(ms.float32)
-        bias = ops.broadcast_to(bias, spread)
-        bias = bias.reshape(-1, group, span) if slot is None else bias.reshape(kv, -1, span)
-        return positions, rows, bias
+            bias, distance = (one.reshape(count, 1, -1, 1, span) for one in (bias, distance))
+            slopes = self.slopes.reshape(1, kv, 1, group, 1)
+            bias = bias + slopes * distance.astype(ms.float32)
+        bias = ops.broadcast_to(bias, (count, kv, bias.shape[2], group, span))
+        return positions, rows, bias.reshape(count * kv, -1, span)
+
+
+class LastToken(nn.Cell):
+    """The hidden state of each row's last token in a prefill [n, hidden] -> [R, hidden]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gather = ops.Gather()
+
+    def construct(self, x: Tensor, tokens: Tensor, position: Tensor, length: Tensor) -> Tensor:
+        count, step = tokens.shape
+        # A chunk of a longer prompt ends before the row's length, a padded row behind it.
+        last = ops.minimum(ops.maximum(length - position, 1), step) - 1
+        return self.gather(x, last + ops.arange(count).astype(ms.int32) * step, 0)
 
 
 class Attention(nn.Cell):
@@ -204,6 +222,7 @@ class Attention(nn.Cell):
         """q [n, H * D], k and v [n, K * D], the rest from StepInputs -> [n, H * D]."""
         kv, group, dim = self.kv_heads, self.group, self.head_dim
         q, k, v = (q * self.scale).astype(self.dtype), k.astype(self.dtype), v.astype(self.dtype)
+        count = bias.shape[0] // kv  # rows; those of a network without a cache are one
         if self.cached:
             k = ops.depend(self.keys, self.update(self.keys, rows, k.reshape(-1, dim)))
             v = ops.depend(self.values, self.update(self.values, rows, v.reshape(-1, dim)))
@@ -214,15 +233,16 @@ class Attention(nn.Cell):
         if slot is None:  # one token a row: its heads stand in order already
             q = q.reshape(-1, group, dim)
         else:
-            q = q.reshape(-1, kv, group * dim).transpose(1, 0, 2).reshape(kv, -1, dim)
+            q = q.reshape(count, -1, kv, group * dim).transpose(0, 2, 1, 3)
+            q = q.reshape(count * kv, -1, dim)
         weights = self.softmax(self.scores(q, k).astype(ms.float32) + bias)
         x = self.mix(weights.astype(self.dtype), v).astype(ms.float32)
         if slot is not None:
-            x = x.reshape(kv, -1, group * dim).transpose(1, 0, 2)
+            x = x.reshape(count, kv, -1, group * dim).transpose(0, 2, 1, 3)
         return x.reshape(-1, self.heads * dim)
 
     def of_slot(self, cache: Tensor, slot: Tensor | None) -> Tensor:
-        """The cached keys or values of one slot, or of all: [R * K, S, D]."""
+        """The cached keys or values of some slots, or of all: [R * K, S, D]."""
         if slot is not None:
             cache = self.gather(cache.reshape(self.slots, -1), slot, 0)
         return cache.reshape(-1, self.length, self.head_dim)

@@ -12,6 +12,7 @@ from lite_runner.models.layers import (
     Attention,
     BuildOptions,
     Embedding,
+    LastToken,
     Linear,
     RMSNorm,
     StepInputs,
@@ -55,7 +56,11 @@ class Rotary(nn.Cell):
         length = ops.maximum(length.astype(ms.float32), float(self.original))
         ratio = length * (self.factor / self.original) - (self.factor - 1.0)
         frequencies = self.frequencies * ops.pow(ratio.reshape(-1, 1), self.exponents)
-        angles = positions.astype(ms.float32).reshape(-1, 1) * frequencies
+        count, half = frequencies.shape
+        angles = positions.astype(ms.float32).reshape(count, -1, 1) * frequencies.reshape(
+            count, 1, half
+        )
+        angles = angles.reshape(-1, half)
         cos, sin = ops.cos(angles), ops.sin(angles)
         return ops.concat((cos, cos), -1), ops.concat((-sin, sin), -1)
 
@@ -122,6 +127,7 @@ class LlamaModel(nn.Cell):
         self.embedding = Embedding(options, weights("model.tok_embeddings.embedding_weight"))
         self.inputs = StepInputs(config.num_heads, config.n_kv_heads, cache)
         self.rotary = Rotary(config, config.seq_length if cache is None else cache.length)
+        self.last = LastToken()
         self.blocks = nn.CellList(
             [
                 LlamaBlock(config, weights, f"model.layers.{index}", options)
@@ -137,10 +143,12 @@ class LlamaModel(nn.Cell):
         self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
     ) -> Tensor:
         """tokens [R, T], position [R], length [R] -> logits [R, vocab]."""
-        positions, rows, bias = self.inputs(tokens, position, slot)
+        positions, rows, bias = self.inputs(tokens, position, length, slot)
         cos, sin = self.rotary(positions, length)
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, cos, sin, rows, bias, slot)
-        x = self.norm(x if slot is None else x[-1:])
+        if slot is not None:
+            x = self.last(x, tokens, position, length)
+        x = self.norm(x)
         return self.embedding.logits(x) if self.head is None else self.head(x)

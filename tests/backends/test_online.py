@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.backends.base import Row
-from lite_runner.backends.online import OnlineBackend, OnlineOptions, cache_length, chunk_length
+from lite_runner.backends.online import OnlineBackend, OnlineOptions
 from lite_runner.errors import EnvironmentFault
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
@@ -137,15 +137,3 @@ def test_copy_without_a_cache(tokens: NDArray) -> None:
 def test_an_absent_device_is_an_environment_fault() -> None:
     with pytest.raises(EnvironmentFault, match="device_target=Ascend"):
         backend("llama", 1, 10, device="Ascend")
-
-
-@pytest.mark.parametrize(
-    ("wanted", "longest", "expected"),
-    [(10, 8192, 256), (256, 8192, 256), (257, 8192, 512), (10, 128, 128), (1000, 1000, 1000)],
-)
-def test_cache_lengths_are_few(wanted: int, longest: int, expected: int) -> None:
-    assert cache_length(wanted, longest) == expected
-
-
-def test_chunks_shrink_as_scores_grow() -> None:
-    assert [chunk_length(9, length) for length in (256, 8192, 32768)] == [512, 128, 32]

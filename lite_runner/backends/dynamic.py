@@ -1,0 +1,79 @@
+"""The backend over an artifact of the dynamic layout: one graph, one row at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.backends.base import Row
+from lite_runner.backends.engines.base import Engine
+from lite_runner.backends.sizes import chunk_length
+from lite_runner.errors import ConfigError
+from lite_runner.export.manifest import Manifest
+
+
+class DynamicBackend:
+    """See `lite_runner.backends.base.Backend`."""
+
+    def __init__(self, manifest: Manifest, engine: Engine, slots: int) -> None:
+        """`slots`: rows held at once; more than were exported is a ConfigError."""
+        if slots > manifest.batch_size:
+            raise ConfigError(
+                f"{slots} rows at once, but {manifest.model_name} was exported for "
+                f"{manifest.batch_size}",
+                "export it again with a larger batch size, or use a smaller predict_batch_size",
+            )
+        self.engine = engine.name
+        self.vocab_size = manifest.model.vocab_size
+        self.max_length = manifest.seq_length
+        self.slots = slots
+        self.compile_s = 0.0
+        self._engine = engine
+        self._chunk = chunk_length(manifest.model.num_heads, self.max_length)
+
+    def prepare(self) -> None:
+        """Compile the graph, before any row is in the cache."""
+        if self.compile_s == 0.0:
+            start = time.perf_counter()
+            self._run(np.zeros(2, np.int32), 0, 2, 0)
+            self.compile_s = time.perf_counter() - start
+
+    def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        """Logits [len(rows), vocab] after each row's last token."""
+        self.prepare()
+        logits = np.empty((len(rows), self.vocab_size), np.float32)
+        for index, row in enumerate(rows):
+            length = row.position + len(row.tokens)
+            for start in range(0, len(row.tokens), self._chunk):
+                piece = row.tokens[start : start + self._chunk]
+                logits[index] = self._run(piece, row.position + start, length, row.slot)
+        return logits
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """A ConfigError: the cache is inside the graph."""
+        raise ConfigError(*cannot_copy("dynamic"))
+
+    def close(self) -> None:
+        """End the engine."""
+        self._engine.close()
+
+    def _run(
+        self, tokens: NDArray[np.int32], position: int, length: int, slot: int
+    ) -> NDArray[np.float32]:
+        inputs = self._engine.bind("model", [(1, len(tokens)), (1,), (1,), (1,)])
+        for array, value in zip(inputs, (tokens, position, length, slot), strict=True):
+            array[...] = value
+        logits: NDArray[np.float32] = self._engine.run("model")[0][0]
+        return logits
+
+
+def cannot_copy(layout: str) -> tuple[str, str]:
+    """Message and hint where a layout's cache cannot be copied from row to row."""
+    return (
+        f"beams and num_return_sequences copy the cache from row to row, which a graph of the "
+        f"{layout} layout cannot: it keeps the cache to itself",
+        "export with the resizable layout, or run with backend=ms",
+    )

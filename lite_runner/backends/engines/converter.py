@@ -1,0 +1,90 @@
+"""MindIR -> .ms: runs lite_convert.py in the Lite Python, and does not believe it blindly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from lite_runner.backends.engines.lite_python import (
+    find_lite_python,
+    lite_command,
+    lite_environment,
+    quoted_tail,
+)
+from lite_runner.errors import ArtifactError, EnvironmentFault
+
+CONVERT_SECONDS = 3600.0  # a limit for a converter that hangs
+_SUCCESS = "CONVERT RESULT SUCCESS"
+
+
+def convert_to_ms(mindir: Path, target: Path, *, weight_fp16: bool) -> None:
+    """Write `target` (.ms; above 2 GB an .msw beside it) from a MindIR that Lite can load.
+
+    The files appear under their names when they are whole. Raises ArtifactError where the converter
+    fails, whatever it returns, EnvironmentFault where there is no Lite or no room.
+    """
+    if target.suffix != ".ms":
+        raise ArtifactError(f"{target}: a Lite model's name ends in .ms")
+    if not mindir.is_file():
+        raise ArtifactError(f"{mindir}: no such file", "export the model again")
+    python = find_lite_python()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".converting-") as folder:
+            _convert(python, mindir.resolve(), target.stem, Path(folder), weight_fp16)
+            # The .ms goes last: who finds it finds its weights as well. It holds their file's
+            # name, so both were written under the names they keep.
+            for path in sorted(Path(folder).iterdir(), key=lambda path: path.suffix == ".ms"):
+                path.chmod(0o644)  # the converter makes it readable to its owner alone
+                _sync(path)
+                path.replace(target.parent / path.name)
+    except OSError as error:
+        raise EnvironmentFault(f"{target}: cannot be written: {error}") from error
+
+
+def _convert(python: Path, mindir: Path, stem: str, folder: Path, weight_fp16: bool) -> None:
+    precision = "float16" if weight_fp16 else "float32"
+    command = lite_command(python, "lite_convert.py", str(mindir), stem, precision)
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=lite_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            timeout=CONVERT_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ArtifactError(
+            f"{mindir}: the converter of MindSpore Lite did not end in {CONVERT_SECONDS:g} s"
+        ) from error
+    log = done.stdout
+    if "No module named 'mindspore_lite'" in log:
+        raise EnvironmentFault(
+            f"{python}: has no mindspore_lite", "make lite sets up a Python that has it"
+        )
+    output = folder / f"{stem}.ms"
+    if not output.is_file() or not output.stat().st_size:
+        fault = "wrote no model"
+    elif done.returncode:
+        fault = f"ended with exit code {done.returncode}"
+    elif "[ERROR]" in log:
+        fault = "reports errors"
+    elif _SUCCESS not in log:
+        fault = "does not report success"
+    else:
+        return
+    raise ArtifactError(f"{mindir}: the converter of MindSpore Lite {fault}{quoted_tail(log)}")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,170 @@
+"""The worker process as a thing to put questions to: started, asked, and never left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import signal
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from typing import IO, Any
+
+from lite_runner.backends.engines.lite_python import lite_environment, quoted_tail
+from lite_runner.errors import EnvironmentFault, RunnerError
+
+CLOSE_SECONDS = 1.0  # then it is killed
+MAX_ANSWER = 1 << 24  # bytes; an answer is names and shapes, never data
+_LENGTH = struct.Struct("<I")
+
+
+class LiteProcess:
+    """A process that answers framed JSON (lite_worker.py tells the form)."""
+
+    def __init__(self, command: Sequence[str], descriptors: Sequence[int]) -> None:
+        """Start `command`; it inherits `descriptors`. Raises EnvironmentFault where it cannot."""
+        self._log: IO[bytes] = tempfile.TemporaryFile(prefix="lite-worker-")  # noqa: SIM115
+        read_request, write_request = os.pipe()
+        read_answer, write_answer = os.pipe()
+        self._requests = os.fdopen(write_request, "wb", buffering=0)
+        self._answers = os.fdopen(read_answer, "rb", buffering=0)
+        started: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
+
+        def keep() -> None:
+            # The worker is killed when the thread that started it ends, not when the process
+            # does (prctl(2)); so a thread of its own starts it, and stays.
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=read_request,
+                    stdout=write_answer,
+                    stderr=self_log,
+                    pass_fds=descriptors,
+                    env=lite_environment(),
+                    start_new_session=True,  # Ctrl-C in the terminal is not for it
+                )
+            except OSError as error:
+                started.put(error)
+                return
+            finally:
+                os.close(read_request)
+                os.close(write_answer)
+            started.put(process)
+            process.wait()
+
+        self_log = self._log  # not self: a forgotten engine ends its worker when it is collected
+        self._keeper = threading.Thread(target=keep, name="lite-worker", daemon=True)
+        self._keeper.start()
+        outcome = started.get()
+        if isinstance(outcome, OSError):
+            self.close()
+            raise EnvironmentFault(f"{command[0]} cannot be started: {outcome}", "make lite")
+        self._process = outcome
+
+    @property
+    def pid(self) -> int:
+        """Of the process, which may have ended."""
+        return self._process.pid
+
+    def ask(
+        self,
+        request: dict[str, Any],
+        *,
+        seconds: float,
+        doing: str,
+        refused: type[RunnerError] = RunnerError,
+    ) -> dict[str, Any]:
+        """The answer to a request. Not to be called from several threads.
+
+        Raises `refused` where Lite refuses, and the process is still there; RunnerError where it
+        ended, says nothing for so many seconds or answers nonsense, and it is ended then, as it
+        is when an exception such as KeyboardInterrupt arrives while waiting.
+        """
+        if self._requests.closed:
+            raise RunnerError(f"{doing}: MindSpore Lite was ended before")
+        try:
+            answer = self._exchange(request, time.monotonic() + seconds)
+        except TimeoutError as error:
+            self.close()
+            raise self._fault(
+                RunnerError, f"{doing}: MindSpore Lite gave no answer in {seconds:g} s"
+            ) from error
+        except (EOFError, BrokenPipeError) as error:
+            self._keeper.join(CLOSE_SECONDS)  # until its exit code is there
+            code = self._process.returncode
+            self.close()
+            hint = "is there enough memory for it?" if code == -signal.SIGKILL else ""
+            raise self._fault(
+                RunnerError, f"{doing}: MindSpore Lite {_how_it_ended(code)}", hint
+            ) from error
+        except ValueError as error:
+            self.close()
+            raise self._fault(
+                RunnerError, f"{doing}: what MindSpore Lite's process answers is garbage: {error}"
+            ) from error
+        except BaseException:
+            self.close()  # the answer would come later, and be taken for that to the next request
+            raise
+        if "error" in answer:
+            reason = str(answer["error"]).strip().splitlines()[0]
+            raise self._fault(refused, f"{doing}: MindSpore Lite refuses: {reason}")
+        inner: dict[str, Any] = answer["answer"]
+        return inner
+
+    def close(self) -> None:
+        """End the process, within about a second; calling it twice is harmless."""
+        with contextlib.suppress(OSError):
+            self._requests.close()  # it ends by itself at the end of its stdin
+        if self._keeper.is_alive():
+            self._keeper.join(CLOSE_SECONDS)
+        if self._keeper.is_alive():
+            self._process.kill()
+            self._keeper.join(CLOSE_SECONDS)
+        self._answers.close()
+
+    def _exchange(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
+        body = json.dumps(request).encode()
+        self._requests.write(_LENGTH.pack(len(body)) + body)
+        (size,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
+        if size > MAX_ANSWER:
+            raise ValueError(f"a length of {size} bytes, at most {MAX_ANSWER}")
+        answer = json.loads(self._read(size, deadline))
+        if not isinstance(answer, dict) or not (
+            isinstance(answer.get("answer"), dict) or answer.get("error")
+        ):
+            raise ValueError(f"{str(answer)[:80]!r}")
+        return answer
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        poll = select.poll()
+        poll.register(self._answers, select.POLLIN)
+        parts: list[bytes] = []
+        while size:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TimeoutError
+            part = self._answers.read(size)
+            if not part:
+                raise EOFError
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def _fault(self, kind: type[RunnerError], message: str, hint: str = "") -> RunnerError:
+        """An error with what the process wrote last."""
+        size = os.fstat(self._log.fileno()).st_size
+        tail = os.pread(self._log.fileno(), 8192, max(0, size - 8192)).decode(errors="replace")
+        return kind(message + quoted_tail(tail), hint)
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is None:
+        return "closed its end of the pipe"
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"

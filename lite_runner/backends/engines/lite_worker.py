@@ -1,0 +1,170 @@
+"""The process in which MindSpore Lite runs: stand-alone, Python 3.7, NumPy and mindspore_lite.
+
+worker.py is its other end. Requests come on stdin, answers go to what was stdout when it started;
+either is a length (4 bytes, little endian) and that much JSON. An answer is {"answer": {...}} or
+{"error": "..."}. Tensors lie in memory that both have mapped, a file descriptor each for the
+inputs and the outputs of a graph.
+
+    {"op": "start"}                       imports mindspore_lite
+    {"op": "load", "graph", "path", "threads", "inputs", "outputs"}
+                                          builds a graph; the last two are file descriptors
+    {"op": "bind", "graph", "shapes", "offsets", "size"}
+                                          resizes it, its inputs at these places of the memory
+    {"op": "run", "graph"}                the outputs' places, in the same order as the graph's
+    {"op": "ping"}
+
+The process ends when stdin does, and with its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import signal
+import struct
+import sys
+from typing import Any, BinaryIO, Dict
+
+import numpy as np
+
+PR_SET_PDEATHSIG = 1
+LENGTH = struct.Struct("<I")
+ALIGNMENT = 64
+
+Message = Dict[str, Any]
+
+
+class Graph:
+    """A model in Lite, and the memory its inputs and outputs lie in."""
+
+    def __init__(self, lite: Any, request: Message) -> None:
+        path = request["path"]
+        # The weights beside an .ms file are looked for in the current folder, and only there.
+        os.chdir(os.path.dirname(path))  # noqa: PTH120
+        context = lite.Context()
+        context.target = ["cpu"]
+        context.cpu.thread_num = request["threads"]
+        kinds = lite.ModelType
+        kind = kinds.MINDIR_LITE if path.endswith(".ms") else kinds.MINDIR
+        self.model = lite.Model()
+        self.model.build_from_file(path, kind, context)
+        self.tensors = self.model.get_inputs()
+        self.inputs_fd = request["inputs"]
+        self.outputs_fd = request["outputs"]
+        self.arrays: list[Any] = []  # Lite reads their memory, without owning it
+        self.outputs = mmap.mmap(-1, 1)
+
+    def inputs(self) -> Message:
+        """Names, shapes and NumPy's dtype names of the inputs as they are now."""
+        return {"inputs": [describe(tensor) for tensor in self.tensors]}
+
+    def bind(self, request: Message) -> Message:
+        """Resize, and take the inputs from these places from now on."""
+        self.model.resize(self.tensors, request["shapes"])
+        self.tensors = self.model.get_inputs()
+        memory = mmap.mmap(self.inputs_fd, request["size"])
+        arrays: list[Any] = [
+            np.ndarray(tensor.shape, dtype_name(tensor), memory, offset)
+            for tensor, offset in zip(self.tensors, request["offsets"])
+        ]
+        for tensor, array in zip(self.tensors, arrays):
+            tensor.set_data_from_numpy(array)  # no copy: later runs see what changed in it
+        self.arrays = arrays
+        return self.inputs()
+
+    def run(self) -> Message:
+        """Predict, and copy the outputs out: Lite's own memory is overwritten by the next run."""
+        tensors = self.model.predict(self.tensors)
+        arrays = [tensor.get_data_to_numpy() for tensor in tensors]
+        offsets = []
+        size = 0
+        for array in arrays:
+            offsets.append(size)
+            size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        if size > len(self.outputs):
+            os.ftruncate(self.outputs_fd, size)
+            self.outputs = mmap.mmap(self.outputs_fd, size)
+        described = []
+        for tensor, array, offset in zip(tensors, arrays, offsets):
+            np.ndarray(array.shape, array.dtype, self.outputs, offset)[...] = array
+            described.append(
+                {
+                    "name": tensor.name,
+                    "shape": array.shape,
+                    "dtype": array.dtype.name,
+                    "offset": offset,
+                }
+            )
+        return {"outputs": described}
+
+
+class Worker:
+    """Does one request after another."""
+
+    def __init__(self) -> None:
+        self.lite: Any = None
+        self.graphs: dict[str, Graph] = {}
+
+    def do(self, request: Message) -> Message:
+        """The answer to a request; raises whatever Lite raises."""
+        op = request["op"]
+        if op == "start":
+            import mindspore_lite
+
+            self.lite = mindspore_lite
+        elif op == "load":
+            graph = Graph(self.lite, request)
+            self.graphs[request["graph"]] = graph
+            return graph.inputs()
+        elif op == "bind":
+            return self.graphs[request["graph"]].bind(request)
+        elif op == "run":
+            return self.graphs[request["graph"]].run()
+        return {}
+
+
+def dtype_name(tensor: Any) -> str:
+    """NumPy's name of a Lite tensor's dtype."""
+    return np.dtype(tensor.dtype.name.lower()).name
+
+
+def describe(tensor: Any) -> Message:
+    """What the other end must know of an input."""
+    return {"name": tensor.name, "shape": tensor.shape, "dtype": dtype_name(tensor)}
+
+
+def read(stream: BinaryIO) -> Message:
+    """The next request. Raises EOFError at the end of the stream."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        raise EOFError
+    body = stream.read(LENGTH.unpack(head)[0])
+    request: Message = json.loads(body.decode("utf-8"))
+    return request
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # the libraries print to stdout: among the answers that would be garbage
+    worker = Worker()
+    while True:
+        try:
+            request = read(sys.stdin.buffer)
+        except EOFError:
+            os._exit(0)  # without Lite's own clean-up, which takes its time and may crash
+        try:
+            answer: Message = {"answer": worker.do(request)}
+        except Exception as error:
+            answer = {"error": str(error) or type(error).__name__}
+        body = json.dumps(answer).encode("utf-8")
+        answers.write(LENGTH.pack(len(body)) + body)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""MindSpore Lite in a process of its own, with the public wheel: the worker engine.
+
+Tensors lie in memory that both processes have mapped (memfd_create: it has no name, so nothing
+stays behind, and /dev/shm, small in containers, does not limit it). Through the pipes go only
+names, shapes and places.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.backends.engines.lite_process import LiteProcess
+from lite_runner.backends.engines.lite_python import find_lite_python, lite_command
+from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
+from lite_runner.export.manifest import GraphName, TensorSpec
+
+# Limits for something that hangs, not for something slow: a large model on a busy machine.
+START_SECONDS = 300.0
+LOAD_SECONDS = 3600.0
+RUN_SECONDS = 3600.0
+
+ALIGNMENT = 64  # bytes; a cache line, and what vector instructions like
+
+
+class _Memory:
+    """Memory that the worker has mapped too. It only grows, as views of it may be around."""
+
+    def __init__(self, name: str) -> None:
+        self.descriptor = os.memfd_create(name)
+        self._map: mmap.mmap | None = None
+
+    def view(self, shape: tuple[int, ...], dtype: str, offset: int) -> NDArray[Any]:
+        """The array at an offset. Raises ValueError where it does not lie in the memory."""
+        kind = np.dtype(dtype)
+        end = offset + math.prod(shape) * kind.itemsize
+        if kind.hasobject or offset < 0 or min(shape, default=1) < 0:
+            raise ValueError(f"{dtype}{list(shape)} at {offset}")
+        if self._map is None or end > len(self._map):
+            size = os.fstat(self.descriptor).st_size
+            if end > size:
+                raise ValueError(f"{dtype}{list(shape)} at {offset} in {size} bytes")
+            self._map = mmap.mmap(self.descriptor, size)
+        return np.ndarray(shape, kind, self._map, offset)
+
+    def grow(self, size: int) -> None:
+        """Have at least so many bytes. Raises OSError where they cannot be had."""
+        if self.descriptor < 0:
+            raise RunnerError("the MindSpore Lite worker was ended before")
+        if size > os.fstat(self.descriptor).st_size:
+            os.ftruncate(self.descriptor, size)
+
+    def close(self) -> None:
+        """Views stay valid."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+@dataclass
+class _Graph:
+    """What this side knows of one graph of the worker."""
+
+    path: Path
+    inputs: _Memory
+    outputs: _Memory
+    shapes: list[tuple[int, ...]] = field(default_factory=list)  # bound to; none at first
+    arrays: list[NDArray[Any]] = field(default_factory=list)
+
+
+class WorkerEngine:
+    """The Engine over MindSpore Lite 2.0.0 on the CPU; `inputs` tells what each graph takes.
+
+    A graph that was exported for int64 inputs takes int32: the arrays that `bind` gives have the
+    dtype that Lite wants. They begin as zeros.
+    """
+
+    name = "lite-worker"
+
+    def __init__(
+        self,
+        graphs: Mapping[GraphName, Path],
+        *,
+        threads: int | None,
+        python: Path | None = None,
+    ) -> None:
+        """Start the process and load the graphs, .mindir or .ms, with one context each.
+
+        `threads` None is every processor this process may use; `python` None is looked for.
+        Raises EnvironmentFault where Lite cannot be had, ArtifactError for a file it refuses.
+        """
+        found = find_lite_python() if python is None else python
+        for path in graphs.values():
+            if not path.is_file():
+                raise ArtifactError(f"{path}: no such file", "export the model again")
+        self._graphs: dict[GraphName, _Graph] = {
+            name: _Graph(path.resolve(), _Memory(f"{name}-in"), _Memory(f"{name}-out"))
+            for name, path in graphs.items()
+        }
+        memories = [memory for graph in self._graphs.values() for memory in _memories(graph)]
+        self._process = LiteProcess(
+            lite_command(found, "lite_worker.py"), [memory.descriptor for memory in memories]
+        )
+        self.inputs: dict[GraphName, tuple[TensorSpec, ...]] = {}
+        try:
+            self._start(found)
+            for name in graphs:
+                self.inputs[name] = self._load(name, threads or len(os.sched_getaffinity(0)))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Of the worker process."""
+        return self._process.pid
+
+    def bind(self, graph: GraphName, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
+        """See Engine. Raises ArtifactError where the graph does not take such inputs."""
+        known = self._graphs[graph]
+        wanted = [tuple(shape) for shape in shapes]
+        if known.shapes == wanted:
+            return known.arrays
+        specs = self.inputs[graph]
+        self._check_shapes(graph, wanted)
+        offsets, size = _places(wanted, [spec.dtype for spec in specs])
+        # Until the worker has agreed it is bound to nothing; and the old arrays' memory is reused.
+        known.shapes, known.arrays = [], []
+        try:
+            known.inputs.grow(size)
+            places = zip(wanted, specs, offsets, strict=True)
+            arrays = [known.inputs.view(shape, spec.dtype, at) for shape, spec, at in places]
+        except OSError as error:
+            raise EnvironmentFault(
+                f"{size / 2**20:.0f} MiB of memory for the inputs cannot be had: {error}"
+            ) from error
+        doing = f"resizing {known.path.name} to {wanted if len(wanted) < 5 else wanted[:4]}"
+        answer = self._process.ask(
+            {"op": "bind", "graph": graph, "shapes": wanted, "offsets": offsets, "size": size},
+            seconds=LOAD_SECONDS,
+            doing=doing,
+            refused=ArtifactError,
+        )
+        if [spec.shape for spec in self._specs(answer, doing)] != wanted:
+            raise ArtifactError(f"{doing}: MindSpore Lite made it {answer['inputs']}"[:500])
+        for array in arrays:
+            array.fill(0)
+        known.shapes, known.arrays = wanted, arrays
+        return arrays
+
+    def run(self, graph: GraphName) -> list[NDArray[Any]]:
+        """See Engine."""
+        known = self._graphs[graph]
+        if not known.shapes:
+            raise RunnerError(f"{known.path.name}: the graph was not bound to shapes before a run")
+        doing = f"running {known.path.name}"
+        answer = self._process.ask({"op": "run", "graph": graph}, seconds=RUN_SECONDS, doing=doing)
+        try:
+            return [
+                known.outputs.view(tuple(one["shape"]), one["dtype"], one["offset"])
+                for one in answer["outputs"]
+            ]
+        except (KeyError, TypeError, ValueError) as error:
+            self.close()
+            raise RunnerError(f"{doing}: the worker describes no outputs: {error!r}") from error
+
+    def ping(self) -> None:
+        """Ask the worker for a sign of life. Raises RunnerError where there is none."""
+        self._process.ask({"op": "ping"}, seconds=START_SECONDS, doing="asking for a sign of life")
+
+    def close(self) -> None:
+        """End the worker; arrays that were given out stay readable."""
+        self._process.close()
+        for graph in self._graphs.values():
+            for memory in _memories(graph):
+                memory.close()
+
+    def _start(self, python: Path) -> None:
+        try:
+            self._process.ask(
+                {"op": "start"}, seconds=START_SECONDS, doing="importing mindspore_lite"
+            )
+        except RunnerError as error:
+            raise EnvironmentFault(
+                f"{python}: {error.message}", "make lite sets up a Python that has it"
+            ) from error
+
+    def _load(self, name: GraphName, threads: int) -> tuple[TensorSpec, ...]:
+        graph = self._graphs[name]
+        doing = f"loading {graph.path}"
+        answer = self._process.ask(
+            {
+                "op": "load",
+                "graph": name,
+                "path": str(graph.path),
+                "threads": threads,
+                "inputs": graph.inputs.descriptor,
+                "outputs": graph.outputs.descriptor,
+            },
+            seconds=LOAD_SECONDS,
+            doing=doing,
+            refused=ArtifactError,
+        )
+        return self._specs(answer, doing)
+
+    def _specs(self, answer: Mapping[str, Any], doing: str) -> tuple[TensorSpec, ...]:
+        try:
+            return tuple(
+                TensorSpec(
+                    str(one["name"]),
+                    tuple(int(length) for length in one["shape"]),
+                    np.dtype(one["dtype"]).name,
+                )
+                for one in answer["inputs"]
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            self.close()
+            raise RunnerError(f"{doing}: the worker describes no inputs: {error!r}") from error
+
+    def _check_shapes(self, graph: GraphName, wanted: Sequence[tuple[int, ...]]) -> None:
+        specs = self.inputs[graph]
+        file = self._graphs[graph].path.name
+        if len(wanted) != len(specs):
+            raise ArtifactError(
+                f"{file}: has {len(specs)} inputs, expected {len(wanted)}: not the graph of this "
+                "layout",
+                "export the model again",
+            )
+        for shape, spec in zip(wanted, specs, strict=True):
+            if len(shape) != len(spec.shape) or min(shape, default=1) < 1:
+                raise ArtifactError(
+                    f"{file}: input {spec.name} has the shape {list(spec.shape)}, it cannot be "
+                    f"{list(shape)}",
+                    "export the model again",
+                )
+
+
+def _memories(graph: _Graph) -> tuple[_Memory, _Memory]:
+    return graph.inputs, graph.outputs
+
+
+def _places(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> tuple[list[int], int]:
+    """Where arrays lie one after the other, and the bytes of all (at least one)."""
+    offsets = []
+    size = 0
+    for shape, dtype in zip(shapes, dtypes, strict=True):
+        offsets.append(size)
+        length = math.prod(shape) * np.dtype(dtype).itemsize
+        size += -(-length // ALIGNMENT) * ALIGNMENT
+    return offsets, max(size, 1)

@@ -1,0 +1,169 @@
+"""The offline backend of the `resizable` layout: one graph, its cache outside of it.
+
+The graph (lite_runner.export.resizable_inputs tells its inputs) is resized between two uses:
+a *prefill* has one row of any number of tokens, a *decode* one token of every slot. Resizing
+costs milliseconds, so a decode keeps its shape for as long as its rows fit: the arrays that the
+engine bound are the cache then, and are copied out only when another shape is due.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.backends.base import Row
+from lite_runner.backends.engines.base import Engine
+from lite_runner.backends.step_inputs import Positions, gather_rows, score_bias
+from lite_runner.errors import ArtifactError
+from lite_runner.export.manifest import Manifest
+from lite_runner.export.resizable_inputs import Shape, inputs_of, inputs_of_any
+
+Array = NDArray[np.float32]
+
+SMALLEST_SPAN = 64  # keys of a decode; doubled when a row outgrows it
+SCORE_BYTES = 64 << 20  # a chunk of a prompt is as long as keeps its attention scores below
+
+
+class ResizableBackend:
+    """See `lite_runner.backends.base.Backend`."""
+
+    def __init__(self, manifest: Manifest, engine: Engine, slots: int) -> None:
+        """Raises ArtifactError where the manifest's graph has other inputs than the layout."""
+        self._model = model = manifest.model
+        self._engine = engine
+        self.engine = engine.name
+        self.vocab_size, self.max_length = model.vocab_size, manifest.seq_length
+        self.slots = slots
+        self.compile_s = 0.0
+        self._positions = Positions(model, self.max_length)
+        self._names = [spec.name for spec in manifest.graphs["model"].inputs]
+        wanted = [spec.name for spec in inputs_of_any(model)]
+        if self._names != wanted:
+            raise ArtifactError(
+                f"{manifest.model_name}: the graph's inputs are {', '.join(self._names[:9])}, "
+                f"expected {', '.join(wanted[:9])}, ... ({len(wanted)} in all)",
+                "export the model again",
+            )
+        self._filled = np.zeros(slots, np.int64)  # positions of each slot that were written
+        room = (slots, model.n_kv_heads, decode_span(self.max_length - 1), model.head_dim)
+        # Pages of it exist only once they are written.
+        self._cache = [np.zeros(room, np.float32) for _ in range(2 * model.num_layers)]
+        self._decoding: Shape | None = None  # the bound arrays are the cache up to its `past`
+        self._past: list[Array] = []  # those arrays
+        self._inputs: dict[str, NDArray[Any]] = {}
+
+    def prepare(self) -> None:
+        """Nothing is compiled."""
+
+    def forward(self, rows: Sequence[Row]) -> Array:
+        """Logits [len(rows), vocab] after each row's last token."""
+        logits = np.empty((len(rows), self.vocab_size), np.float32)
+        decoded = [index for index, row in enumerate(rows) if len(row.tokens) == 1]
+        for index, row in enumerate(rows):
+            if len(row.tokens) > 1:
+                logits[index] = self._prefill(row)
+        if decoded:
+            logits[decoded] = self._decode([rows[index] for index in decoded])
+        return logits
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Slot targets[i] becomes slot sources[i]; all are read before any is written."""
+        read, write = list(sources), list(targets)
+        used = int(self._filled[read].max(initial=0))
+        for cache in self._cache if self._decoding is None else self._past:
+            cache[write, :, :used] = cache[read, :, :used]
+        self._filled[write] = self._filled[read]
+
+    def close(self) -> None:
+        """End the engine; calling it twice is harmless."""
+        self._inputs, self._past, self._cache = {}, [], []
+        self._engine.close()
+
+    def _prefill(self, row: Row) -> Array:
+        logits: Array
+        end, start = row.position + len(row.tokens), row.position
+        while start < end:
+            count = min(end - start, chunk_length(self._model.num_heads, start))
+            # A size of zero is none: a single position that the bias hides stands for it.
+            self._bind(Shape(1, count, max(start, 1)))
+            for past, cache in zip(self._past, self._cache, strict=True):
+                past[:] = cache[row.slot, :, : past.shape[2]]
+            at = start - row.position
+            outputs = self._run(
+                row.tokens[None, at : at + count], np.array([start]), np.array([end])
+            )
+            for cache, new in zip(self._cache, outputs[1:], strict=True):
+                cache[row.slot, :, start : start + count] = new[0]
+            logits = outputs[0][0]
+            start += count
+        self._filled[row.slot] = end
+        return logits
+
+    def _decode(self, rows: Sequence[Row]) -> Array:
+        slots = [row.slot for row in rows]
+        # Slots that sit out compute something of a token at position 0, which nobody reads.
+        tokens, position = np.zeros((self.slots, 1), np.int32), np.zeros(self.slots, np.int64)
+        tokens[slots, 0] = [row.tokens[0] for row in rows]
+        position[slots] = [row.position for row in rows]
+        span = decode_span(int(position.max()))
+        if self._decoding is None or self._decoding.past < span - 1:
+            shape = Shape(self.slots, 1, span - 1)
+            self._bind(shape)
+            for past, cache in zip(self._past, self._cache, strict=True):
+                past[:] = cache[:, :, : shape.past]
+            self._decoding = shape
+        outputs = self._run(tokens, position, position + 1)
+        for past, new in zip(self._past, outputs[1:], strict=True):
+            for slot in slots:
+                past[slot, :, position[slot]] = new[slot, :, 0]
+        self._filled[slots] = position[slots] + 1
+        return outputs[0][slots]
+
+    def _bind(self, shape: Shape) -> None:
+        """Resize the graph; what depends on nothing but the shape is filled in."""
+        if self._decoding is not None:
+            for past, cache in zip(self._past, self._cache, strict=True):
+                cache[:, :, : self._decoding.past] = past
+            self._decoding = None
+        specs = inputs_of(self._model, shape)
+        arrays = self._engine.bind("model", [spec.shape for spec in specs])
+        self._inputs = dict(zip(self._names, arrays, strict=True))
+        self._past = arrays[-2 * self._model.num_layers :]
+        for name, rows in gather_rows(self._model, shape).items():
+            self._inputs[name][:] = rows
+
+    def _run(
+        self, tokens: NDArray[np.int32], start: NDArray[np.int64], length: NDArray[np.int64]
+    ) -> list[Array]:
+        """tokens [B, S], start [B]: the position of each row's first, length [B]: of the row."""
+        inputs, model = self._inputs, self._model
+        inputs["tokens"][:] = tokens.reshape(-1)
+        places = start[:, None] + np.arange(tokens.shape[1])
+        if model.family == "llama":
+            cos, sin = self._positions.rotary(places, length)
+            rotated = model.num_heads + model.n_kv_heads
+            for name, values, still in (("cos", cos, 1.0), ("sin", sin, 0.0)):
+                inputs[name][:, :rotated] = values[:, None]
+                inputs[name][:, rotated:] = still  # the values are not rotated
+        if model.family == "gpt2":
+            inputs["positions"][:] = places.reshape(-1)
+        score_bias(inputs["bias"], start, tokens.shape[1], self._positions.slopes)
+        return self._engine.run("model")
+
+
+def decode_span(position: int) -> int:
+    """Keys of a decode whose furthest token stands at `position`: a power of two, so few sizes.
+
+    One is the token's own; of the others, that are cached, one is where it will be written.
+    """
+    return int(max(SMALLEST_SPAN, 1 << math.ceil(math.log2(position + 2))))
+
+
+def chunk_length(heads: int, start: int) -> int:
+    """Tokens of a prompt computed at once behind `start` others: a power of two, 32 to 512."""
+    fits = SCORE_BYTES // (4 * heads * (start + 512))
+    return 1 << min(9, max(5, fits.bit_length() - 1))

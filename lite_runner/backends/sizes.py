@@ -1,0 +1,20 @@
+"""How long caches and chunks are, whichever backend holds them."""
+
+from __future__ import annotations
+
+SMALLEST_CACHE = 256  # positions; sizes are powers of two, so that few graphs are made
+SCORE_BYTES = 64 << 20  # a chunk of a prompt is as long as keeps its attention scores below
+
+
+def cache_length(wanted: int, longest: int) -> int:
+    """Positions of a cache slot: a power of two of at least `wanted`, within the model's own."""
+    size = SMALLEST_CACHE
+    while size < wanted:
+        size *= 2
+    return max(wanted, min(size, longest))
+
+
+def chunk_length(heads: int, length: int) -> int:
+    """Tokens of a prompt computed at once: a power of two from 32 to 512."""
+    fits = SCORE_BYTES // (4 * heads * length)
+    return 1 << min(9, max(5, fits.bit_length() - 1))

@@ -1,0 +1,119 @@
+"""The backend over a static pair: every step runs all rows of the exported batch.
+
+Shapes: b rows of the batch, s positions that a row has at most. Row i of the batch is slot i.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.backends.base import Row
+from lite_runner.backends.dynamic import cannot_copy
+from lite_runner.backends.engines.base import Engine
+from lite_runner.errors import ConfigError
+from lite_runner.export.manifest import GraphName, Manifest
+
+
+class StaticPairBackend:
+    """See `lite_runner.backends.base.Backend`.
+
+    A slot that sits a step out gets a padding row, which only touches the last position of its
+    slot; that one is never read before it is written. Of a pair that ends in greedy sampling the
+    logits are 1 for the token that was chosen, 0 for all others.
+    """
+
+    def __init__(self, manifest: Manifest, engine: Engine) -> None:
+        self.engine = engine.name
+        self.vocab_size = manifest.model.vocab_size
+        self.max_length = manifest.seq_length
+        self.slots = manifest.batch_size
+        self.compile_s = 0.0
+        self._engine = engine
+        self._graphs = manifest.graphs
+
+    def prepare(self) -> None:
+        """Compile both graphs, on padding rows."""
+        if self.compile_s == 0.0:
+            start = time.perf_counter()
+            self._prefill([])
+            self._increment([])
+            self.compile_s = time.perf_counter() - start
+
+    def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        """Logits [len(rows), vocab] after each row's last token.
+
+        A prompt longer than the exported sequence is a ConfigError. A chunk behind a row's first
+        one goes through the increment graph token by token.
+        """
+        for row in rows:
+            if (length := row.position + len(row.tokens)) > self.max_length:
+                raise ConfigError(
+                    f"a row of {length} tokens, but the model was exported for sequences of "
+                    f"{self.max_length}",
+                    "export it again with a larger sequence length, or shorten the prompt",
+                )
+        self.prepare()
+        logits = np.empty((len(rows), self.vocab_size), np.float32)
+        if first := [index for index, row in enumerate(rows) if row.position == 0]:
+            logits[first] = self._prefill([rows[index] for index in first])
+        later = [index for index, row in enumerate(rows) if row.position > 0]
+        for step in range(max((len(rows[index].tokens) for index in later), default=0)):
+            now = [index for index in later if step < len(rows[index].tokens)]
+            pieces = [
+                Row(row.slot, row.tokens[step : step + 1], row.position + step)
+                for row in (rows[index] for index in now)
+            ]
+            logits[now] = self._increment(pieces)
+        return logits
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """A ConfigError: the cache is inside the graphs."""
+        raise ConfigError(*cannot_copy("static_pair"))
+
+    def close(self) -> None:
+        """End the engine."""
+        self._engine.close()
+
+    def _prefill(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        ids = np.zeros((self.slots, self.max_length), np.int32)
+        valid = np.zeros(self.slots, np.int32)
+        for row in rows:
+            ids[row.slot, : len(row.tokens)] = row.tokens
+            valid[row.slot] = len(row.tokens)
+        return self._run("prefill", ids, valid)[[row.slot for row in rows]]
+
+    def _increment(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        ids = np.zeros((self.slots, 1), np.int32)
+        valid = np.full(self.slots, self.max_length, np.int32)  # padding: at the last position
+        for row in rows:
+            ids[row.slot] = row.tokens
+            valid[row.slot] = row.position + 1
+        return self._run("increment", ids, valid)[[row.slot for row in rows]]
+
+    def _run(
+        self, graph: GraphName, ids: NDArray[np.int32], valid: NDArray[np.int32]
+    ) -> NDArray[np.float32]:
+        """Logits [b, vocab] for ids [b, s or 1] and the tokens in each row, these included [b]."""
+        rows = np.arange(self.slots)
+        values = {
+            "input_ids": ids,
+            "valid_length": valid,
+            # MindFormers counts through the flattened batch of prompts, in both graphs.
+            "current_index": rows * self.max_length + np.maximum(valid, 1) - 1,
+            "init_reset": graph == "increment",
+            "batch_index": rows,
+            "zactivate_len": np.arange(self.max_length),
+        }
+        specs = self._graphs[graph].inputs
+        arrays = self._engine.bind(graph, [spec.shape for spec in specs])
+        for array, spec in zip(arrays, specs, strict=True):
+            array[...] = values[spec.name]
+        output = self._engine.run(graph)[0]
+        if output.ndim == 1:  # the graph has sampled
+            return np.equal(output[:, None], np.arange(self.vocab_size)).astype(np.float32)
+        logits: NDArray[np.float32] = output
+        return logits

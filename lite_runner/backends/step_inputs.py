@@ -1,0 +1,104 @@
+"""What a step of the `resizable` graph is told of places, in NumPy.
+
+Shapes as in lite_runner.export.resizable_inputs: B rows, S new tokens a row, n = B * S, P cached
+positions, H heads, K key/value heads, G = H / K, D head_dim.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.export.resizable_inputs import Shape
+from lite_runner.models import rope
+
+MASKED = np.float32(-1.0e9)  # far below any score, yet finite
+
+Array = NDArray[np.float32]
+Places = NDArray[np.int64]
+
+
+class Positions:
+    """A model's rotary angles and ALiBi slopes."""
+
+    def __init__(self, model: ModelConfig, length: int) -> None:
+        """`length`: positions that there are."""
+        self.slopes: Array | None = None  # [K, G], bloom only
+        self._cos = self._sin = np.empty((0, 0), np.float32)
+        if model.family == "bloom":
+            # Here, since it brings MindSpore with it, which takes most of a second.
+            from lite_runner.models.bloom import alibi_slopes
+
+            self.slopes = alibi_slopes(model.num_heads).reshape(model.n_kv_heads, -1)
+        if model.family != "llama":
+            return
+        self._frequencies, self._factor = rope.frequencies(model)
+        self._exponents = rope.dynamic_exponents(model.head_dim)
+        scaling = model.rope_scaling
+        self._dynamic = scaling if scaling is not None and scaling.type == "dynamic" else None
+        if self._dynamic is None:
+            places = np.arange(length, dtype=np.float32)
+            self._cos, self._sin = _halves(np.outer(places, self._frequencies), self._factor)
+
+    def rotary(self, places: Places, length: Places) -> tuple[Array, Array]:
+        """places [B, S], length [B] -> cos and sin [n, D]; sin's first half is negated."""
+        if self._dynamic is None:
+            flat = places.reshape(-1)
+            return self._cos[flat], self._sin[flat]
+        # Dynamic NTK: the base grows with the row's length once that is past the original.
+        factor, original = self._dynamic.factor, self._dynamic.original_seq_length
+        ratio = np.maximum(length, original).astype(np.float32) * np.float32(factor / original)
+        stretch = np.power((ratio - np.float32(factor - 1.0))[:, None], self._exponents)
+        angles = places.astype(np.float32)[:, :, None] * (self._frequencies * stretch)[:, None]
+        return _halves(angles.reshape(-1, angles.shape[-1]), 1.0)
+
+
+def gather_rows(model: ModelConfig, shape: Shape) -> dict[str, NDArray[np.int64]]:
+    """The inputs that say where each row's tokens and heads stand; of the shape alone.
+
+    Per token the fused projection holds H query, K key and K value heads, in that order.
+    """
+    heads, kv = model.num_heads, model.n_kv_heads
+    group, count = heads // kv, shape.rows * shape.tokens
+    token = np.arange(count).reshape(shape.rows, 1, shape.tokens)
+    first = token * (heads + 2 * kv)
+    by_kv = np.arange(kv).reshape(1, kv, 1)
+    k_rows = first + heads + by_kv
+    queries = first[..., None] + (by_kv[..., None] * group + np.arange(group))
+    mixed = np.arange(count * heads).reshape(shape.rows, kv, shape.tokens, group)
+    return {
+        "q_rows": queries.reshape(shape.rows, kv, -1),
+        "k_rows": k_rows,
+        "v_rows": k_rows + kv,
+        "merge_rows": mixed.transpose(0, 2, 1, 3).reshape(-1),
+        "last_rows": token[:, 0, -1],
+    }
+
+
+def score_bias(bias: Array, start: Places, tokens: int, slopes: Array | None) -> None:
+    """Fill bias [B, 1 or K, S * G, S + P] for rows whose first new token stands at start [B].
+
+    0 or ALiBi's where a key may be seen, very low elsewhere. The first S keys are the new ones.
+    """
+    rows, heads, queries, keys = bias.shape
+    new, cached = np.arange(tokens), np.arange(keys - tokens)
+    values = np.empty((rows, tokens, keys), np.float32)
+    values[:, :, :tokens] = np.where(new <= new[:, None], np.float32(0), MASKED)
+    values[:, :, tokens:] = np.where(cached < start[:, None], np.float32(0), MASKED)[:, None]
+    spread = bias.reshape(rows, heads, tokens, queries // tokens, keys)
+    spread[:] = values[:, None, :, None]
+    if slopes is not None:
+        distance = np.empty((rows, tokens, keys), np.float32)
+        distance[:, :, :tokens] = new - new[:, None]
+        distance[:, :, tokens:] = cached - (start[:, None] + new)[:, :, None]
+        spread += slopes[None, :, None, :, None] * distance[:, None, :, None]
+
+
+def _halves(angles: Array, factor: float) -> tuple[Array, Array]:
+    """cos and sin [n, D] of angles [n, D / 2], each half the same but for sin's sign."""
+    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
+    return (
+        np.concatenate([cos, cos], 1).astype(np.float32),
+        np.concatenate([-sin, sin], 1).astype(np.float32),
+    )

@@ -1,0 +1,51 @@
+"""The dynamic layout: one graph whose prompt may be of any length, for MindSpore's own runtime.
+
+The graph takes some tokens of one slot, a prompt, a chunk of one or a new token, and keeps the
+key/value cache of all slots in its Parameters.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.export.manifest import Graph, GraphName, TensorSpec
+from lite_runner.export.mindir import check_length, write_mindir
+from lite_runner.models.layers import BuildOptions, CacheSize, Weights
+from lite_runner.models.networks import NETWORKS, Prefill
+
+
+def export_dynamic(
+    model: ModelConfig,
+    weights: Weights,
+    folder: Path,
+    name: str,
+    *,
+    slots: int,
+    seq_length: int,
+    dtype: str,
+    enc_key: bytes | None,
+) -> dict[GraphName, Graph]:
+    """Write `<name>_graph.mindir` with a cache of `slots` rows of `seq_length` positions.
+
+    Inputs: tokens [1, T], position [1] (tokens already in the slot), length [1] (tokens in it
+    after this prompt), slot [1]; output: logits [1, vocab] after the last token.
+    A seq_length beyond the model's own is a ConfigError.
+    """
+    check_length(model, seq_length)
+    build = BuildOptions(CacheSize(slots, seq_length), getattr(ms, dtype))
+    network = Prefill(NETWORKS[model.family](model, weights, build))
+    one = Tensor(np.zeros(1, np.int32))
+    inputs = [Tensor(shape=[1, None], dtype=ms.int32), one, one, one]
+    file = write_mindir(network, inputs, folder, name, enc_key)
+    scalars = (TensorSpec(key, (1,), "int32") for key in ("position", "length", "slot"))
+    graph = Graph(
+        file,
+        (TensorSpec("tokens", (1, -1), "int32"), *scalars),
+        (TensorSpec("logits", (1, model.vocab_size), "float32"),),
+    )
+    return {"model": graph}

@@ -1,0 +1,143 @@
+"""manifest.json: what an exported model is, checked by everyone who reads it.
+
+A folder is an artifact when it holds a manifest and every file that the manifest names, with the
+sha256 that it names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lite_runner.config.model import ModelConfig, RopeScaling
+from lite_runner.errors import ArtifactError
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+MAX_BYTES = 1 << 20
+
+Layout = Literal["resizable", "dynamic", "static_pair"]
+GraphName = Literal["model", "prefill", "increment"]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output of a graph; -1 in a shape may be any size."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # NumPy's name: int32, int64, float32, float16, bool
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One graph of an artifact."""
+
+    file: str  # beside the manifest; of a model above 1 GB the .._graph.mindir
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What was exported, from what, and how it is to be fed."""
+
+    layout: Layout
+    model_name: str
+    model: ModelConfig
+    source: str  # the checkpoint, as the config named it
+    target: Literal["CPU", "Ascend"]
+    model_type: Literal["MINDIR", "MINDIR_LITE"]
+    precision: str  # of the weights: float32 or float16
+    batch_size: int
+    seq_length: int  # positions a row has at most, prompt and new tokens together
+    graphs: Mapping[GraphName, Graph]
+    files: Mapping[str, str]  # every file of the artifact, and its sha256
+    tokenizer: tuple[str, ...]  # those of the files that are the tokenizer's
+    versions: Mapping[str, str]
+    encrypted: bool = False
+
+    def write(self, folder: Path) -> None:
+        """Write manifest.json into a folder that holds all the files."""
+        plain = {"schema": SCHEMA, **dataclasses.asdict(self)}
+        text = json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
+        (folder / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def read_manifest(folder: Path, *, check_files: bool = True) -> Manifest:
+    """The manifest of an artifact, its files compared with it.
+
+    Raises ArtifactError where it is missing or broken, or a file is missing or another one.
+    """
+    path = folder / MANIFEST
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ArtifactError(f"{path}: more than {MAX_BYTES} bytes, this is no manifest")
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{folder}: no {MANIFEST}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path}: not a manifest: {error}") from error
+    try:
+        manifest = _from_plain(raw)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ArtifactError(
+            f"{path}: not a manifest of this version (schema {SCHEMA}): {error!r}",
+            "export the model again",
+        ) from error
+    names = [*manifest.files, *(graph.file for graph in manifest.graphs.values())]
+    for name in names:
+        inside = (folder / name).resolve().is_relative_to(folder.resolve())
+        if not inside or name not in manifest.files:
+            raise ArtifactError(f"{path}: names the file {name!r}, which is not the artifact's")
+    if check_files:
+        for name, expected in manifest.files.items():
+            _check_file(folder / name, expected)
+    return manifest
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _check_file(path: Path, expected: str) -> None:
+    if not path.is_file():
+        raise ArtifactError(f"{path}: missing, but the manifest names it", "export the model again")
+    found = sha256_of(path)
+    if found != expected:
+        raise ArtifactError(
+            f"{path}: another file than the one exported: sha256 {found[:16]}..., "
+            f"expected {expected[:16]}...",
+            "export the model again",
+        )
+
+
+def _from_plain(raw: Any) -> Manifest:
+    fields = dict(raw)
+    if fields.pop("schema") != SCHEMA:
+        raise ValueError(f"schema {raw['schema']!r}")
+    model = dict(fields["model"])
+    scaling = model["rope_scaling"]
+    model["rope_scaling"] = None if scaling is None else RopeScaling(**scaling)
+    model["eos_token_id"] = tuple(model["eos_token_id"])
+    fields["model"] = ModelConfig(**model)
+    fields["graphs"] = {
+        name: Graph(graph["file"], _specs(graph["inputs"]), _specs(graph["outputs"]))
+        for name, graph in fields["graphs"].items()
+    }
+    fields["tokenizer"] = tuple(fields["tokenizer"])
+    return Manifest(**fields)
+
+
+def _specs(raw: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(one["name"], tuple(one["shape"]), one["dtype"]) for one in raw)

@@ -1,0 +1,48 @@
+"""Writing one MindIR under its promised name, and what is checked before any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import mindspore as ms
+from mindspore import Tensor, nn
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.errors import ConfigError, EnvironmentFault
+
+GRAPH_SUFFIX = "_graph.mindir"
+
+
+def write_mindir(
+    network: nn.Cell, inputs: Sequence[Tensor], folder: Path, stem: str, enc_key: bytes | None
+) -> str:
+    """Write `<stem>_graph.mindir`, above 1 GB with `<stem>_variables/` beside it; its name.
+
+    Inputs may have shapes with None. A full disk is an EnvironmentFault.
+    """
+    encryption = {} if enc_key is None else {"enc_key": enc_key, "enc_mode": "AES-GCM"}
+    network.set_train(False)
+    try:
+        ms.export(
+            network, *inputs, file_name=str(folder / stem), file_format="MINDIR", **encryption
+        )
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{folder}: cannot write {stem}{GRAPH_SUFFIX}: {error}",
+            "make room, or name another folder with output_dir=",
+        ) from error
+    whole = folder / f"{stem}.mindir"  # so MindSpore calls it where nothing was split off
+    if whole.exists():
+        whole.rename(folder / f"{stem}{GRAPH_SUFFIX}")
+    return f"{stem}{GRAPH_SUFFIX}"
+
+
+def check_length(model: ModelConfig, seq_length: int) -> None:
+    """A cache longer than the model has positions is a ConfigError."""
+    if seq_length > model.seq_length:
+        raise ConfigError(
+            f"an export for sequences of {seq_length} tokens, but the model takes at most "
+            f"{model.seq_length}",
+            f"use a sequence length of at most {model.seq_length}",
+        )

@@ -1,0 +1,47 @@
+"""The `resizable` layout: one graph for prefill and decode, as MindSpore Lite 2.0.0 wants it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.export.lite_rewrite import rewrite_for_lite
+from lite_runner.export.manifest import Graph, GraphName
+from lite_runner.export.resizable_inputs import Shape, inputs_of, inputs_of_any, outputs_of_any
+from lite_runner.export.resizable_network import ResizableNetwork
+from lite_runner.models.layers import Weights
+
+# Traced for one token, Lite computes wrong numbers of any other count, and says nothing.
+TRACED_TOKENS = 2
+TRACED_PAST = 4  # small: Lite makes room for the traced shape when it loads
+
+
+def export_resizable(
+    model: ModelConfig,
+    weights: Weights,
+    folder: Path,
+    name: str,
+    *,
+    batch_size: int,
+    seq_length: int,
+) -> dict[GraphName, Graph]:
+    """Write `<name>_graph.mindir` into a folder, and above 1 GB `<name>_variables` beside it.
+
+    It is traced for `batch_size` rows and may be resized to any other number. Nothing in it
+    depends on `seq_length` (tokens a row, at most), only the tracing must not exceed it.
+    """
+    network = ResizableNetwork(model, weights)
+    network.set_train(False)
+    shape = Shape(batch_size, TRACED_TOKENS, min(TRACED_PAST, seq_length))
+    examples = [Tensor(np.zeros(one.shape, one.dtype)) for one in inputs_of(model, shape)]
+    ms.export(network, *examples, file_name=str(folder / name), file_format="MINDIR")
+    file = folder / f"{name}_graph.mindir"
+    single = folder / f"{name}.mindir"
+    if single.exists():  # so MindSpore calls it where everything is below 1 GB
+        single.replace(file)
+    rewrite_for_lite(file)
+    return {"model": Graph(file.name, inputs_of_any(model), outputs_of_any(model))}

@@ -1,0 +1,88 @@
+"""What goes into the `resizable` graph and comes out of it, in any size.
+
+Shapes: B rows, S new tokens a row, n = B * S, P cached positions, H heads, K key/value heads,
+G = H / K, D head_dim. Lite resizes the graph to any B, S and P, but a reshape can leave only one
+axis open: so tokens are [n], and `q_rows`, `k_rows`, `v_rows` gather them to [B, K, ..] and
+`merge_rows` back.
+
+    tokens [n]  q_rows [B, K, S * G]  k_rows, v_rows [B, K, S]  merge_rows [n * H]  last_rows [B]
+    bias [B, 1 or K, S * G, S + P]: added to the scores; the new tokens come before the cached
+    llama: cos, sin [n, H + 2 * K, D]; gpt2: positions [n]
+    past_k.<layer>, past_v.<layer> [B, K, P, D]
+    -> logits [B, vocab], and for each layer new_k, new_v [B, K, S, D]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.export.manifest import TensorSpec
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the graph is resized to."""
+
+    rows: int  # B
+    tokens: int  # S
+    past: int  # P, at least 1
+
+
+def inputs_of(model: ModelConfig, shape: Shape) -> tuple[TensorSpec, ...]:
+    """The inputs in the graph's order, at one shape."""
+    heads, kv, dim = model.num_heads, model.n_kv_heads, model.head_dim
+    count, queries = shape.rows * shape.tokens, shape.tokens * (heads // kv)
+    bias = (shape.rows, kv if model.family == "bloom" else 1, queries, shape.tokens + shape.past)
+    inputs = [
+        TensorSpec("tokens", (count,), "int32"),
+        TensorSpec("q_rows", (shape.rows, kv, queries), "int32"),
+        TensorSpec("k_rows", (shape.rows, kv, shape.tokens), "int32"),
+        TensorSpec("v_rows", (shape.rows, kv, shape.tokens), "int32"),
+        TensorSpec("merge_rows", (count * heads,), "int32"),
+        TensorSpec("last_rows", (shape.rows,), "int32"),
+        TensorSpec("bias", bias, "float32"),
+    ]
+    if model.family == "llama":
+        angles = (count, heads + 2 * kv, dim)
+        inputs += [TensorSpec(name, angles, "float32") for name in ("cos", "sin")]
+    if model.family == "gpt2":
+        inputs.append(TensorSpec("positions", (count,), "int32"))
+    past = (shape.rows, kv, shape.past, dim)
+    return (*inputs, *_of_layers(model, "past", past))
+
+
+def outputs_of(model: ModelConfig, shape: Shape) -> tuple[TensorSpec, ...]:
+    """The outputs in the graph's order, at one shape."""
+    new = (shape.rows, model.n_kv_heads, shape.tokens, model.head_dim)
+    logits = TensorSpec("logits", (shape.rows, model.vocab_size), "float32")
+    return (logits, *_of_layers(model, "new", new))
+
+
+def inputs_of_any(model: ModelConfig) -> tuple[TensorSpec, ...]:
+    """The inputs with -1 for what depends on the shape."""
+    return _open_axes(inputs_of(model, Shape(1, 1, 1)), inputs_of(model, Shape(2, 3, 5)))
+
+
+def outputs_of_any(model: ModelConfig) -> tuple[TensorSpec, ...]:
+    """The outputs with -1 for what depends on the shape."""
+    return _open_axes(outputs_of(model, Shape(1, 1, 1)), outputs_of(model, Shape(2, 3, 5)))
+
+
+def _of_layers(model: ModelConfig, name: str, shape: tuple[int, ...]) -> list[TensorSpec]:
+    return [
+        TensorSpec(f"{name}_{kind}.{layer}", shape, "float32")
+        for layer in range(model.num_layers)
+        for kind in "kv"
+    ]
+
+
+def _open_axes(at_one: Sequence[TensorSpec], other: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """-1 for each axis that is not the same at the two shapes."""
+
+    def opened(one: TensorSpec, two: TensorSpec) -> TensorSpec:
+        pairs = zip(one.shape, two.shape, strict=True)
+        return replace(one, shape=tuple(a if a == b else -1 for a, b in pairs))
+
+    return tuple(opened(one, two) for one, two in zip(at_one, other, strict=True))

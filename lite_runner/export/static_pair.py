@@ -1,0 +1,137 @@
+"""The static pair: a prefill and an increment graph with the inputs of MindFormers' decoders.
+
+Shapes: b rows, s positions that a row has at most, V the vocabulary. Row i of a batch is slot i of
+a cache that lies inside the graphs as Parameters; both graphs name them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.export.manifest import Graph, GraphName, TensorSpec
+from lite_runner.export.mindir import check_length, write_mindir
+from lite_runner.models.layers import BuildOptions, CacheSize, Weights
+from lite_runner.models.networks import NETWORKS
+
+STEMS: dict[GraphName, str] = {"prefill": "prefill", "increment": "inc"}
+
+
+class _Step(nn.Cell):
+    """What all four graphs share."""
+
+    def __init__(self, network: nn.Cell, batch_size: int, sampled: bool) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.sampled = sampled
+        self.start = Tensor(np.zeros(batch_size, np.int32))
+        self.slots = Tensor(np.arange(batch_size, dtype=np.int32))
+        self.gather, self.scatter = ops.Gather(), ops.ScatterNd()
+        self.argmax = ops.Argmax(-1, ms.int32)
+
+    def answer(self, logits: Tensor) -> Tensor:
+        """Logits [b, V], or the token of the highest [b]."""
+        return self.argmax(logits) if self.sampled else logits
+
+
+class GPTPrefill(_Step):
+    """BLOOM and GPT-2: whole prompts, from position 0."""
+
+    def construct(
+        self, input_ids: Tensor, current_index: Tensor, init_reset: Tensor, valid_length: Tensor
+    ) -> Tensor:
+        return self.answer(self.network(input_ids, self.start, valid_length, self.slots))
+
+
+class GPTIncrement(_Step):
+    """BLOOM and GPT-2: one token of every row."""
+
+    def construct(
+        self, input_ids: Tensor, current_index: Tensor, init_reset: Tensor, valid_length: Tensor
+    ) -> Tensor:
+        return self.answer(self.network(input_ids, valid_length - 1, valid_length, None))
+
+
+class LlamaPrefill(_Step):
+    """Llama: whole prompts, from position 0, each of the slot that batch_index says."""
+
+    def construct(
+        self, input_ids: Tensor, valid_length: Tensor, batch_index: Tensor, zactivate_len: Tensor
+    ) -> Tensor:
+        slots = batch_index.astype(ms.int32)
+        return self.answer(self.network(input_ids, self.start, valid_length, slots))
+
+
+class LlamaIncrement(_Step):
+    """Llama: one token of every row, each of the slot that batch_index says."""
+
+    def construct(
+        self, input_ids: Tensor, valid_length: Tensor, batch_index: Tensor, zactivate_len: Tensor
+    ) -> Tensor:
+        # The rows are put in the order of the slots, which is cheaper than moving the cache.
+        slots = batch_index.astype(ms.int32)
+        rows = self.scatter(slots.reshape(-1, 1), self.slots, self.slots.shape)
+        length = self.gather(valid_length, rows, 0)
+        logits = self.network(self.gather(input_ids, rows, 0), length - 1, length, None)
+        return self.answer(self.gather(logits, slots, 0))
+
+
+STEPS: dict[str, dict[GraphName, Callable[[nn.Cell, int, bool], nn.Cell]]] = {
+    "gpt": {"prefill": GPTPrefill, "increment": GPTIncrement},
+    "llama": {"prefill": LlamaPrefill, "increment": LlamaIncrement},
+}
+
+
+def export_static_pair(
+    model: ModelConfig,
+    weights: Weights,
+    folder: Path,
+    name: str,
+    *,
+    batch_size: int,
+    seq_length: int,
+    dtype: str,
+    enc_key: bytes | None,
+    sampled: bool,
+) -> dict[GraphName, Graph]:
+    """Write `<name>_prefill_graph.mindir` and `<name>_inc_graph.mindir`.
+
+    Output: logits [b, V] after each row's last valid token, with `sampled` the token of the
+    highest logit [b] int32. A row with valid_length 0 in a prefill, or seq_length in an increment,
+    only touches the last position of its slot, which is never read before it is written.
+    A seq_length beyond the model's own is a ConfigError.
+    """
+    check_length(model, seq_length)
+    build = BuildOptions(CacheSize(batch_size, seq_length), getattr(ms, dtype))
+    network = NETWORKS[model.family](model, weights, build)
+    style = "llama" if model.family == "llama" else "gpt"
+    graphs: dict[GraphName, Graph] = {}
+    for graph, stem in STEMS.items():
+        step = STEPS[style][graph](network, batch_size, sampled)
+        length = seq_length if graph == "prefill" else 1
+        specs = _inputs(style, batch_size, length, seq_length)
+        inputs = [Tensor(np.zeros(spec.shape, spec.dtype)) for spec in specs]
+        file = write_mindir(step, inputs, folder, f"{name}_{stem}", enc_key)
+        graphs[graph] = Graph(file, specs, (_output(batch_size, model.vocab_size, sampled),))
+    return graphs
+
+
+def _inputs(style: str, batch: int, length: int, seq_length: int) -> tuple[TensorSpec, ...]:
+    ids = TensorSpec("input_ids", (batch, length), "int32")
+    valid = TensorSpec("valid_length", (batch,), "int32")
+    if style == "llama":
+        slots = TensorSpec("batch_index", (batch,), "int64")
+        return ids, valid, slots, TensorSpec("zactivate_len", (seq_length,), "int64")
+    current = TensorSpec("current_index", (batch,), "int32")
+    return ids, current, TensorSpec("init_reset", (1,), "bool"), valid
+
+
+def _output(batch: int, vocab: int, sampled: bool) -> TensorSpec:
+    if sampled:
+        return TensorSpec("tokens", (batch,), "int32")
+    return TensorSpec("logits", (batch, vocab), "float32")

@@ -1,0 +1,41 @@
+"""The network of each family, and the steps that it is compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mindspore import Tensor, nn
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.models.bloom import BloomModel
+from lite_runner.models.gpt2 import GPT2Model
+from lite_runner.models.layers import BuildOptions, Weights
+from lite_runner.models.llama import LlamaModel
+
+NETWORKS: dict[str, Callable[[ModelConfig, Weights, BuildOptions], nn.Cell]] = {
+    "bloom": BloomModel,
+    "llama": LlamaModel,
+    "gpt2": GPT2Model,
+}
+
+
+class Prefill(nn.Cell):
+    """Rows of any number of tokens, each of the slot that is named for it."""
+
+    def __init__(self, network: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor) -> Tensor:
+        return self.network(tokens, position, length, slot)
+
+
+class Decode(nn.Cell):
+    """Every slot, one token each."""
+
+    def __init__(self, network: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, tokens: Tensor, position: Tensor) -> Tensor:
+        return self.network(tokens, position, position + 1, None)

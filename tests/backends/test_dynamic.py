@@ -1,0 +1,125 @@
+"""The dynamic layout against transformers' logits, in MindSpore's own runtime."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lite_runner.backends.base import Row
+from lite_runner.backends.dynamic import DynamicBackend
+from lite_runner.backends.engines.graph_cell import GraphCellEngine
+from lite_runner.errors import ConfigError
+from lite_runner.export.dynamic import export_dynamic
+from lite_runner.export.manifest import Graph, GraphName, Manifest
+from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.read_ahead import ReadAhead
+
+REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
+CASES = ["llama", "llama_rope_dynamic", "qwen2", "bloom", "gpt2"]
+TOLERANCE = 1e-4  # as online
+SLOTS, LENGTH = 4, 48
+Make = Callable[..., DynamicBackend]
+
+
+def manifest_of(case: str, graphs: Mapping[GraphName, Graph]) -> Manifest:
+    model = model_config_of(REFERENCE / case)
+    assert model is not None
+    return Manifest(
+        layout="dynamic",
+        model_name=case,
+        model=model,
+        source=case,
+        target="CPU",
+        model_type="MINDIR",
+        precision="float32",
+        batch_size=SLOTS,
+        seq_length=LENGTH,
+        graphs=graphs,
+        files={},
+        tokenizer=(),
+        versions={},
+    )
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    @functools.cache  # an export takes a second, compiling another
+    def build(case: str) -> DynamicBackend:
+        model = model_config_of(REFERENCE / case)
+        assert model is not None
+        folder = tmp_path_factory.mktemp(case)
+        weights = ReadAhead(open_checkpoint(REFERENCE / case, model))
+        graphs = export_dynamic(
+            model,
+            weights,
+            folder,
+            case,
+            slots=SLOTS,
+            seq_length=LENGTH,
+            dtype="float32",
+            enc_key=None,
+        )
+        paths = {name: folder / graph.file for name, graph in graphs.items()}
+        engine = GraphCellEngine(paths, graphs, threads=None, dec_key=None)
+        return DynamicBackend(manifest_of(case, graphs), engine, SLOTS)
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def model(make: Make) -> DynamicBackend:
+    return make("llama")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_tokens_equal_transformers(case: str, make: Make) -> None:
+    expected = np.load(REFERENCE / case / "expected.npz")
+    lengths, forced = expected["lengths"], expected["continuations"].astype(np.int32)
+    prompts = expected["prompts"].astype(np.int32)
+    slots = range(SLOTS)
+    backend = make(case)
+    got = [backend.forward([Row(slot, prompts[slot, : lengths[slot]], 0) for slot in slots])]
+    for step in range(forced.shape[1]):
+        rows = [
+            Row(slot, forced[slot, step : step + 1], int(lengths[slot]) + step) for slot in slots
+        ]
+        got.append(backend.forward(rows))
+    logits, wanted = np.stack(got, axis=1), expected["logits"][:SLOTS]
+    assert np.abs(logits - wanted).max() <= TOLERANCE * np.abs(wanted).max()
+    assert np.array_equal(logits.argmax(-1), wanted.argmax(-1))
+    assert backend.compile_s > 0 and backend.engine == "graph-cell"
+
+
+def test_slots_keep_apart_and_prompts_may_come_in_pieces(model: DynamicBackend) -> None:
+    tokens = np.random.default_rng(5).integers(0, 90, 40).astype(np.int32)
+    whole = model.forward([Row(0, tokens, 0)])
+    model.forward([Row(2, tokens[:13], 0)])
+    model.forward([Row(1, tokens[5:30], 0)])
+    in_pieces = model.forward([Row(2, tokens[13:], 13)])
+    assert np.abs(in_pieces - whole).max() <= 1e-5 * np.abs(whole).max()
+
+
+def test_preparing_again_leaves_the_cache_alone(model: DynamicBackend) -> None:
+    tokens = np.arange(20, dtype=np.int32)
+    model.forward([Row(0, tokens, 0)])
+    before = model.forward([Row(0, tokens[:1], 20)])
+    model.prepare()
+    assert np.array_equal(model.forward([Row(0, tokens[:1], 20)]), before)
+
+
+def test_more_rows_than_were_exported() -> None:
+    class Unused:
+        name = "unused"
+
+    with pytest.raises(ConfigError, match="5 rows at once, but llama was exported for 4"):
+        DynamicBackend(manifest_of("llama", {}), Unused(), SLOTS + 1)
+
+
+def test_beams_need_another_layout(model: DynamicBackend) -> None:
+    with pytest.raises(ConfigError, match="num_return_sequences") as caught:
+        model.copy([0], [1])
+    assert "resizable" in caught.value.hint

@@ -1,0 +1,219 @@
+"""The `resizable` layout in the true MindSpore Lite, against transformers and against itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lite_runner.backends.base import Row
+from lite_runner.backends.engines.worker import WorkerEngine
+from lite_runner.backends.resizable import ResizableBackend, chunk_length, decode_span
+from lite_runner.errors import ArtifactError
+from lite_runner.export.manifest import Graph, Manifest
+from lite_runner.export.resizable import export_resizable
+from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.read_ahead import ReadAhead
+
+REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
+CASES = sorted(path.name for path in REFERENCE.iterdir() if path.is_dir())
+TOLERANCE = 1e-4  # of the largest logit; see test_online.py
+
+
+def exported(case: str, folder: Path, seq_length: int) -> Manifest:
+    config = model_config_of(REFERENCE / case)
+    assert config is not None
+    weights = ReadAhead(open_checkpoint(REFERENCE / case, config))
+    graphs = export_resizable(config, weights, folder, case, batch_size=1, seq_length=seq_length)
+    return Manifest(
+        layout="resizable",
+        model_name=case,
+        model=config,
+        source=case,
+        target="CPU",
+        model_type="MINDIR",
+        precision="float32",
+        batch_size=1,
+        seq_length=seq_length,
+        graphs=graphs,
+        files={},
+        tokenizer=(),
+        versions={},
+    )
+
+
+def opened(
+    manifest: Manifest, folder: Path, python: Path, slots: int, threads: int = 2
+) -> ResizableBackend:
+    paths = {name: folder / graph.file for name, graph in manifest.graphs.items()}
+    return ResizableBackend(manifest, WorkerEngine(paths, threads=threads, python=python), slots)
+
+
+def relative_error(got: NDArray, expected: NDArray) -> float:
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_transformers(case: str, tmp_path: Path, lite_python: Path) -> None:
+    expected = dict(np.load(REFERENCE / case / "expected.npz"))
+    forced = expected["continuations"].astype(np.int32)
+    pairs = zip(expected["prompts"], expected["lengths"], strict=True)
+    prompts = [row[:length].astype(np.int32) for row, length in pairs]
+    length = int(expected["lengths"].max()) + forced.shape[1]
+    model = opened(exported(case, tmp_path, length), tmp_path, lite_python, len(prompts))
+    logits = [model.forward([Row(slot, prompt, 0) for slot, prompt in enumerate(prompts)])]
+    for step in range(forced.shape[1]):
+        tokens = forced[:, step : step + 1]
+        rows = [Row(at, tokens[at], len(prompt) + step) for at, prompt in enumerate(prompts)]
+        logits.append(model.forward(rows))
+    model.close()
+    assert relative_error(np.stack(logits, axis=1), expected["logits"]) <= TOLERANCE
+
+
+@pytest.fixture(scope="module", params=["llama", "bloom"])
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, lite_python: Path
+) -> Iterator[ResizableBackend]:
+    """3 slots of 200 tokens; what each test needs in them, it writes itself."""
+    folder = tmp_path_factory.mktemp("resizable")
+    backend = opened(exported(request.param, folder, 200), folder, lite_python, 3)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def tokens() -> NDArray[np.int32]:
+    return np.random.default_rng(5).integers(0, 90, 200).astype(np.int32)
+
+
+def test_prefill_does_not_depend_on_the_other_rows(
+    model: ResizableBackend, tokens: NDArray
+) -> None:
+    alone = model.forward([Row(1, tokens[:30], 0)])
+    others = [Row(0, tokens[:7], 0), Row(1, tokens[:30], 0), Row(2, tokens[3:60], 0)]
+    assert np.array_equal(model.forward(others)[1], alone[0])
+
+
+@pytest.mark.parametrize("other", [12, 61, 62, 63, 140])  # beyond 62 the graph is resized
+def test_decode_does_not_depend_on_the_other_rows(
+    model: ResizableBackend, tokens: NDArray, other: int
+) -> None:
+    model.forward([Row(0, tokens[:10], 0), Row(1, tokens[:11], 0)])
+    one = Row(1, tokens[20:21], 11)
+    alone = model.forward([one])
+    model.forward([Row(2, tokens[:other], 0)])
+    together = model.forward([Row(0, tokens[3:4], 10), one, Row(2, tokens[9:10], other)])
+    assert np.array_equal(together[1], alone[0])
+
+
+def test_a_slot_that_sits_out_keeps_its_cache(model: ResizableBackend, tokens: NDArray) -> None:
+    model.forward([Row(0, tokens[:20], 0), Row(1, tokens[:9], 0)])
+    before = model.forward([Row(0, tokens[20:21], 20)])
+    model.forward([Row(1, tokens[9:10], 9)])
+    assert np.array_equal(model.forward([Row(0, tokens[20:21], 20)]), before)
+
+
+def test_rows_may_come_in_any_order(model: ResizableBackend, tokens: NDArray) -> None:
+    model.forward([Row(slot, tokens[: 10 + slot], 0) for slot in range(3)])
+    rows = [Row(slot, tokens[20 + slot : 21 + slot], 10 + slot) for slot in range(3)]
+    forward, backward = model.forward(rows), model.forward(rows[::-1])
+    assert np.array_equal(forward, backward[::-1])
+
+
+def test_a_prompt_in_chunks_equals_the_whole(model: ResizableBackend, tokens: NDArray) -> None:
+    whole = model.forward([Row(0, tokens[:80], 0)])
+    model.forward([Row(2, tokens[:33], 0)])
+    assert relative_error(model.forward([Row(2, tokens[33:80], 33)]), whole) < 1e-5
+
+
+def test_token_by_token_equals_the_whole_across_resizes(
+    model: ResizableBackend, tokens: NDArray
+) -> None:
+    for at in range(150):
+        last = model.forward([Row(1, tokens[at : at + 1], at)])
+    assert relative_error(last, model.forward([Row(0, tokens[:150], 0)])) < 1e-5
+
+
+def test_a_long_prompt_is_computed_in_chunks(
+    model: ResizableBackend, tokens: NDArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = model.forward([Row(0, tokens[:65], 0)])
+    monkeypatch.setattr("lite_runner.backends.resizable.chunk_length", lambda heads, start: 32)
+    # The last of three chunks is a single token.
+    assert relative_error(model.forward([Row(1, tokens[:65], 0)]), whole) < 1e-5
+
+
+@pytest.mark.parametrize("decoded", [False, True], ids=["after_prefill", "while_decoding"])
+def test_copy_reads_all_slots_before_it_writes(
+    model: ResizableBackend, tokens: NDArray, decoded: bool
+) -> None:
+    model.forward([Row(0, tokens[:20], 0), Row(1, tokens[30:50], 0)])
+    rows = [Row(slot, tokens[60:61], 20) for slot in (0, 1)]
+    before = model.forward(rows)
+    if not decoded:
+        model.forward([Row(2, tokens[:5], 0)])
+    model.copy([1, 0], [0, 1])
+    assert np.array_equal(model.forward(rows), before[::-1])
+
+
+@pytest.mark.parametrize("length", [63, 64])
+def test_a_slot_can_be_filled_to_its_end(
+    tmp_path: Path, lite_python: Path, tokens: NDArray, length: int
+) -> None:
+    model = opened(exported("llama", tmp_path, length), tmp_path, lite_python, 2)
+    model.forward([Row(0, tokens[: length - 2], 0)])
+    for at in (length - 2, length - 1):
+        last = model.forward([Row(0, tokens[at : at + 1], at)])
+    model.copy([0], [1])
+    again = model.forward([Row(1, tokens[length - 1 : length], length - 1)])
+    assert np.array_equal(again, last)
+    assert relative_error(model.forward([Row(0, tokens[:length], 0)]), last) < 1e-5
+    model.close()
+
+
+def test_a_thread_more_changes_nothing_of_weight(
+    tmp_path: Path, lite_python: Path, tokens: NDArray
+) -> None:
+    manifest = exported("gpt2", tmp_path, 48)
+    logits = []
+    for threads in (1, 3):
+        backend = opened(manifest, tmp_path, lite_python, 1, threads)
+        logits.append(backend.forward([Row(0, tokens[:40], 0)]))
+        backend.close()
+    assert relative_error(logits[1], logits[0]) < 1e-6
+
+
+class NoEngine:
+    """An engine that has nothing to run."""
+
+    name = "none"
+
+    def bind(self, graph: str, shapes: object) -> list[NDArray]:
+        raise AssertionError
+
+    def run(self, graph: str) -> list[NDArray]:
+        raise AssertionError
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_graph_of_another_layout_is_refused(tmp_path: Path) -> None:
+    manifest = exported("llama", tmp_path, 48)
+    graph = manifest.graphs["model"]
+    other = replace(manifest, graphs={"model": Graph(graph.file, graph.inputs[1:], ())})
+    with pytest.raises(ArtifactError, match=r"inputs are q_rows, .* expected tokens, q_rows"):
+        ResizableBackend(other, NoEngine(), 1)
+
+
+@pytest.mark.parametrize(("position", "span"), [(0, 64), (62, 64), (63, 128), (1000, 1024)])
+def test_spans_are_few(position: int, span: int) -> None:
+    assert decode_span(position) == span
+
+
+def test_chunks_shrink_as_scores_grow() -> None:
+    assert [chunk_length(9, start) for start in (0, 8192, 65536)] == [512, 128, 32]

@@ -1,0 +1,167 @@
+"""The static pair against transformers' logits, in MindSpore's own runtime."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lite_runner.backends.base import Row
+from lite_runner.backends.engines.graph_cell import GraphCellEngine
+from lite_runner.backends.static_pair import StaticPairBackend
+from lite_runner.errors import ConfigError
+from lite_runner.export.manifest import Manifest
+from lite_runner.export.static_pair import export_static_pair
+from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.read_ahead import ReadAhead
+
+REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
+CASES = ["llama", "llama_rope_dynamic", "qwen2", "bloom", "gpt2"]
+TOLERANCE = 1e-4  # as online
+BATCH, LENGTH = 4, 48
+Make = Callable[..., StaticPairBackend]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    @functools.cache  # an export takes a second, compiling two
+    def build(case: str, *, sampled: bool = False) -> StaticPairBackend:
+        model = model_config_of(REFERENCE / case)
+        assert model is not None
+        folder = tmp_path_factory.mktemp(case)
+        weights = ReadAhead(open_checkpoint(REFERENCE / case, model))
+        graphs = export_static_pair(
+            model,
+            weights,
+            folder,
+            case,
+            batch_size=BATCH,
+            seq_length=LENGTH,
+            dtype="float32",
+            enc_key=None,
+            sampled=sampled,
+        )
+        manifest = Manifest(
+            layout="static_pair",
+            model_name=case,
+            model=model,
+            source=case,
+            target="CPU",
+            model_type="MINDIR",
+            precision="float32",
+            batch_size=BATCH,
+            seq_length=LENGTH,
+            graphs=graphs,
+            files={},
+            tokenizer=(),
+            versions={},
+        )
+        paths = {name: folder / graph.file for name, graph in graphs.items()}
+        engine = GraphCellEngine(paths, graphs, threads=None, dec_key=None)
+        return StaticPairBackend(manifest, engine)
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def model(make: Make) -> StaticPairBackend:
+    return make("bloom")
+
+
+@pytest.fixture(scope="module")
+def tokens() -> NDArray[np.int32]:
+    return np.random.default_rng(5).integers(0, 90, LENGTH).astype(np.int32)
+
+
+def run(
+    backend: StaticPairBackend, case: str, slots: list[int]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Logits, got and expected [slots, steps + 1, vocab]; prompt i of the reference in slots[i]."""
+    expected = np.load(REFERENCE / case / "expected.npz")
+    lengths, forced = expected["lengths"], expected["continuations"].astype(np.int32)
+    prompts = expected["prompts"].astype(np.int32)
+    pairs = list(enumerate(slots))
+    got = [backend.forward([Row(slot, prompts[i, : lengths[i]], 0) for i, slot in pairs])]
+    for step in range(forced.shape[1]):
+        rows = [Row(slot, forced[i, step : step + 1], int(lengths[i]) + step) for i, slot in pairs]
+        got.append(backend.forward(rows))
+    return np.stack(got, axis=1), expected["logits"][: len(slots)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_tokens_equal_transformers(case: str, make: Make) -> None:
+    backend = make(case)
+    logits, wanted = run(backend, case, [0, 1, 2, 3])
+    assert np.abs(logits - wanted).max() <= TOLERANCE * np.abs(wanted).max()
+    assert np.array_equal(logits.argmax(-1), wanted.argmax(-1))
+    assert backend.compile_s > 0 and backend.engine == "graph-cell"
+    # Some of the rows only, in another order, over what the slots held before.
+    logits, wanted = run(backend, case, [3, 0, 2])
+    assert np.abs(logits - wanted).max() <= TOLERANCE * np.abs(wanted).max()
+
+
+def test_a_pair_that_samples_gives_the_token(make: Make) -> None:
+    logits, wanted = run(make("gpt2", sampled=True), "gpt2", [0, 1, 2, 3])
+    assert np.array_equal(logits.argmax(-1), wanted.argmax(-1))
+    assert np.array_equal(np.unique(logits), [0, 1])
+
+
+def test_a_slot_that_sits_out_keeps_its_cache(model: StaticPairBackend, tokens: NDArray) -> None:
+    def steps(between: Callable[[], object]) -> NDArray[np.float32]:
+        model.forward([Row(1, tokens[:20], 0)])
+        model.forward([Row(1, tokens[20:21], 20)])
+        between()
+        return model.forward([Row(1, tokens[21:22], 21)])
+
+    def others() -> None:
+        model.forward([Row(0, tokens[:35], 0), Row(2, tokens[7:9], 0)])
+        model.forward([Row(2, tokens[9:10], 2)])
+        model.prepare()
+
+    assert np.array_equal(steps(others), steps(lambda: None))
+
+
+def test_a_row_does_not_depend_on_the_others(model: StaticPairBackend, tokens: NDArray) -> None:
+    one = [Row(1, tokens[:30], 0), Row(1, tokens[30:31], 30)]
+    alone = [model.forward([row]) for row in one]
+    first = model.forward([Row(2, tokens[3:33], 0), one[0], Row(0, tokens[:7], 0)])
+    second = model.forward([Row(2, tokens[33:34], 30), one[1]])
+    assert np.array_equal(first[1], alone[0][0])
+    assert np.array_equal(second[1], alone[1][0])
+
+
+def test_a_new_prompt_beside_running_rows(model: StaticPairBackend, tokens: NDArray) -> None:
+    wanted_new = model.forward([Row(0, tokens[:9], 0)])
+    model.forward([Row(1, tokens[:20], 0)])
+    wanted_old = model.forward([Row(1, tokens[20:21], 20)])
+    both = model.forward([Row(1, tokens[20:21], 20), Row(0, tokens[:9], 0)])
+    assert np.array_equal(both, np.concatenate([wanted_old, wanted_new]))
+
+
+def test_a_prompt_in_pieces_equals_the_whole(model: StaticPairBackend, tokens: NDArray) -> None:
+    whole = model.forward([Row(0, tokens[:20], 0), Row(1, tokens[:25], 0)])
+    model.forward([Row(0, tokens[:15], 0), Row(1, tokens[:22], 0)])
+    in_pieces = model.forward([Row(0, tokens[15:20], 15), Row(1, tokens[22:25], 22)])
+    assert np.abs(in_pieces - whole).max() <= 1e-5 * np.abs(whole).max()
+
+
+def test_a_row_may_fill_its_slot_but_not_more(model: StaticPairBackend, tokens: NDArray) -> None:
+    assert model.max_length == LENGTH
+    full = model.forward([Row(0, tokens, 0)])
+    model.forward([Row(0, tokens[:-1], 0)])
+    last = model.forward([Row(0, tokens[-1:], LENGTH - 1)])
+    assert np.abs(last - full).max() <= 1e-5 * np.abs(full).max()
+    with pytest.raises(ConfigError, match=r"a row of 49 tokens, .* for sequences of 48"):
+        model.forward([Row(0, np.zeros(49, np.int32), 0)])
+    with pytest.raises(ConfigError, match="a row of 49 tokens"):
+        model.forward([Row(0, tokens[:1], LENGTH)])
+
+
+def test_beams_need_another_layout(model: StaticPairBackend) -> None:
+    with pytest.raises(ConfigError, match="static_pair") as caught:
+        model.copy([0], [1])
+    assert "resizable" in caught.value.hint
