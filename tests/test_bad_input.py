@@ -20,8 +20,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from lite_runner import app
-from lite_runner.run_modes import predict
+from lite_runner import app, session
 
 ROOT = Path(__file__).resolve().parent.parent
 HI = "predict_data=hi"
@@ -49,7 +48,7 @@ def fails(
     def read_weights(*_arguments: object) -> NoReturn:
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr(predict, "ReadAhead", read_weights)
+    monkeypatch.setattr(session, "ReadAhead", read_weights)
 
     def run(code: int, *overrides: str) -> str:
         capsys.readouterr()
@@ -424,7 +423,7 @@ def test_a_device_that_is_not_there(fails: Fails, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_model_larger_than_the_memory(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predict, "free_memory", lambda: 8 * 10**9)
+    monkeypatch.setattr(session, "free_memory", lambda: 8 * 10**9)
     message = fails(3, HI, "model=bloom_7.1b", "load_checkpoint=random")
     assert "the weights need 28.3 GB" in message and "8.0 GB is free" in message
 

@@ -1,0 +1,78 @@
+"""Which device models are built for: MindFormers' build_context and init_context.
+
+What is set here holds for every model made afterwards, as in MindFormers; the command line does
+not know of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lite_runner.config.fields import Fault, hints_of, read
+from lite_runner.config.mindformers import IGNORED
+from lite_runner.config.schema import Context
+from lite_runner.config.suggest import did_you_mean, nearest
+from lite_runner.errors import ConfigError
+
+_chosen: dict[str, Any] = {}
+
+
+@dataclass
+class ContextConfig:
+    """Settings of the device, as MindFormers names them."""
+
+    mode: int = 0  # 0 graph
+    device_target: str = "auto"  # CPU, Ascend, or auto: Ascend where there is one
+    device_id: int = 0
+
+
+@dataclass
+class ParallelContextConfig:
+    """Settings of several cards; they have a meaning only with use_parallel=True."""
+
+    parallel_mode: str | int = "SEMI_AUTO_PARALLEL"
+    gradients_mean: bool = False
+    full_batch: bool = True
+
+
+def build_context(config: Mapping[str, Any]) -> None:
+    """Take the section `context` of a config: {"context": {...}, "use_parallel": False, ...}.
+
+    Raises ConfigError for a setting that does not exist, and for several cards.
+    """
+    init_context(bool(config.get("use_parallel", False)), config.get("context") or {})
+
+
+def init_context(
+    use_parallel: bool = False,
+    context_config: ContextConfig | Mapping[str, Any] | None = None,
+    parallel_config: ParallelContextConfig | Mapping[str, Any] | None = None,
+) -> tuple[int, int]:
+    """Choose the device of the models made from now on; gives (rank, number of ranks).
+
+    `parallel_config` has no meaning on one card. Raises ConfigError as build_context does.
+    """
+    if use_parallel:
+        raise ConfigError("use_parallel=True is not available yet", "use_parallel=False: one card")
+    given = asdict(context_config) if isinstance(context_config, ContextConfig) else context_config
+    known = hints_of(Context)
+    faults: list[Fault] = []
+    settings: dict[str, Any] = {}
+    for name, value in (given or {}).items():
+        if name in known:
+            settings[name] = read(value, known[name], f"context.{name}", faults)
+        elif f"context.{name}" not in IGNORED:
+            near = did_you_mean(nearest(name, known))
+            faults.append(Fault((name,), f"context.{name}: no such key{near}"))
+    if faults:
+        raise ConfigError.of([fault.text for fault in faults])
+    _chosen.clear()
+    _chosen.update(settings)
+    return 0, 1
+
+
+def chosen() -> dict[str, Any]:
+    """The keys of the config's section `context` that were set."""
+    return dict(_chosen)

@@ -1,0 +1,144 @@
+"""From a checked config to a backend that is ready: what every way to generate has in common."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lite_runner import environment, model_files, progress
+from lite_runner.backends.base import Backend
+from lite_runner.config.checks import fits_model
+from lite_runner.config.compose import raise_faults
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.plan import check_memory, free_memory, memory_need
+from lite_runner.config.schema import RunConfig
+from lite_runner.errors import ConfigError
+from lite_runner.generation import check_lengths, longest_prompt
+from lite_runner.model_files import RANDOM, ModelFiles
+from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.weights.read_ahead import ReadAhead
+
+PROMPTS_AT_ONCE = 32  # where predict_batch_size leaves it open
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that is known before a weight is read."""
+
+    prompts: Sequence[str]
+    tokens: Sequence[Sequence[int]]  # of each prompt
+    generation: GenerationConfig
+    slots: int
+    length: int  # tokens of the longest sequence, prompt and new ones
+
+
+def prepare(
+    config: RunConfig, files: ModelFiles, tokenizer: Tokenizer, prompts: Sequence[str]
+) -> Job:
+    """Encode the prompts and check that everything fits. Raises ConfigError."""
+    if config.chat:
+        tokens = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in prompts]
+    else:
+        tokens = [tokenizer.encode(text) for text in prompts]
+    return fit(config, files, tokenizer, tokens, prompts)
+
+
+def fit(
+    config: RunConfig,
+    files: ModelFiles,
+    tokenizer: Tokenizer | None,
+    tokens: Sequence[list[int]],
+    prompts: Sequence[str] = (),
+) -> Job:
+    """The job for prompts in token ids; without a tokenizer only the model says what ends a text.
+
+    Raises ConfigError where something does not fit.
+    """
+    if config.model_config() is None:  # model=auto: checked only now that its sizes are known
+        raise_faults(list(fits_model(config, files.model)))
+    generation = config.generation(files.model)
+    if config.eos_token_id is None and tokenizer is not None:
+        ends = model_files.end_tokens(files.model, tokenizer)
+        generation = replace(generation, eos_token_id=ends)
+    context = files.model.seq_length
+    if config.truncate == "left":
+        bos = files.model.bos_token_id if tokenizer is None else tokenizer.bos_token_id
+        longest = longest_prompt(generation, context)
+        cut = [truncated(ids, longest, bos) for ids in tokens]
+        if cut != tokens:
+            progress.note(f"truncate=left: prompts cut to their last {longest} tokens")
+        tokens = cut
+    check_lengths([len(ids) for ids in tokens], generation, context)
+    length = max(sequence_length(len(ids), generation, context) for ids in tokens)
+    return Job(prompts, tokens, generation, slots_for(config, generation, len(tokens)), length)
+
+
+def truncated(ids: list[int], longest: int, bos: int | None) -> list[int]:
+    """The last `longest` tokens of a prompt; a leading bos stays."""
+    if len(ids) <= longest or longest < 2:
+        return ids
+    return [ids[0], *ids[1 - longest :]] if ids[0] == bos else ids[-longest:]
+
+
+def sequence_length(prompt: int, generation: GenerationConfig, context: int) -> int:
+    """Tokens that a sequence may reach."""
+    if generation.max_new_tokens is not None:
+        return prompt + generation.max_new_tokens
+    return min(context, generation.max_length or context)
+
+
+def slots_for(config: RunConfig, generation: GenerationConfig, prompts: int) -> int:
+    """Sequences computed at once."""
+    width = max(generation.num_beams, generation.num_return_sequences)
+    return min(prompts, config.predict_batch_size or PROMPTS_AT_ONCE) * width
+
+
+def load(
+    config: RunConfig,
+    files: ModelFiles,
+    device: str,
+    job: Job,
+    tokenizer: Tokenizer | None = None,
+) -> Backend:
+    """The backend with its weights, once it is sure that they fit.
+
+    Exporting a model, where an offline backend has none yet, takes its `tokenizer` along.
+    """
+    if config.backend == "mslite":
+        if tokenizer is None:
+            raise ConfigError(
+                "backend=mslite keeps the tokenizer beside the exported model, and there is none",
+                "processor.tokenizer.tokenizer_file= names one",
+            )
+        from lite_runner.artifact import open_offline
+
+        return open_offline(config, files, tokenizer, slots=job.slots, length=job.length)
+    dtype = config.compute_dtype(device)
+    if device == "CPU":
+        need = memory_need(files.model, dtype, job.slots, job.length, config.use_past)
+        check_memory(need, free_memory())
+    tensors = files.tensors()
+    name = f"load {files.path.name}" if files.path else "make random weights"
+    if files.source == RANDOM:
+        progress.note("load_checkpoint=random: the weights are noise, and so is the text")
+    with progress.step(name, total=len(tensors), unit="tensors") as step:
+        environment.import_mindspore()
+        from lite_runner.backends.online import OnlineBackend, OnlineOptions
+
+        # MindSpore collects garbage at each compile; what was imported is not garbage.
+        gc.freeze()
+        options = OnlineOptions(
+            slots=job.slots,
+            length=job.length,
+            dtype=dtype,
+            device=device,
+            device_id=config.context.device_id,
+            threads=config.context.threads,
+            use_past=config.use_past,
+        )
+        weights = ReadAhead(tensors, step.advance)
+        try:
+            return OnlineBackend(files.model, weights, options)
+        finally:
+            weights.close()

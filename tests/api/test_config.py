@@ -1,0 +1,105 @@
+"""AutoConfig and the device that models are made for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lite_runner
+from lite_runner import AutoConfig, BloomConfig, ContextConfig, build_context, init_context
+from lite_runner.api.context import chosen
+from lite_runner.errors import ArtifactError, ConfigError
+
+
+@pytest.fixture(autouse=True)
+def fresh_context() -> Iterator[None]:
+    yield
+    build_context({})
+
+
+def test_attributes_may_be_read_and_changed() -> None:
+    config = AutoConfig.from_pretrained("tiny_llama")
+    assert (config.hidden_size, config.batch_size, config.use_past) == (64, 1, True)
+    config.seq_length, config.batch_size, config.use_past = 128, 4, False
+    assert (config.seq_length, config.batch_size, config.use_past) == (128, 4, False)
+    assert config.run_config().model.model_config.seq_length == 128
+    copied = config.copy()
+    copied.seq_length = 64
+    assert config.seq_length == 128
+    assert "seq_length: 128" in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("seq_lenght", 3, "did you mean seq_length"),
+        ("seq_length", "long", "expected an integer"),
+        ("seq_length", 0, ">= 1"),
+        ("batch_size", 0, "batch_size: got 0"),
+        ("is_sample_acceleration", True, "not available"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(name: str, value: object, said: str) -> None:
+    config = AutoConfig.from_pretrained("tiny_llama")
+    with pytest.raises(ConfigError, match=said):
+        setattr(config, name, value)
+    with pytest.raises(AttributeError, match="did you mean seq_length"):
+        _ = config.seq_lenght
+    assert config.seq_length == 256
+
+
+def test_an_unknown_name_says_what_may_be_meant() -> None:
+    with pytest.raises(ConfigError, match="did you mean tiny_llama"):
+        AutoConfig.from_pretrained("tiny_lama")
+
+
+def test_a_yaml_of_run_mindformer(tmp_path: Path) -> None:
+    file = tmp_path / "predict.yaml"
+    file.write_text(
+        "use_parallel: True\nrun_mode: predict\ntrainer: {model_name: tiny_gpt2}\n"
+        "model: {model_config: {type: GPT2Config, seq_length: 64}, arch: {type: GPT2LMHeadModel}}\n"
+    )
+    assert AutoConfig.from_pretrained(file).seq_length == 64
+    (tmp_path / "second.yaml").write_text("{}")
+    with pytest.raises(ArtifactError, match=r"got 2 yaml files \(predict.yaml, second.yaml\)"):
+        AutoConfig.from_pretrained(tmp_path)
+
+
+def test_bloom_config_takes_the_sizes_given() -> None:
+    config = BloomConfig(
+        checkpoint_name_or_path="tiny_bloom",
+        param_init_type="float16",
+        seq_length=32,
+        max_decode_length=32,
+        top_k=1,
+        do_sample=True,
+    )
+    assert (config.hidden_size, config.seq_length) == (64, 32)
+    assert config.checkpoint_name_or_path == "random"
+
+
+def test_the_context_holds_for_the_next_configs() -> None:
+    build_context({"context": {"mode": 0, "device_target": "CPU"}, "parallel": {}})
+    assert AutoConfig.from_pretrained("tiny_llama").run_config().context.device_target == "CPU"
+    assert init_context(context_config=ContextConfig(device_id=1)) == (0, 1)
+    assert chosen() == {"mode": 0, "device_target": "auto", "device_id": 1}
+    with pytest.raises(ConfigError, match="did you mean device_id"):
+        build_context({"context": {"device_idd": 1}})
+    with pytest.raises(ConfigError, match="use_parallel"):
+        init_context(use_parallel=True)
+
+
+def test_every_export_is_there_and_none_is_imported_early() -> None:
+    for name in lite_runner.__all__:
+        assert getattr(lite_runner, name) is not None
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        _ = lite_runner.nothing_like_it
+    code = (
+        "import sys, lite_runner; print([m for m in sys.modules if m.startswith('lite_runner.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

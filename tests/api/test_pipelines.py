@@ -1,0 +1,100 @@
+"""pipeline(): its ways to be called online, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from lite_runner import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    TextGenerationPipeline,
+    TextStreamer,
+    pipeline,
+)
+from lite_runner.errors import ConfigError
+
+INPUTS = ["I love Beijing, because", "LLaMA is a"]
+
+
+@pytest.fixture(scope="module")
+def ready() -> TextGenerationPipeline:
+    return pipeline("text_generation", "tiny_llama", max_new_tokens=6, eos_token_id=[])
+
+
+def test_texts_in_texts_out(ready: TextGenerationPipeline) -> None:
+    both = ready(INPUTS)
+    assert [list(entry) for entry in both] == [["text_generation_text"]] * 2
+    for prompt, entry in zip(INPUTS, both, strict=True):
+        (text,) = entry["text_generation_text"]
+        assert text.startswith(prompt) and len(text) > len(prompt)
+    assert ready(INPUTS[0]) == both[:1]
+    assert ready([]) == []
+
+
+def test_the_same_as_generate(ready: TextGenerationPipeline) -> None:
+    tokenizer = AutoTokenizer.from_pretrained("tiny_llama")
+    ids = ready.model.generate(tokenizer(INPUTS)["input_ids"], max_new_tokens=6, eos_token_id=[])
+    texts = tokenizer.decode(ids, skip_special_tokens=True)
+    assert [entry["text_generation_text"][0] for entry in ready(INPUTS)] == texts
+
+
+def test_options_of_the_call_win(ready: TextGenerationPipeline) -> None:
+    options = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 4}
+    sampled = ready(INPUTS, **options)
+    assert [len(entry["text_generation_text"]) for entry in sampled] == [3, 3]
+    text = ready(INPUTS[0])[0]["text_generation_text"][0]
+    stop = text[len(INPUTS[0]) + 1]
+    short = ready(INPUTS[0], stop=stop)[0]["text_generation_text"][0]
+    assert short == text[: text.index(stop, len(INPUTS[0]))]
+
+
+def test_a_model_object_and_a_streamer(
+    ready: TextGenerationPipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained("tiny_llama")
+    streaming = pipeline(
+        task="text_generation",
+        model=ready.model,
+        tokenizer=tokenizer,
+        streamer=TextStreamer(tokenizer),
+    )
+    made = streaming(INPUTS, max_new_tokens=6, eos_token_id=[])
+    shown = "".join(entry["text_generation_text"][0] + "\n" for entry in made)
+    assert capsys.readouterr().out == shown
+    assert made == ready(INPUTS)
+    by_class = TextGenerationPipeline(ready.model, tokenizer, max_length=30, eos_token_id=[])
+    assert len(by_class("ab")[0]["text_generation_text"][0].encode()) >= 20
+
+
+def test_a_config_for_a_model(ready: TextGenerationPipeline) -> None:
+    config = AutoConfig.from_pretrained("tiny_llama", seq_length=64)
+    made = pipeline("text_generation", config)
+    assert made(INPUTS[0], max_new_tokens=6, eos_token_id=[]) == ready(INPUTS[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "said"),
+    [
+        (("text-generation", "tiny_llama"), {}, "did you mean text_generation"),
+        (("text_generation",), {}, "no model given"),
+        (("text_generation", "tiny_lama"), {}, "did you mean tiny_llama"),
+        (("text_generation", "tiny_llama"), {"backend": "mslit"}, "did you mean mslite"),
+        (("text_generation", "tiny_llama"), {"max_lenght": 4}, "did you mean max_length"),
+        (("text_generation", ("a.mindir", "b.mindir")), {}, "backend='mslite'"),
+        (("text_generation", ("a", "b", "c")), {"backend": "mslite"}, "got 3 paths"),
+    ],
+)
+def test_what_is_refused(arguments: tuple, options: dict, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        pipeline(*arguments, **options)
+
+
+def test_what_a_call_refuses(ready: TextGenerationPipeline) -> None:
+    with pytest.raises(ConfigError, match=r"inputs\[1\]: got int"):
+        ready(["a", 3])
+    with pytest.raises(ConfigError, match="is_sample_acceleration"):
+        ready("a", is_sample_acceleration=True, do_sample=True)
+    assert ready("a", is_sample_acceleration=True, add_special_tokens=False) == ready("a")
+    with pytest.raises(ConfigError, match="exported models; got a model object"):
+        pipeline("text_generation", AutoModel.from_pretrained("tiny_llama"), backend="mslite")

@@ -1,0 +1,89 @@
+"""Every example runs, and the offline ones say what the online one does."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import runpy
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+
+
+def run(cache: Path, script: Path, *arguments: str, stdin: str = "") -> str:
+    """What a script prints to standard output when it is run in this process."""
+    printed = io.StringIO()
+    with (
+        mock.patch.dict("os.environ", {"LITE_RUNNER_CACHE": str(cache)}),
+        mock.patch("sys.argv", [str(script), *arguments]),
+        mock.patch("sys.stdin", io.StringIO(stdin)),
+        contextlib.redirect_stdout(printed),
+    ):
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as ended:
+            assert ended.code == 0
+    return printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def by_name(cache: Path, lite_python: Path) -> str:
+    """What offline_by_name.py printed, after which there is an exported model in the cache."""
+    assert lite_python.is_file()
+    return run(cache, EXAMPLES / "offline_by_name.py", "tiny_llama")
+
+
+@pytest.fixture(scope="module")
+def graph(cache: Path, by_name: str) -> Path:
+    """The one file of that model."""
+    (found,) = cache.glob("artifacts/*/*.mindir")
+    return found
+
+
+@pytest.fixture(scope="module")
+def online(cache: Path) -> str:
+    """What pipeline_online.py printed."""
+    return run(cache, EXAMPLES / "pipeline_online.py", "tiny_llama")
+
+
+def test_a_pipeline_online(online: str) -> None:
+    assert online.startswith("{'text_generation_text': ['I love Beijing, because")
+    assert len(online.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("streaming.py", "An increasing sequence: one,"), ("batch_generate.py", "中国的首都是")],
+)
+def test_generate(cache: Path, name: str, said: str) -> None:
+    assert said in run(cache, EXAMPLES / name, "tiny_llama")
+
+
+def test_offline_says_what_online_does(online: str, by_name: str) -> None:
+    assert by_name == f"[{online.splitlines()[0]}]\n"
+
+
+@pytest.mark.parametrize("name", ["offline_by_paths", "offline_by_folder", "offline_by_config"])
+def test_offline_ways_agree(cache: Path, by_name: str, graph: Path, name: str) -> None:
+    place = graph.parent if name == "offline_by_folder" else graph
+    assert run(cache, EXAMPLES / f"{name}.py", "tiny_llama", str(place)) == by_name
+
+
+def test_run_infer_main(cache: Path, graph: Path) -> None:
+    script = ROOT / "scripts" / "run_infer_main.py"
+    flags = ["--model_dir", str(graph.parent), "--seq_length", "256", "--max_length", "64"]
+    told = run(cache, script, *flags, stdin="I love Beijing, because\nexit\nmore\n")
+    assert told.count("one token takes ") >= 10
+    assert "\n['I love Beijing, because" in told and "more" not in told
+    flags += ["--stream", "True", "--predict_data", "I love Beijing, because"]
+    streamed = run(cache, script, *flags)
+    assert streamed.startswith("I love Beijing, because") and "one token" not in streamed
