@@ -43,9 +43,19 @@ def seconds_since_start() -> float:
 
 
 def peak_rss_mib() -> float:
-    """Largest resident set of this process so far, in MiB, file pages it mapped included.
+    """Largest resident set of this process so far, in MiB, file pages it mapped included, and that
+    of the processes that it has started and that still run: an engine may be one.
 
     Not getrusage: its maximum survives exec, so a child would report its parent's.
     """
-    status = Path("/proc/self/status").read_text()
+    children = [
+        child
+        for task in Path("/proc/self/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
+    return sum(_peak_mib(process) for process in ("self", *children))
+
+
+def _peak_mib(process: str) -> float:
+    status = Path(f"/proc/{process}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024

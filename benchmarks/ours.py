@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 from measure import Measurement, peak_rss_mib, seconds_since_start
 
-from lite_runner import environment, model_files, progress
+from lite_runner import environment, model_files, progress, session
 from lite_runner.backends.base import Row
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
-from lite_runner.run_modes import predict
 
 
 def main() -> None:
@@ -26,6 +25,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, required=True, help="JSON: a list of ids a row")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("overrides", nargs="*", help="more settings, e.g. backend=mslite")
     arguments = parser.parse_args()
     prompts = json.loads(arguments.prompts.read_text())
     batch, length = len(prompts), len(prompts[0])
@@ -35,13 +35,14 @@ def main() -> None:
         f"max_new_tokens={arguments.new_tokens}",
         f"context.threads={arguments.threads}",
         "predict_data=ids",
+        *arguments.overrides,
     ]
     config, _ = resolve(parse(overrides, heads()))
     progress.configure(verbosity=0)
     started = time.perf_counter()
     files = model_files.locate(config)
-    model_files.tokenizer_of(config, files)
-    job = predict.Job(
+    tokenizer = model_files.tokenizer_of(config, files)
+    job = session.Job(
         prompts=[],
         tokens=prompts,
         generation=config.generation(files.model),
@@ -49,7 +50,7 @@ def main() -> None:
         length=length + arguments.new_tokens,
     )
     device = environment.resolve_device(config.context.device_target)
-    backend = predict.load(config, files, device, job)
+    backend = session.load(config, files, device, job, tokenizer)
     load_s = time.perf_counter() - started
 
     backend.prepare()
@@ -70,7 +71,7 @@ def main() -> None:
     decoded = time.perf_counter()
 
     Measurement(
-        engine="lite-runner",
+        engine=f"lite-runner ({backend.engine})",
         batch=batch,
         prompt_tokens=length,
         new_tokens=arguments.new_tokens,

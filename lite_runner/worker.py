@@ -5,7 +5,7 @@ from __future__ import annotations
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 from lite_runner.report import RunFolder
-from lite_runner.run_modes import convert, predict
+from lite_runner.run_modes import convert, export, predict
 
 
 def run(config: RunConfig, folder: RunFolder) -> None:
@@ -14,6 +14,8 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         predict.run(config, folder)
     elif config.run_mode == "convert":
         convert.run(config, folder)
+    elif config.run_mode == "export":
+        export.run(config, folder)
     else:
         raise ConfigError(f"run_mode={config.run_mode} is not available yet")
 

@@ -24,7 +24,12 @@ _GENERATION = (
     *("top_p", "min_p", "repetition_penalty", "num_beams", "length_penalty"),
     *("num_return_sequences", "eos_token_id", "stop"),
 )
-_CONVERT = ("convert_format", "convert_output", "overwrite")
+_ONLY_IN = {  # keys that one or two run modes have
+    "convert_format": ("convert",),
+    "convert_output": ("convert",),
+    "export_output": ("export",),
+    "overwrite": ("convert", "export"),
+}
 _ARCH_OF = {
     "LlamaConfig": "LlamaForCausalLM",
     "BloomConfig": "BloomLMHeadModel",
@@ -45,6 +50,7 @@ def run_faults(config: RunConfig) -> Iterator[Fault]:
         yield from _lengths(config)
     if config.run_mode == "convert":
         yield from _convert(config)
+    yield from _offline(config)
     yield from _places(config)
 
 
@@ -84,10 +90,8 @@ def _fault(keys: tuple[str, ...] | str, text: str) -> Fault:
 
 def _unavailable(config: RunConfig) -> Iterator[Fault]:
     """What is planned and named, but not built: refused, never ignored."""
-    if config.run_mode not in ("predict", "convert"):
+    if config.run_mode not in ("predict", "convert", "export"):
         yield _fault("run_mode", f"run_mode={config.run_mode} is not available yet")
-    if config.backend != "ms":
-        yield _fault("backend", f"backend={config.backend} is not available yet")
     ranks = config.parallel_config
     sizes = {
         "data_parallel": ranks.data_parallel,
@@ -116,7 +120,6 @@ def _unavailable(config: RunConfig) -> Iterator[Fault]:
         and config.parallel.strategy_ckpt_save_file,
         "infer.prefill_model_path": config.infer.prefill_model_path,
         "infer.increment_model_path": config.infer.increment_model_path,
-        "infer.infer_seq_length": config.infer.infer_seq_length,
         "infer.ge_config_path": config.infer.ge_config_path,
     }
     for key, value in asked.items():
@@ -128,10 +131,6 @@ def _unavailable(config: RunConfig) -> Iterator[Fault]:
         yield _fault(
             "parallel.parallel_mode",
             f"parallel.parallel_mode={got} is not available yet; 1 is semi-auto",
-        )
-    if config.infer.model_type != "mindir":
-        yield _fault(
-            "infer.model_type", f"infer.model_type={config.infer.model_type} is not available yet"
         )
     if config.context.mode != 0:
         yield _fault("context.mode", "context.mode=1 (pynative) is not available yet; 0 is graph")
@@ -328,20 +327,68 @@ def _lengths(config: RunConfig) -> Iterator[Fault]:
 def _convert(config: RunConfig) -> Iterator[Fault]:
     if not config.convert_output:
         yield _fault("convert_output", "convert_output is empty; give the file or folder to write")
+    yield from _no_predicting(config)
+
+
+def _no_predicting(config: RunConfig) -> Iterator[Fault]:
     for key in ("predict_data", *_GENERATION):
         if getattr(config, key) not in (None, ""):
-            yield _fault(key, f"{key} has no meaning with run_mode=convert")
+            yield _fault(key, f"{key} has no meaning with run_mode={config.run_mode}")
+
+
+def _offline(config: RunConfig) -> Iterator[Fault]:
+    """Exporting, and running what was exported."""
+    offline = config.run_mode == "export" or config.backend == "mslite"
+    given = {
+        "engine": config.engine != "auto",
+        "export.layout": config.export.layout != "auto",
+        "export.weight_fp16": config.export.weight_fp16,
+        "infer.model_dir": config.infer.model_dir,
+        "infer.infer_seq_length": config.infer.infer_seq_length,
+        "infer.model_type": config.infer.model_type is not None,
+    }
+    for key, value in given.items():
+        if value and not offline:
+            yield _fault(key, f"{key} has a meaning only with backend=mslite or run_mode=export")
+    if offline and not config.use_past:
+        yield _fault(
+            ("model.model_config.use_past", "backend"),
+            "model.model_config.use_past=false is not available with an exported model",
+        )
+    if config.run_mode == "export":
+        yield from _no_predicting(config)
+        if config.infer.model_dir:
+            yield _fault("infer.model_dir", "infer.model_dir is read; give export_output=FOLDER")
+    wants = {"resizable": "lite-worker", "dynamic": "graph-cell"}.get(config.export.layout)
+    if wants and config.engine not in ("auto", wants):
+        yield _fault(
+            ("export.layout", "engine"),
+            f"export.layout={config.export.layout} runs in engine={wants}, not {config.engine}",
+        )
+    if config.infer.model_type == "mindir_lite" and (
+        config.export.layout == "dynamic" or config.engine == "graph-cell"
+    ):
+        yield _fault(
+            ("infer.model_type", "export.layout"),
+            "infer.model_type=mindir_lite is for MindSpore Lite: export.layout=resizable",
+        )
+    if config.export.weight_fp16 and config.infer.model_type == "mindir":
+        yield _fault(
+            ("export.weight_fp16", "infer.model_type"),
+            "export.weight_fp16=true needs infer.model_type=mindir_lite",
+        )
 
 
 def _places(config: RunConfig) -> Iterator[Fault]:
-    if config.run_mode != "convert":
-        for key in _CONVERT:
-            if getattr(config, key) is not None:
-                yield _fault(key, f"{key} has a meaning only with run_mode=convert")
+    for key, modes in _ONLY_IN.items():
+        if config.run_mode not in modes and getattr(config, key) is not None:
+            yield _fault(key, f"{key} has a meaning only with run_mode={' or '.join(modes)}")
     places = {
         "output_dir": config.output_dir,
         "load_checkpoint": config.load_checkpoint,
         "convert_output": config.convert_output,
+        "export_output": config.export_output,
+        "infer.model_dir": config.infer.model_dir,
         "processor.tokenizer.tokenizer_file": config.processor.tokenizer.tokenizer_file,
     }
     for key, path in places.items():

@@ -196,11 +196,18 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True)
+class Export:
+    layout: Literal["auto", "resizable", "dynamic"]
+    weight_fp16: bool
+
+
+@dataclass(frozen=True)
 class Infer:
+    model_dir: str  # "": the one in the cache
     prefill_model_path: str
     increment_model_path: str
     infer_seq_length: Count | None
-    model_type: Literal["mindir", "mindir_lite"]
+    model_type: Literal["mindir", "mindir_lite"] | None
     ge_config_path: str
 
 
@@ -245,10 +252,13 @@ class RunConfig:
     use_parallel: bool
     parallel: Parallel
     parallel_config: ParallelConfig
+    engine: Literal["auto", "lite-worker", "graph-cell"]
+    export: Export
     infer: Infer
-    # Only conf/run_mode/convert.yaml has these.
+    # Only the yaml of the run modes convert and export have these.
     convert_format: CheckpointFormat | None = None
     convert_output: str | None = None
+    export_output: str | None = None
     overwrite: bool | None = None
 
     @classmethod
@@ -267,8 +277,8 @@ class RunConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for yaml or json; `from_dict` gives back an equal config."""
         plain: dict[str, Any] = _plain(dataclasses.asdict(self))
-        if self.run_mode != "convert":
-            for name in ("convert_format", "convert_output", "overwrite"):
+        for name in ("convert_format", "convert_output", "export_output", "overwrite"):
+            if plain[name] is None:
                 del plain[name]
         return plain
 

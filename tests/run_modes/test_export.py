@@ -1,0 +1,132 @@
+"""Export, and predicting offline, from the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lite_runner import artifact
+from lite_runner.app import main
+
+Run = Callable[..., dict[str, Any]]
+LAYOUTS = {"resizable": "lite-worker", "dynamic": "graph-cell"}
+PREDICT = ["predict_data=['some words','中文']", "max_new_tokens=6", "eos_token_id=[]"]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lite_python: Path) -> Run:
+    """Run a command line in an empty folder, with an empty cache; gives result.json."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LITE_RUNNER_LITE_PYTHON", str(lite_python))
+
+    def run(*overrides: str) -> dict[str, Any]:
+        assert main(list(overrides)) == 0
+        return json.loads(Path("outputs/latest/result.json").read_text(encoding="utf-8"))
+
+    return run
+
+
+def tokens(result: dict[str, Any]) -> list[list[int]]:
+    return [row["token_ids"] for row in result["results"]]
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ("tiny_bloom", "resizable"),
+        ("tiny_llama", "resizable"),
+        ("tiny_qwen2", "resizable"),
+        ("tiny_gpt2", "resizable"),
+        ("tiny_llama", "dynamic"),  # the other networks: tests/backends/test_dynamic.py
+    ],
+)
+def test_offline_tokens_equal_the_online_ones(run: Run, model: str, layout: str) -> None:
+    online = run(f"model={model}", *PREDICT)
+    offline = run(f"model={model}", *PREDICT, "backend=mslite", f"export.layout={layout}")
+    assert offline["engine"] == LAYOUTS[layout]
+    assert tokens(offline) == tokens(online)
+
+
+def test_the_exported_model_is_kept_and_used_again(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offline = ["model=tiny_llama", "backend=mslite", *PREDICT]
+    first = run(*offline)
+    assert "exporting it first" in capsys.readouterr().err
+    second = run(*offline)
+    assert "exporting it first" not in capsys.readouterr().err
+    assert tokens(second) == tokens(first)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_export_is_a_folder_that_predict_takes(run: Run, layout: str) -> None:
+    model = ["model=tiny_qwen2", f"export.layout={layout}", "predict_batch_size=2"]
+    run("run_mode=export", *model)
+    folder = Path(f"outputs/tiny_qwen2_{layout}")
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["layout"] == layout and manifest["model_name"] == "tiny_qwen2"
+    assert {path.name for path in folder.iterdir()} == {"manifest.json", *manifest["files"]}
+    given = ["model=tiny_qwen2", "backend=mslite", f"infer.model_dir={folder}"]
+    online = run("model=tiny_qwen2", *PREDICT)
+    assert tokens(run(*given, *PREDICT)) == tokens(online)
+
+
+def test_converted_for_lite(run: Run) -> None:
+    run("run_mode=export", "model=tiny_llama", "infer.model_type=mindir_lite")
+    folder = Path("outputs/tiny_llama_resizable")
+    assert [path.suffix for path in folder.iterdir() if path.suffix in (".ms", ".mindir")] == [
+        ".ms"
+    ]
+    given = ["model=tiny_llama", "backend=mslite", f"infer.model_dir={folder}"]
+    assert tokens(run(*given, *PREDICT)) == tokens(run("model=tiny_llama", *PREDICT))
+
+
+def test_a_changed_file_ends_in_4(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("run_mode=export", "model=tiny_gpt2", "export.layout=dynamic")
+    (graph,) = Path("outputs/tiny_gpt2_dynamic").glob("*.mindir")
+    content = bytearray(graph.read_bytes())
+    content[len(content) // 2] ^= 1
+    graph.chmod(0o600)
+    graph.write_bytes(content)
+    given = ["model=tiny_gpt2", "backend=mslite", "infer.model_dir=outputs/tiny_gpt2_dynamic"]
+    assert main([*given, *PREDICT]) == 4
+    assert "another file than the one exported" in capsys.readouterr().err
+
+
+def test_another_model_ends_in_4(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("run_mode=export", "model=tiny_gpt2", "export.layout=dynamic")
+    given = ["model=tiny_bloom", "backend=mslite", "infer.model_dir=outputs/tiny_gpt2_dynamic"]
+    assert main([*given, *PREDICT]) == 4
+    assert "an export of tiny_gpt2, another model than tiny_bloom" in capsys.readouterr().err
+
+
+def test_more_than_was_exported_for_ends_in_2(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    export = ["run_mode=export", "model=tiny_gpt2", "export.layout=dynamic"]
+    run(*export, "infer.infer_seq_length=32")
+    given = ["model=tiny_gpt2", "backend=mslite", "infer.model_dir=outputs/tiny_gpt2_dynamic"]
+    assert main([*given, "predict_data=a", "max_new_tokens=40"]) == 2
+    assert "made for 32 positions a row" in capsys.readouterr().err
+    assert main([*given, *PREDICT]) == 2
+    assert "predict_batch_size=1" in capsys.readouterr().err
+
+
+def test_an_existing_folder_is_kept(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    export = ["run_mode=export", "model=tiny_gpt2", "export.layout=dynamic"]
+    run(*export)
+    assert main(export) == 2
+    assert "overwrite=true" in capsys.readouterr().err
+    run(*export, "overwrite=true")
+
+
+def test_what_computes_something_else_does_not_get_its_name(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(artifact, "TOLERANCE", {"float32": -1.0})  # the logits are equal
+    assert main(["run_mode=export", "model=tiny_gpt2", "export.layout=dynamic"]) == 4
+    assert "computes something else in graph-cell" in capsys.readouterr().err
+    assert not list(Path("outputs").glob("*tiny_gpt2_dynamic*"))
