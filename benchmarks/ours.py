@@ -82,6 +82,7 @@ def main() -> None:
         peak_rss_mib=peak_rss_mib(),
         token_ids=np.stack(tokens, 1).tolist(),
     ).print()
+    backend.close()
 
 
 if __name__ == "__main__":

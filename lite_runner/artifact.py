@@ -1,4 +1,4 @@
-"""Exported models: made from a checkpoint, proved against the online backend, opened to run.
+"""Exported models: made from a checkpoint and proved against the online backend.
 
 An artifact is a folder with a manifest. It gets its name only when its target engine has computed
 what the online backend computes.
@@ -6,11 +6,9 @@ what the online backend computes.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -20,13 +18,12 @@ from numpy.typing import NDArray
 import lite_runner
 from lite_runner import environment, progress
 from lite_runner.backends.base import Backend, Row
-from lite_runner.backends.engines.lite_python import find_lite_python
-from lite_runner.backends.sizes import cache_length
 from lite_runner.config.schema import RunConfig
-from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
+from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.export.manifest import (
     Graph,
     GraphName,
+    Layout,
     Manifest,
     read_manifest,
     sha256_of,
@@ -36,12 +33,12 @@ from lite_runner.report import versions
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.files import make_folder, sync_folder
 from lite_runner.weights.read_ahead import ReadAhead
-from lite_runner.weights.source import cache_dir
 
 EngineName = Literal["lite-worker", "graph-cell"]
-LAYOUT_OF: dict[EngineName, Literal["resizable", "dynamic"]] = {
-    "lite-worker": "resizable",
-    "graph-cell": "dynamic",
+ENGINE_OF: dict[Layout, EngineName] = {
+    "resizable": "lite-worker",
+    "dynamic": "graph-cell",
+    "static_pair": "graph-cell",
 }
 # Of the largest logit. Lite's own rounding is a tenth of it; a wrong operator is far above.
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
@@ -55,91 +52,19 @@ PACKAGE = Path(lite_runner.__file__).parent
 class Wanted:
     """What an artifact has to be."""
 
-    engine: EngineName
+    layout: Layout
     model_type: Literal["mindir", "mindir_lite"]
     weight_fp16: bool
     slots: int
     length: int  # positions of a slot
 
     @property
+    def engine(self) -> EngineName:
+        return ENGINE_OF[self.layout]
+
+    @property
     def precision(self) -> str:
         return "float16" if self.weight_fp16 else "float32"
-
-
-def wanted(config: RunConfig, slots: int, length: int) -> Wanted:
-    """The engine and form that a config asks for, or the first that this machine has.
-
-    Raises EnvironmentFault where an engine was asked for that is not here.
-    """
-    asked = config.engine
-    if asked == "auto" and config.export.layout != "auto":
-        asked = next(name for name, layout in LAYOUT_OF.items() if layout == config.export.layout)
-    if asked == "auto" and config.infer.model_type == "mindir_lite":
-        asked = "lite-worker"
-    engine: EngineName
-    if asked == "graph-cell":
-        engine = "graph-cell"
-    else:
-        try:
-            find_lite_python()
-            engine = "lite-worker"
-        except EnvironmentFault as fault:
-            if asked != "auto":
-                raise
-            progress.note(f"engine=auto: graph-cell, since {fault.message}")
-            engine = "graph-cell"
-    fastest: Literal["mindir", "mindir_lite"] = "mindir"
-    if engine == "lite-worker":  # a .ms loads in a seventh of a MindIR's time
-        fastest = "mindir_lite"
-    model_type = config.infer.model_type or fastest
-    if config.export.weight_fp16 and model_type != "mindir_lite":
-        raise ConfigError("export.weight_fp16=true needs infer.model_type=mindir_lite")
-    return Wanted(engine, model_type, config.export.weight_fp16, slots, length)
-
-
-def folder_in_cache(files: ModelFiles, config: RunConfig, want: Wanted) -> Path:
-    """Where the artifact of this model and form is kept; named by all that it is made from."""
-    origin = files.source
-    if files.path is not None:
-        status = files.path.stat()
-        origin = f"{files.path.resolve()} {status.st_size} {status.st_mtime_ns}"
-    form = asdict(want)
-    if want.engine == "lite-worker":  # its graph takes any number of slots and positions
-        del form["slots"], form["length"]
-    described = {
-        "model": asdict(files.model),
-        "origin": origin,
-        "seed": files.seed if files.path is None else None,
-        "form": form,
-        "versions": versions(),
-        "code": _code_hash(),
-    }
-    name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
-    layout = LAYOUT_OF[want.engine]
-    return cache_dir() / "artifacts" / f"{config.model_name}-{layout}-{name}"
-
-
-def open_offline(
-    config: RunConfig, files: ModelFiles, tokenizer: Tokenizer, *, slots: int, length: int
-) -> Backend:
-    """The backend of the artifact that the config names, or of the one in the cache, which is
-    exported first where there is none. Raises RunnerError."""
-    if config.infer.model_dir:
-        folder = Path(config.infer.model_dir).expanduser()
-        manifest = read_manifest(folder)
-        _check_fits(config, files, manifest, folder, slots, length)
-    else:
-        # Rounded up, so that prompts of other lengths find an artifact again.
-        length = config.infer.infer_seq_length or cache_length(length, files.model.seq_length)
-        want = wanted(config, 1 << (slots - 1).bit_length(), length)
-        folder = folder_in_cache(files, config, want)
-        if folder.is_dir():
-            manifest = read_manifest(folder, check_files=False)  # ours; checked when written
-        else:
-            progress.note(f"no exported {config.model_name} in the cache: exporting it first")
-            manifest = export_artifact(folder, config, files, tokenizer, want)
-    with progress.step(f"load {folder.name}"):
-        return open_artifact(folder, manifest, slots=slots, threads=config.context.threads)
 
 
 def open_artifact(folder: Path, manifest: Manifest, *, slots: int, threads: int | None) -> Backend:
@@ -155,8 +80,11 @@ def open_artifact(folder: Path, manifest: Manifest, *, slots: int, threads: int 
     environment.import_mindspore()
     from lite_runner.backends.dynamic import DynamicBackend
     from lite_runner.backends.engines.graph_cell import GraphCellEngine
+    from lite_runner.backends.static_pair import StaticPairBackend
 
     engine = GraphCellEngine(graphs, manifest.graphs, threads=threads, dec_key=None)
+    if manifest.layout == "static_pair":
+        return StaticPairBackend(manifest, engine)
     return DynamicBackend(manifest, engine, slots)
 
 
@@ -181,13 +109,13 @@ def export_artifact(
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as name:
         folder = Path(name) / target.name
         folder.mkdir()
-        with progress.step(f"export {config.model_name} ({LAYOUT_OF[want.engine]})"):
+        with progress.step(f"export {config.model_name} ({want.layout})"):
             graphs = _write_graphs(folder, config, files, want)
             for file, text in tokenizer.files().items():
                 (folder / file).write_text(text, encoding="utf-8")
         names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
         manifest = Manifest(
-            layout=LAYOUT_OF[want.engine],
+            layout=want.layout,
             model_name=config.model_name,
             model=files.model,
             source=files.source,
@@ -195,7 +123,7 @@ def export_artifact(
             model_type="MINDIR_LITE" if want.model_type == "mindir_lite" else "MINDIR",
             precision=want.precision,
             batch_size=want.slots,
-            seq_length=files.model.seq_length if want.engine == "lite-worker" else want.length,
+            seq_length=files.model.seq_length if want.layout == "resizable" else want.length,
             graphs=graphs,
             files={file: sha256_of(folder / file) for file in names},
             tokenizer=tuple(tokenizer.files()),
@@ -217,7 +145,7 @@ def verify(folder: Path, manifest: Manifest, files: ModelFiles) -> None:
     expected = _logits(_online(files), prompts)
     limit = TOLERANCE[manifest.precision]
     for threads in PROBE_THREADS:
-        with progress.step(f"verify in {_engine_of(manifest)}, {threads} threads"):
+        with progress.step(f"verify in {ENGINE_OF[manifest.layout]}, threads={threads}"):
             backend = open_artifact(folder, manifest, slots=1, threads=threads)
             try:
                 got = _logits(backend, prompts)
@@ -227,8 +155,8 @@ def verify(folder: Path, manifest: Manifest, files: ModelFiles) -> None:
         if not error <= limit:  # NaN fails too
             raise ArtifactError(
                 f"the exported {manifest.model_name} computes something else in "
-                f"{_engine_of(manifest)} with {threads} threads: off by {error:.1e} of the largest "
-                f"logit, at most {limit:.0e} expected; it is not kept",
+                f"{ENGINE_OF[manifest.layout]} with threads={threads}: off by {error:.1e} of the "
+                f"largest logit, at most {limit:.0e} expected; it is not kept",
             )
 
 
@@ -268,30 +196,34 @@ def _write_graphs(
     folder: Path, config: RunConfig, files: ModelFiles, want: Wanted
 ) -> dict[GraphName, Graph]:
     weights = ReadAhead(files.tensors())
+    arguments = (files.model, weights, folder, config.model_name)
+    graphs: dict[GraphName, Graph]
     try:
-        if want.engine == "graph-cell":
+        if want.layout == "dynamic":
             from lite_runner.export.dynamic import export_dynamic
 
-            return export_dynamic(
-                files.model,
-                weights,
-                folder,
-                config.model_name,
+            graphs = export_dynamic(
+                *arguments,
                 slots=want.slots,
                 seq_length=want.length,
                 dtype="float32",
                 enc_key=None,
             )
-        from lite_runner.export.resizable import export_resizable
+        elif want.layout == "static_pair":
+            from lite_runner.export.static_pair import export_static_pair
 
-        graphs = export_resizable(
-            files.model,
-            weights,
-            folder,
-            config.model_name,
-            batch_size=1,
-            seq_length=files.model.seq_length,
-        )
+            graphs = export_static_pair(
+                *arguments,
+                batch_size=want.slots,
+                seq_length=want.length,
+                dtype="float32",
+                enc_key=None,
+                sampled=False,
+            )
+        else:
+            from lite_runner.export.resizable import export_resizable
+
+            graphs = export_resizable(*arguments, batch_size=1, seq_length=files.model.seq_length)
     finally:
         weights.close()
     if want.model_type == "mindir_lite":
@@ -315,41 +247,3 @@ def _converted(
         if path.suffix not in (".ms", ".msw"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     return converted
-
-
-def _check_fits(
-    config: RunConfig, files: ModelFiles, manifest: Manifest, folder: Path, slots: int, length: int
-) -> None:
-    """The artifact that the user gave against what is asked of it."""
-    if manifest.model != files.model:
-        raise ArtifactError(
-            f"{folder}: an export of {manifest.model_name}, another model than {config.model_name}",
-            f"model={manifest.model_name}",
-        )
-    if config.engine not in ("auto", _engine_of(manifest)):
-        raise ConfigError(
-            f"engine={config.engine} does not run the layout {manifest.layout} of {folder}",
-            f"engine={_engine_of(manifest)}",
-        )
-    if length > manifest.seq_length:
-        raise ConfigError(
-            f"{folder}: made for {manifest.seq_length} positions a row, but the longest prompt and "
-            f"its new tokens need {length}",
-            "ask for fewer new tokens, or export with a larger infer.infer_seq_length",
-        )
-    if manifest.layout == "dynamic" and slots > manifest.batch_size:
-        raise ConfigError(
-            f"{folder}: made for {manifest.batch_size} rows at a time, {slots} are asked for",
-            f"predict_batch_size={manifest.batch_size}",
-        )
-
-
-def _engine_of(manifest: Manifest) -> EngineName:
-    return "lite-worker" if manifest.layout == "resizable" else "graph-cell"
-
-
-def _code_hash() -> str:
-    digest = hashlib.sha256()
-    for path in sorted([*PACKAGE.glob("export/*.py"), *PACKAGE.glob("models/*.py")]):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()

@@ -111,7 +111,7 @@ def load(
                 "backend=mslite keeps the tokenizer beside the exported model, and there is none",
                 "processor.tokenizer.tokenizer_file= names one",
             )
-        from lite_runner.artifact import open_offline
+        from lite_runner.offline import open_offline
 
         return open_offline(config, files, tokenizer, slots=job.slots, length=job.length)
     dtype = config.compute_dtype(device)

@@ -43,8 +43,12 @@ ALLOWED: dict[str, set[str]] = {
         *("backends", "config", "environment", "errors", "export", "model_files", "progress"),
         *("report", "text", "weights"),
     },
+    "offline": {
+        *("artifact", "backends", "config", "errors", "export", "model_files", "progress"),
+        *("report", "text", "weights"),
+    },
     "session": {
-        *("artifact", "backends", "config", "environment", "errors", "generation"),
+        *("offline", "backends", "config", "environment", "errors", "generation"),
         *("model_files", "progress", "text", "weights"),
     },
     "api": {
@@ -53,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "run_modes": {
         *("artifact", "backends", "config", "environment", "errors", "generation"),
-        *("gguf_metadata", "session"),
+        *("gguf_metadata", "offline", "session"),
         *("model_files", "progress", "report", "text", "weights"),
     },
     "worker": {"config", "errors", "progress", "report", "run_modes"},

@@ -359,14 +359,15 @@ def _offline(config: RunConfig) -> Iterator[Fault]:
         yield from _no_predicting(config)
         if config.infer.model_dir:
             yield _fault("infer.model_dir", "infer.model_dir is read; give export_output=FOLDER")
-    wants = {"resizable": "lite-worker", "dynamic": "graph-cell"}.get(config.export.layout)
+    engines = {"resizable": "lite-worker", "dynamic": "graph-cell", "static_pair": "graph-cell"}
+    wants = engines.get(config.export.layout)
     if wants and config.engine not in ("auto", wants):
         yield _fault(
             ("export.layout", "engine"),
             f"export.layout={config.export.layout} runs in engine={wants}, not {config.engine}",
         )
     if config.infer.model_type == "mindir_lite" and (
-        config.export.layout == "dynamic" or config.engine == "graph-cell"
+        wants == "graph-cell" or config.engine == "graph-cell"
     ):
         yield _fault(
             ("infer.model_type", "export.layout"),

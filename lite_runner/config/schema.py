@@ -197,7 +197,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class Export:
-    layout: Literal["auto", "resizable", "dynamic"]
+    layout: Literal["auto", "resizable", "dynamic", "static_pair"]
     weight_fp16: bool
 
 

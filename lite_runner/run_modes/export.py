@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from lite_runner import artifact, model_files, progress
+from lite_runner import model_files, offline, progress
+from lite_runner.artifact import export_artifact
 from lite_runner.config.schema import RunConfig
 from lite_runner.report import Result, RunFolder, Timing
 
@@ -18,11 +19,10 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     files = model_files.locate(config)
     tokenizer = model_files.tokenizer_of(config, files)
     length = config.infer.infer_seq_length or min(DEFAULT_LENGTH, files.model.seq_length)
-    want = artifact.wanted(config, config.predict_batch_size or 1, length)
-    layout = artifact.LAYOUT_OF[want.engine]
-    given = config.export_output or f"{config.output_dir}/{config.model_name}_{layout}"
+    want = offline.wanted(config, config.predict_batch_size or 1, length)
+    given = config.export_output or f"{config.output_dir}/{config.model_name}_{want.layout}"
     target = Path(given).expanduser()
-    manifest = artifact.export_artifact(
+    manifest = export_artifact(
         target, config, files, tokenizer, want, overwrite=bool(config.overwrite)
     )
     folder.write_result(
@@ -37,4 +37,4 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         )
     )
     size = sum((target / name).stat().st_size for name in manifest.files)
-    progress.note(f"wrote {target}: {layout}, {size / 1e6:.0f} MB, for engine={want.engine}")
+    progress.note(f"wrote {target}: {want.layout}, {size / 1e6:.0f} MB, for engine={want.engine}")

@@ -13,7 +13,7 @@ from lite_runner import artifact
 from lite_runner.app import main
 
 Run = Callable[..., dict[str, Any]]
-LAYOUTS = {"resizable": "lite-worker", "dynamic": "graph-cell"}
+LAYOUTS = {"resizable": "lite-worker", "dynamic": "graph-cell", "static_pair": "graph-cell"}
 PREDICT = ["predict_data=['some words','中文']", "max_new_tokens=6", "eos_token_id=[]"]
 
 
@@ -42,6 +42,7 @@ def tokens(result: dict[str, Any]) -> list[list[int]]:
         ("tiny_llama", "resizable"),
         ("tiny_qwen2", "resizable"),
         ("tiny_gpt2", "resizable"),
+        ("tiny_llama", "static_pair"),
         ("tiny_llama", "dynamic"),  # the other networks: tests/backends/test_dynamic.py
     ],
 )
