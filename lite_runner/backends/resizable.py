@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.base import Row
 from lite_runner.backends.engines.base import Engine
+from lite_runner.backends.sizes import LONGEST_CHUNK, chunk_length
 from lite_runner.backends.step_inputs import Positions, gather_rows, score_bias
 from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import Manifest
@@ -25,7 +26,6 @@ from lite_runner.export.resizable_inputs import Shape, inputs_of, inputs_of_any
 Array = NDArray[np.float32]
 
 SMALLEST_SPAN = 64  # keys of a decode; doubled when a row outgrows it
-SCORE_BYTES = 64 << 20  # a chunk of a prompt is as long as keeps its attention scores below
 
 
 class ResizableBackend:
@@ -87,7 +87,8 @@ class ResizableBackend:
         logits: Array
         end, start = row.position + len(row.tokens), row.position
         while start < end:
-            count = min(end - start, chunk_length(self._model.num_heads, start))
+            keys = start + LONGEST_CHUNK  # the graph grows with what is cached
+            count = min(end - start, chunk_length(self._model.num_heads, keys))
             # A size of zero is none: a single position that the bias hides stands for it.
             self._bind(Shape(1, count, max(start, 1)))
             for past, cache in zip(self._past, self._cache, strict=True):
@@ -161,9 +162,3 @@ def decode_span(position: int) -> int:
     One is the token's own; of the others, that are cached, one is where it will be written.
     """
     return int(max(SMALLEST_SPAN, 1 << math.ceil(math.log2(position + 2))))
-
-
-def chunk_length(heads: int, start: int) -> int:
-    """Tokens of a prompt computed at once behind `start` others: a power of two, 32 to 512."""
-    fits = SCORE_BYTES // (4 * heads * (start + 512))
-    return 1 << min(9, max(5, fits.bit_length() - 1))

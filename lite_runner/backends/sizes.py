@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 SMALLEST_CACHE = 256  # positions; sizes are powers of two, so that few graphs are made
+LONGEST_CHUNK = 512  # tokens; longer ones are no faster
 SCORE_BYTES = 64 << 20  # a chunk of a prompt is as long as keeps its attention scores below
 
 
@@ -15,6 +16,6 @@ def cache_length(wanted: int, longest: int) -> int:
 
 
 def chunk_length(heads: int, length: int) -> int:
-    """Tokens of a prompt computed at once: a power of two from 32 to 512."""
+    """Tokens of a prompt computed at once over `length` keys: a power of two, at least 32."""
     fits = SCORE_BYTES // (4 * heads * length)
-    return 1 << min(9, max(5, fits.bit_length() - 1))
+    return min(LONGEST_CHUNK, max(32, 1 << max(0, fits.bit_length() - 1)))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.base import Row
 from lite_runner.backends.engines.worker import WorkerEngine
-from lite_runner.backends.resizable import ResizableBackend, chunk_length, decode_span
+from lite_runner.backends.resizable import ResizableBackend, decode_span
 from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import Graph, Manifest
 from lite_runner.export.resizable import export_resizable
@@ -213,7 +213,3 @@ def test_a_graph_of_another_layout_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("position", "span"), [(0, 64), (62, 64), (63, 128), (1000, 1024)])
 def test_spans_are_few(position: int, span: int) -> None:
     assert decode_span(position) == span
-
-
-def test_chunks_shrink_as_scores_grow() -> None:
-    assert [chunk_length(9, start) for start in (0, 8192, 65536)] == [512, 128, 32]
