@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 import lite_runner
 from lite_runner import environment, progress
 from lite_runner.backends.base import Backend, Row
+from lite_runner.config.plan import Memory, check_memory, free_memory, memory_need
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.export.manifest import (
@@ -31,7 +32,7 @@ from lite_runner.export.manifest import (
 from lite_runner.model_files import ModelFiles
 from lite_runner.report import versions
 from lite_runner.text.tokenizer import Tokenizer
-from lite_runner.weights.files import make_folder, sync_folder
+from lite_runner.weights.files import make_folder, require_space, sync_folder
 from lite_runner.weights.read_ahead import ReadAhead
 
 EngineName = Literal["lite-worker", "graph-cell"]
@@ -105,6 +106,7 @@ def export_artifact(
     if target.exists() and not overwrite:
         raise ConfigError(f"{target}: exists already", "choose another name, or overwrite=true")
     make_folder(target.parent)
+    _check_room(target.parent, files, want)
     environment.import_mindspore()
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as name:
         folder = Path(name) / target.name
@@ -131,11 +133,21 @@ def export_artifact(
         )
         manifest.write(folder)
         verify(folder, read_manifest(folder), files)
-        if target.exists():
+        if overwrite and target.exists():
             shutil.rmtree(target)
-        folder.rename(target)
+        # Where another process was first, its artifact has been proved like this one.
+        if not target.exists():
+            folder.rename(target)
     sync_folder(target.parent)
     return manifest
+
+
+def _check_room(folder: Path, files: ModelFiles, want: Wanted) -> None:
+    """Memory for the network and the graph that is made of it, disk for every graph."""
+    need = memory_need(files.model, "float32", want.slots, want.length)
+    check_memory(Memory(2 * need.weights, need.cache), free_memory())
+    graphs = 2 if want.layout == "static_pair" or want.model_type == "mindir_lite" else 1
+    require_space(folder, graphs * need.weights)
 
 
 def verify(folder: Path, manifest: Manifest, files: ModelFiles) -> None:

@@ -131,3 +131,12 @@ def test_what_computes_something_else_does_not_get_its_name(
     assert main(["run_mode=export", "model=tiny_gpt2", "export.layout=dynamic"]) == 4
     assert "computes something else in graph-cell" in capsys.readouterr().err
     assert not list(Path("outputs").glob("*tiny_gpt2_dynamic*"))
+
+
+def test_a_model_too_large_ends_in_3_before_it_is_loaded(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    big = ["model=llama2_70b", "load_checkpoint=random"]
+    assert main(["run_mode=export", *big, "export.layout=dynamic"]) == 3
+    message = capsys.readouterr().err
+    assert "memory: the weights need 551.8 GB" in message and "export llama2_70b" not in message
