@@ -6,7 +6,6 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
 import lite_runner
 from lite_runner import progress
@@ -54,10 +53,11 @@ def wanted(config: RunConfig, slots: int, length: int) -> Wanted:
     Raises EnvironmentFault where an engine was asked for that is not here.
     """
     layout = _layout(config)
-    fastest: Literal["mindir", "mindir_lite"] = "mindir"
-    if layout == "resizable":  # a .ms loads in a seventh of a MindIR's time
-        fastest = "mindir_lite"
-    model_type = config.infer.model_type or fastest
+    model_type = config.infer.model_type
+    if model_type is None:
+        # A .ms loads in a fraction of a MindIR's time; who exports wants what others can read.
+        to_run = config.run_mode != "export" or config.export.weight_fp16
+        model_type = "mindir_lite" if layout == "resizable" and to_run else "mindir"
     if config.export.weight_fp16 and model_type != "mindir_lite":
         raise ConfigError("export.weight_fp16=true needs infer.model_type=mindir_lite")
     return Wanted(layout, model_type, config.export.weight_fp16, slots, length)

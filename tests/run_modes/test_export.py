@@ -72,6 +72,7 @@ def test_an_export_is_a_folder_that_predict_takes(run: Run, layout: str) -> None
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["layout"] == layout and manifest["model_name"] == "tiny_qwen2"
     assert {path.name for path in folder.iterdir()} == {"manifest.json", *manifest["files"]}
+    assert all(graph["file"].endswith(".mindir") for graph in manifest["graphs"].values())
     given = ["model=tiny_qwen2", "backend=mslite", f"infer.model_dir={folder}"]
     online = run("model=tiny_qwen2", *PREDICT)
     assert tokens(run(*given, *PREDICT)) == tokens(online)
