@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-import lite_runner
 from lite_runner import environment, progress
 from lite_runner.backends.base import Backend, Row
 from lite_runner.config.plan import Memory, check_memory, free_memory, memory_need
@@ -27,12 +26,11 @@ from lite_runner.export.manifest import (
     Layout,
     Manifest,
     read_manifest,
-    sha256_of,
 )
 from lite_runner.model_files import ModelFiles
 from lite_runner.report import versions
 from lite_runner.text.tokenizer import Tokenizer
-from lite_runner.weights.files import make_folder, require_space, sync_folder
+from lite_runner.weights.files import make_folder, require_space, sha256_of, sync_folder
 from lite_runner.weights.read_ahead import ReadAhead
 
 EngineName = Literal["lite-worker", "graph-cell"]
@@ -46,7 +44,6 @@ TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
 PROBE_PROMPTS = (5, 18)  # tokens
 PROBE_STEPS = 3
 PROBE_THREADS = (1, 2)
-PACKAGE = Path(lite_runner.__file__).parent
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from lite_runner.export.manifest import Layout, Manifest, read_manifest
 from lite_runner.model_files import ModelFiles
 from lite_runner.report import versions
 from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.weights.files import sha256_of
 from lite_runner.weights.source import cache_dir
 
 PACKAGE = Path(lite_runner.__file__).parent
@@ -95,7 +96,7 @@ def folder_in_cache(files: ModelFiles, config: RunConfig, want: Wanted) -> Path:
         "seed": files.seed if files.path is None else None,
         "form": form,
         "versions": versions(),
-        "code": _code_hash(),
+        "code": sha256_of(*sorted([*PACKAGE.glob("export/*.py"), *PACKAGE.glob("models/*.py")])),
     }
     name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
     return cache_dir() / "artifacts" / f"{config.model_name}-{want.layout}-{name}"
@@ -126,10 +127,3 @@ def _check_fits(
             f"{folder}: made for {manifest.batch_size} rows at a time, {slots} are asked for",
             f"predict_batch_size={manifest.batch_size}",
         )
-
-
-def _code_hash() -> str:
-    digest = hashlib.sha256()
-    for path in sorted([*PACKAGE.glob("export/*.py"), *PACKAGE.glob("models/*.py")]):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()

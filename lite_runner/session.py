@@ -105,6 +105,8 @@ def load(
 
     Exporting a model, where an offline backend has none yet, takes its `tokenizer` along.
     """
+    if files.source == RANDOM:
+        progress.note("load_checkpoint=random: the weights are noise, and so is the text")
     if config.backend == "mslite":
         if tokenizer is None:
             raise ConfigError(
@@ -120,8 +122,6 @@ def load(
         check_memory(need, free_memory())
     tensors = files.tensors()
     name = f"load {files.path.name}" if files.path else "make random weights"
-    if files.source == RANDOM:
-        progress.note("load_checkpoint=random: the weights are noise, and so is the text")
     with progress.step(name, total=len(tensors), unit="tensors") as step:
         environment.import_mindspore()
         from lite_runner.backends.online import OnlineBackend, OnlineOptions

@@ -19,6 +19,7 @@ import mindspore as ms
 from mindspore.graph import api as graph_api
 
 from lite_runner.config.model import ModelConfig
+from lite_runner.weights.files import sha256_of
 from lite_runner.weights.source import cache_dir
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 SEAL = ".sha256"
 PACKAGE = Path(__file__).resolve().parent.parent
-
+COMPILED_FROM = sorted([*PACKAGE.glob("models/*.py"), PACKAGE / "backends" / "online.py"])
 
 _claimed = False  # by the first backend of this process; see GraphCache
 
@@ -46,7 +47,7 @@ class GraphCache:
             "shapes": [options.slots, length, options.use_past],
             "placed": [options.dtype, options.device],
             "mindspore": ms.__version__,
-            "code": _code_hash(),
+            "code": sha256_of(*COMPILED_FROM),
             # MindSpore throws an entry away that another program has made.
             "program": str(_program()),
         }
@@ -77,7 +78,7 @@ class GraphCache:
 def _is_whole(graph: Path) -> bool:
     """Whether a kept graph is as it was written; MindSpore would not notice a changed constant."""
     try:
-        if _digest(graph) == graph.with_suffix(SEAL).read_text():
+        if sha256_of(graph) == graph.with_suffix(SEAL).read_text():
             return True
         graph.unlink()
     except OSError:
@@ -87,11 +88,7 @@ def _is_whole(graph: Path) -> bool:
 
 def _seal(graph: Path) -> None:
     with suppress(OSError):  # an entry without its seal is made anew
-        graph.with_suffix(SEAL).write_text(_digest(graph))
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+        graph.with_suffix(SEAL).write_text(sha256_of(graph))
 
 
 def _program() -> Path:
@@ -107,11 +104,3 @@ def _is_writable(folder: Path) -> bool:
     except OSError:
         return False
     return os.access(folder, os.W_OK)
-
-
-def _code_hash() -> str:
-    """Of every source file that a graph is compiled from."""
-    digest = hashlib.sha256()
-    for path in sorted([*PACKAGE.glob("models/*.py"), PACKAGE / "backends" / "online.py"]):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()

@@ -7,7 +7,6 @@ sha256 that it names.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 from lite_runner.config.model import ModelConfig, RopeScaling
 from lite_runner.errors import ArtifactError
+from lite_runner.weights.files import sha256_of
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
@@ -99,15 +99,6 @@ def read_manifest(folder: Path, *, check_files: bool = True) -> Manifest:
         for name, expected in manifest.files.items():
             _check_file(folder / name, expected)
     return manifest
-
-
-def sha256_of(path: Path) -> str:
-    """Hex digest of a file, read in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _check_file(path: Path, expected: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
 from lite_runner.config.model import ModelConfig
 from lite_runner.export.lite_rewrite import rewrite_for_lite
 from lite_runner.export.manifest import Graph, GraphName
+from lite_runner.export.mindir import write_mindir
 from lite_runner.export.resizable_inputs import Shape, inputs_of, inputs_of_any, outputs_of_any
 from lite_runner.export.resizable_network import ResizableNetwork
 from lite_runner.models.layers import Weights
@@ -35,13 +35,8 @@ def export_resizable(
     depends on `seq_length` (tokens a row, at most), only the tracing must not exceed it.
     """
     network = ResizableNetwork(model, weights)
-    network.set_train(False)
     shape = Shape(batch_size, TRACED_TOKENS, min(TRACED_PAST, seq_length))
     examples = [Tensor(np.zeros(one.shape, one.dtype)) for one in inputs_of(model, shape)]
-    ms.export(network, *examples, file_name=str(folder / name), file_format="MINDIR")
-    file = folder / f"{name}_graph.mindir"
-    single = folder / f"{name}.mindir"
-    if single.exists():  # so MindSpore calls it where everything is below 1 GB
-        single.replace(file)
-    rewrite_for_lite(file)
-    return {"model": Graph(file.name, inputs_of_any(model), outputs_of_any(model))}
+    file = write_mindir(network, examples, folder, name, enc_key=None)
+    rewrite_for_lite(folder / file)
+    return {"model": Graph(file, inputs_of_any(model), outputs_of_any(model))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError, EnvironmentFault
+
+
+def sha256_of(*paths: Path) -> str:
+    """Hex digest of the contents of files, one behind the other, read in pieces."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while piece := file.read(1 << 22):
+                digest.update(piece)
+    return digest.hexdigest()
 
 
 def map_file(path: Path) -> NDArray[np.uint8]:
