@@ -1,10 +1,18 @@
-"""Start a run: its folder, its log, and the process that does the work (this one, so far)."""
+"""Start a run: its folder, its log, and what does the work: this process, or several ranks."""
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 from lite_runner import environment, progress, worker
+from lite_runner.config.cluster import cluster_of, ranks_of
+from lite_runner.config.prompts import read_prompts
 from lite_runner.config.schema import RunConfig
 from lite_runner.report import RunFolder
+
+LEAVE_S = 20.0  # until ranks that are done are ended
+RANK_PROGRAM = Path(__file__).with_name("rank.py")
 
 
 def launch(config: RunConfig) -> int:
@@ -16,6 +24,36 @@ def launch(config: RunConfig) -> int:
     environment.check_packages()
     with RunFolder.create(config.output_dir, config.run_mode, config.model_name) as folder:
         folder.open_log()
-        folder.write_config(config.to_dict())
-        worker.run(config, folder)
+        # The other run modes only name ranks: one process does their work.
+        if ranks_of(config).size > 1 and config.run_mode == "predict":
+            _launch_ranks(config, folder)
+        else:
+            folder.write_config(config.to_dict())
+            worker.run(config, folder)
     return 0
+
+
+def _launch_ranks(config: RunConfig, folder: RunFolder) -> None:
+    """Start what `config` says as ranks, which read it from the run folder."""
+    from lite_runner.launcher.job import Limits, run_ranks
+    from lite_runner.launcher.preflight import check_machine
+    from lite_runner.model_files import locate
+
+    # Standard input is this process's alone, and can be read once.
+    config = dataclasses.replace(config, predict_data=tuple(read_prompts(config)))
+    cluster, parallel = cluster_of(config), config.parallel
+    # Fetched once, here: the ranks find it in the cache.
+    model = locate(config).model
+    check_machine(config, cluster, model)
+    snapshot = folder.write_config(config.to_dict())
+    on_ascend = environment.resolve_device(config.context.device_target) == "Ascend"
+    # Devices want to be released, and the scheduler is other machines' too; on CPU nothing is left.
+    leave_s = LEAVE_S if on_ascend or cluster.local_worker_num < cluster.worker_num else 0.0
+    run_ranks(
+        [str(RANK_PROGRAM), str(snapshot), str(folder.path)],
+        cluster,
+        folder.path,
+        Limits(parallel.rendezvous_timeout, parallel.timeout, leave_s),
+        log_dir=Path(parallel.log_dir).expanduser().absolute() if parallel.log_dir else None,
+        rank_table_file=parallel.rank_table_file if on_ascend else "",
+    )

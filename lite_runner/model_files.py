@@ -12,12 +12,15 @@ from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.config.model import ModelConfig
+from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer, byte_tokenizer
-from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.checkpoint import model_config_of
+from lite_runner.weights.pieces import pieces
 from lite_runner.weights.random import random_checkpoint
+from lite_runner.weights.recut import tensors_for, whole_tensors
 from lite_runner.weights.source import fetch
 from lite_runner.weights.tensor import LazyTensor
 
@@ -34,12 +37,34 @@ class ModelFiles:
     path: Path | None  # None: random
     model: ModelConfig
     seed: int
+    strategy: Path | None = None  # how a sharded checkpoint is cut
+    auto_trans: bool = False  # whether one that is cut otherwise than wanted is cut anew
 
-    def tensors(self) -> Mapping[str, LazyTensor]:
-        """Every tensor in MindFormers' names, checked but not read. Raises ArtifactError."""
+    def tensors(
+        self, ranks: Ranks | None = None, *, vocab_parallel: bool = True
+    ) -> Mapping[str, LazyTensor]:
+        """Every tensor, or what `ranks` holds of it, in MindFormers' names, checked but not read.
+
+        Raises ArtifactError.
+        """
+        ranks = ranks or Ranks()
+        if self.path is None:
+            whole = random_checkpoint(self.model, self.seed)
+            return pieces(whole, self.model, ranks, vocab_parallel=vocab_parallel)
+        return tensors_for(
+            self.path,
+            self.model,
+            ranks,
+            strategy=self.strategy,
+            auto_trans=self.auto_trans,
+            vocab_parallel=vocab_parallel,
+        )
+
+    def whole(self) -> Mapping[str, LazyTensor]:
+        """Every tensor of the model, a sharded one put together. Raises ArtifactError."""
         if self.path is None:
             return random_checkpoint(self.model, self.seed)
-        return open_checkpoint(self.path, self.model)
+        return whole_tensors(self.path, self.model, self.strategy)
 
 
 def locate(config: RunConfig) -> ModelFiles:
@@ -67,7 +92,15 @@ def locate(config: RunConfig) -> ModelFiles:
         model = own
     elif own is not None:
         _check_same_model(model, own, path)
-    return ModelFiles(source, path, model, config.seed)
+    strategy = config.src_strategy_path_or_dir
+    return ModelFiles(
+        source,
+        path,
+        model,
+        config.seed,
+        Path(strategy).expanduser() if strategy else None,
+        config.auto_trans_ckpt,
+    )
 
 
 def tokenizer_of(config: RunConfig, files: ModelFiles) -> Tokenizer:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Protocol, TextIO
 
 logger = logging.getLogger("lite_runner.progress")
 
@@ -25,6 +25,14 @@ REDRAW_S = 0.1
 PLAIN_LINE_S = 10.0  # elsewhere than on a terminal: at most one line in this time ...
 PLAIN_LINE_SHARE = 0.1  # ... and only after this share of the work
 ERASE = "\r\x1b[K"
+
+
+class Outlet(Protocol):
+    """Where a process shows its progress that has no terminal of its own."""
+
+    def stage(self, text: str) -> None: ...  # what goes on now
+    def note(self, text: str) -> None: ...  # a line that stays
+    def text(self, text: str) -> None: ...  # for standard output
 
 
 class Step:
@@ -74,6 +82,11 @@ class Progress:
         self._live = False  # a live line stands on the terminal
         self._mid_line = False  # the last text did not end its line
         self._lock = threading.RLock()
+        self._outlet: Outlet | None = None
+
+    def redirect(self, outlet: Outlet | None) -> None:
+        """Show everything through `outlet` from now on; None: here."""
+        self._outlet = outlet
 
     def configure(self, verbosity: int) -> None:
         """0 is silent, 1 shows steps and notes, 2 details too. Text is always written."""
@@ -113,11 +126,24 @@ class Progress:
             else:
                 logger.info(text)
 
+    def status(self, text: str) -> None:
+        """What goes on, in the live line: on a terminal only, and not logged. "" takes it away."""
+        with self._lock:
+            if self._outlet is not None:
+                self._outlet.stage(text)
+            elif not text:
+                self._erase()
+            elif _is_terminal(sys.stderr):
+                self._draw(text)
+
     def text(self, text: str) -> None:
         """Write `text` to standard output as it is, now."""
         if not text:
             return
         with self._lock:
+            if self._outlet is not None:
+                self._outlet.text(text)
+                return
             self._erase()
             sys.stdout.write(text)
             sys.stdout.flush()
@@ -127,7 +153,7 @@ class Progress:
         with self._lock:
             step.done += amount
             now = time.monotonic()
-            if _is_terminal(sys.stderr):
+            if self._outlet is not None or _is_terminal(sys.stderr):
                 due = now - step.shown_at >= REDRAW_S
             else:
                 due = now - step.shown_at >= PLAIN_LINE_S and (
@@ -139,20 +165,29 @@ class Progress:
 
     def _show(self, step: Step) -> None:
         """The state of a step: on a terminal in the live line, elsewhere as a line."""
-        stream = sys.stderr
-        if not _is_terminal(stream):
+        if self._outlet is not None:
+            self._outlet.stage(step.describe())
+        elif not _is_terminal(sys.stderr):
             self._line(step.describe())
-        elif self.verbosity > 0 and not self._breaks_text():
+        else:
+            self._draw(step.describe())
+
+    def _draw(self, text: str) -> None:
+        """The live line of a terminal, unless text stands there."""
+        if self.verbosity > 0 and not self._breaks_text():
             # Never as wide as the terminal: a wrapped line could not be erased.
-            width = os.get_terminal_size(stream.fileno()).columns or 80
-            stream.write(ERASE + step.describe()[: width - 1])
-            stream.flush()
+            width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+            sys.stderr.write(ERASE + text[: width - 1])
+            sys.stderr.flush()
             self._live = True
 
     def _line(self, text: str) -> None:
         """A line that stays."""
         logger.info(text)
-        if self.verbosity > 0 and sys.stderr is not None:
+        if self._outlet is not None:
+            if self.verbosity > 0:
+                self._outlet.note(text)
+        elif self.verbosity > 0 and sys.stderr is not None:
             self._erase()
             start = "\n" if self._breaks_text() else ""
             self._mid_line = self._mid_line and not start
@@ -184,7 +219,9 @@ def _amount(amount: float, unit: str) -> str:
 
 _shared = Progress()
 configure = _shared.configure
+redirect = _shared.redirect
 step = _shared.step
 note = _shared.note
 detail = _shared.detail
+status = _shared.status
 text = _shared.text

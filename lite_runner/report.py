@@ -149,10 +149,10 @@ class RunFolder:
             logger.error("ended by %s", type(error).__name__, exc_info=error)
         self.close()
 
-    def open_log(self) -> None:
-        """Send what lite_runner logs to run.log, everything from INFO on, until `close`."""
+    def open_log(self, name: str = "run.log") -> None:
+        """Send what lite_runner logs to a file, everything from INFO on, until `close`."""
         try:
-            handler = _LogFile(self.path / "run.log", encoding="utf-8", errors="backslashreplace")
+            handler = _LogFile(self.path / name, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise _not_writable(self.path, error) from error
         handler.setFormatter(logging.Formatter(LOG_FORMAT))
@@ -162,7 +162,7 @@ class RunFolder:
         self._log = handler
 
     def close(self) -> None:
-        """Close run.log; calling it twice is harmless."""
+        """Close the log; calling it twice is harmless."""
         if self._log is not None:
             logger.removeHandler(self._log)
             self._log.close()

@@ -12,6 +12,7 @@ from lite_runner.config.checks import fits_model
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.plan import check_memory, free_memory, memory_need
+from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 from lite_runner.generation import check_lengths, longest_prompt
@@ -31,6 +32,7 @@ class Job:
     generation: GenerationConfig
     slots: int
     length: int  # tokens of the longest sequence, prompt and new ones
+    first: int = 0  # index of the first prompt, where these are one copy's share
 
 
 def prepare(
@@ -88,10 +90,27 @@ def sequence_length(prompt: int, generation: GenerationConfig, context: int) -> 
     return min(context, generation.max_length or context)
 
 
-def slots_for(config: RunConfig, generation: GenerationConfig, prompts: int) -> int:
-    """Sequences computed at once."""
+def slots_for(
+    config: RunConfig, generation: GenerationConfig, prompts: int, copies: int = 1
+) -> int:
+    """Sequences that one of the copies of the model computes at once."""
     width = max(generation.num_beams, generation.num_return_sequences)
-    return min(prompts, config.predict_batch_size or PROMPTS_AT_ONCE) * width
+    batch = config.predict_batch_size
+    return min(prompts, batch // copies if batch else PROMPTS_AT_ONCE) * width
+
+
+def share(config: RunConfig, job: Job, ranks: Ranks) -> Job:
+    """The prompts of this rank's copy of the model: neighbours, as many as of the others or one
+    more. The length stays that of the whole job, so that all copies compute alike."""
+    copy, count = ranks.data_index, len(job.tokens)
+    first, end = -(-count * copy // ranks.data), -(-count * (copy + 1) // ranks.data)
+    return replace(
+        job,
+        prompts=job.prompts[first:end],
+        tokens=job.tokens[first:end],
+        slots=slots_for(config, job.generation, end - first, ranks.data),
+        first=first,
+    )
 
 
 def load(
@@ -100,11 +119,14 @@ def load(
     device: str,
     job: Job,
     tokenizer: Tokenizer | None = None,
+    ranks: Ranks | None = None,
 ) -> Backend:
     """The backend with its weights, once it is sure that they fit.
 
-    Exporting a model, where an offline backend has none yet, takes its `tokenizer` along.
+    `ranks`, where there are several, must have met; whether all their parts fit is the launcher's
+    to check. Exporting a model, where an offline backend has none yet, takes its `tokenizer` along.
     """
+    ranks = ranks or Ranks()
     if files.source == RANDOM:
         progress.note("load_checkpoint=random: the weights are noise, and so is the text")
     if config.backend == "mslite":
@@ -117,10 +139,11 @@ def load(
 
         return open_offline(config, files, tokenizer, slots=job.slots, length=job.length)
     dtype = config.compute_dtype(device)
-    if device == "CPU":
+    if device == "CPU" and ranks.size == 1:
         need = memory_need(files.model, dtype, job.slots, job.length, config.use_past)
         check_memory(need, free_memory())
-    tensors = files.tensors()
+    vocab_parallel = not config.parallel_config.vocab_emb_dp
+    tensors = files.tensors(ranks, vocab_parallel=vocab_parallel)
     name = f"load {files.path.name}" if files.path else "make random weights"
     with progress.step(name, total=len(tensors), unit="tensors") as step:
         environment.import_mindspore()
@@ -136,6 +159,8 @@ def load(
             device_id=config.context.device_id,
             threads=config.context.threads,
             use_past=config.use_past,
+            ranks=ranks,
+            vocab_parallel=vocab_parallel,
         )
         weights = ReadAhead(tensors, step.advance)
         try:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 from lite_runner.report import RunFolder
-from lite_runner.run_modes import convert, export, predict
+from lite_runner.run_modes import convert, export, predict, shard
 
 
-def run(config: RunConfig, folder: RunFolder) -> None:
-    """Do the work of `config`, with its results in `folder`. Raises RunnerError."""
+def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> None:
+    """Do the work of `config`, or the part of one of several `ranks`, with its results in `folder`.
+
+    Raises RunnerError.
+    """
     if config.run_mode == "predict":
-        predict.run(config, folder)
+        predict.run(config, folder, ranks)
     elif config.run_mode == "convert":
         convert.run(config, folder)
     elif config.run_mode == "export":
         export.run(config, folder)
+    elif config.run_mode == "shard":
+        shard.run(config, folder)
     else:
         raise ConfigError(f"run_mode={config.run_mode} is not available yet")
 

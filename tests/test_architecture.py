@@ -31,7 +31,10 @@ ALLOWED: dict[str, set[str]] = {
     "environment": {"errors", "signals"},
     "gguf_metadata": {"errors"},
     "report": {"errors"},
-    "config": {"errors"},
+    "events": {"errors"},
+    "rank_table": {"errors"},
+    "events": {"errors"},
+    "config": {"errors", "rank_table"},
     "text": {"errors", "gguf_metadata"},
     "weights": {"config", "errors", "gguf_metadata", "progress"},
     "models": {"config", "errors", "weights"},
@@ -47,6 +50,7 @@ ALLOWED: dict[str, set[str]] = {
         *("artifact", "backends", "config", "errors", "export", "model_files", "progress"),
         *("report", "text", "weights"),
     },
+    "shares": {"backends", "config", "generation", "report"},
     "session": {
         *("offline", "backends", "config", "environment", "errors", "generation"),
         *("model_files", "progress", "text", "weights"),
@@ -57,11 +61,23 @@ ALLOWED: dict[str, set[str]] = {
     },
     "run_modes": {
         *("artifact", "backends", "config", "environment", "errors", "generation"),
-        *("gguf_metadata", "offline", "session"),
+        *("gguf_metadata", "offline", "session", "shares"),
         *("model_files", "progress", "report", "text", "weights"),
     },
     "worker": {"config", "errors", "progress", "report", "run_modes"},
-    "launch": {"config", "environment", "errors", "progress", "report", "worker"},
+    "rank": {
+        *("backends", "config", "environment", "errors", "events", "progress", "report"),
+        *("signals", "worker"),
+    },
+    "rank": {
+        *("backends", "config", "environment", "errors", "events", "progress", "report"),
+        *("signals", "worker"),
+    },
+    "launcher": {"config", "environment", "errors", "events", "progress", "signals"},
+    "launch": {
+        *("config", "environment", "errors", "launcher", "model_files", "progress", "report"),
+        "worker",
+    },
     "app": {"config", "errors", "launch", "progress", "signals"},
 }
 GENERATION_SEES = {

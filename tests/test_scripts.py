@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -228,32 +226,3 @@ def test_lite_needs_its_python(checkout: Path, no_python: dict[str, str]) -> Non
     python_of("3.7", Path(no_python["PATH"]) / "python3.7")
     done = run("scripts/setup.sh", "lite", cwd=checkout, env={**no_python, "PYTHON": str(chosen)})
     assert done.returncode == 0, done.stderr
-
-
-def test_launcher_runs_a_command_as_quoted(tmp_path: Path) -> None:
-    program = tmp_path / "show args.py"
-    program.write_text("import sys; print(sys.argv[1:])")
-    command = f"{shlex.quote(str(program))} 'I love Beijing, because' $HOME '$(id)' \"a'b\" `id`"
-    done = run(ROOT / "scripts/msrun_launcher.sh", command, "1", cwd=tmp_path)
-    assert done.stdout == (
-        """['I love Beijing, because', '$HOME', '$(id)', "a'b", '`id`']""" + "\n"
-    ), done.stderr
-
-
-def test_launcher_passes_the_exit_code_on(tmp_path: Path) -> None:
-    command = shlex.join([sys.executable, "-c", "raise SystemExit(4)"])
-    done = run(ROOT / "scripts/msrun_launcher.sh", command, "1", cwd=tmp_path)
-    assert done.returncode == 4
-
-
-@pytest.mark.parametrize("arguments", [["x"], ["x", "2"], ["x", "8", "4", "127.0.0.1"]])
-def test_launcher_refuses_what_it_cannot_do_yet(tmp_path: Path, arguments: list[str]) -> None:
-    done = run(ROOT / "scripts/msrun_launcher.sh", *arguments, cwd=tmp_path)
-    assert done.returncode == 2 and "not available yet" in done.stderr
-
-
-@pytest.mark.parametrize("arguments", [[], ["", "1"], ["'unfinished", "1"], ["/no/such", "1"]])
-def test_launcher_with_no_command_to_run(tmp_path: Path, arguments: list[str]) -> None:
-    done = run(ROOT / "scripts/msrun_launcher.sh", *arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1

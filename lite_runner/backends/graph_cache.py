@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,7 @@ class GraphCache:
             "model": asdict(config),
             "shapes": [options.slots, length, options.use_past],
             "placed": [options.dtype, options.device],
+            "ranks": [*astuple(options.ranks), options.vocab_parallel],
             "mindspore": ms.__version__,
             "code": sha256_of(*COMPILED_FROM),
             # MindSpore throws an entry away that another program has made.
@@ -63,7 +64,9 @@ class GraphCache:
         if not self._active:
             yield False
             return
-        graph = self._folder / "rank_0" / "graph_cache" / f"compile_cache_{self._next}.mindir"
+        # Under msrun MindSpore puts its role before the names.
+        name = f"{os.environ.get('MS_ROLE', '')}compile_cache_{self._next}.mindir"
+        graph = self._folder / "rank_0" / "graph_cache" / name
         self._next += 1
         cached = _is_whole(graph)
         ms.set_context(enable_compile_cache=True, compile_cache_path=str(self._folder))

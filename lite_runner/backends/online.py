@@ -19,13 +19,16 @@ from numpy.typing import NDArray
 
 from lite_runner import progress
 from lite_runner.backends.base import Row
+from lite_runner.backends.collectives import tensor_parallel
 from lite_runner.backends.graph_cache import GraphCache
 from lite_runner.backends.sizes import cache_length, chunk_length
 from lite_runner.config.model import ModelConfig
+from lite_runner.config.ranks import Ranks
 from lite_runner.errors import EnvironmentFault
 from lite_runner.models.layers import BuildOptions, CacheSize, Weights
 from lite_runner.models.networks import NETWORKS, Decode, Prefill
 from lite_runner.signals import deferred
+from lite_runner.weights.partition import local_model
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,16 @@ class OnlineOptions:
     device_id: int = 0
     threads: int | None = None  # None: MindSpore's own choice
     use_past: bool = True  # False: no cache, every step computes the whole row anew
+    ranks: Ranks = Ranks()  # noqa: RUF009  (frozen)
+    vocab_parallel: bool = True  # several ranks: the embedding and the head are cut too
 
 
 class OnlineBackend:
-    """See `lite_runner.backends.base.Backend`."""
+    """See `lite_runner.backends.base.Backend`.
+
+    Of several ranks each has a backend of its own; those that share a copy of the model get the
+    same rows in the same order, and compute the same logits.
+    """
 
     engine = "mindspore"
 
@@ -52,28 +61,38 @@ class OnlineBackend:
         weights: Weights,
         options: OnlineOptions,
     ) -> None:
-        set_device(options)
+        """`config` is the whole model's, `weights` give this rank's pieces.
+
+        Several ranks must have met before: see `lite_runner.backends.collectives`.
+        """
+        set_device(options.device, options.device_id)
+        if options.threads is not None:
+            ms.set_context(runtime_num_threads=options.threads)
         self.vocab_size = config.vocab_size
         self.slots = options.slots
         self.max_length = cache_length(options.length, config.seq_length)
         self.compile_s = 0.0  # so far; a part of the forward that it happened in
         size = CacheSize(options.slots, self.max_length) if options.use_past else None
-        build = BuildOptions(size, getattr(ms, options.dtype))
-        self._network = NETWORKS[config.family](config, weights, build)
+        parallel = tensor_parallel(options.ranks, cut_vocabulary=options.vocab_parallel)
+        build = BuildOptions(size, getattr(ms, options.dtype), parallel)
+        local = local_model(config, options.ranks.tensor)
+        self._network = NETWORKS[config.family](local, weights, build)
         self._graphs = GraphCache(config, options, self.max_length)
-        self._chunk = chunk_length(config.num_heads, self.max_length)
+        self._chunk = chunk_length(local.num_heads, self.max_length)
         self._compiled: dict[str, nn.Cell] = {}
         self._history: dict[int, NDArray[np.int32]] = {}  # use_past=False: tokens of each slot
         self._use_past = options.use_past
+        self._ranks = options.ranks
 
     def prepare(self) -> None:
         """Compile what the first token needs; `forward` does it where this was not called.
 
         Always prefill first, as the graph cache wants it. Decode can wait for the first token
-        where it is read from the cache; compiling it would interrupt the text for seconds.
+        where it is read from the cache; compiling it would interrupt the text for seconds. Of
+        several ranks one may have it in its cache and keep the others waiting.
         """
         cached = self._compile("prefill")
-        if self._use_past and not cached:
+        if self._use_past and (not cached or self._ranks.size > 1):
             self._compile("decode")
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
@@ -169,16 +188,14 @@ class OnlineBackend:
         return cached
 
 
-def set_device(options: OnlineOptions) -> None:
+def set_device(device: str, device_id: int) -> None:
     """Point MindSpore at the device; an absent one is an EnvironmentFault."""
     ms.set_context(mode=ms.GRAPH_MODE, jit_config={"jit_level": "O0"})
     try:
-        ms.set_device(options.device, options.device_id)
+        ms.set_device(device, device_id)
     except (RuntimeError, ValueError) as error:
         raise EnvironmentFault(
-            f"context.device_target={options.device}: MindSpore {ms.__version__} here has no such "
+            f"context.device_target={device}: MindSpore {ms.__version__} here has no such "
             f"device ({str(error).strip().splitlines()[0]})",
             "run on this machine's processor with context.device_target=CPU",
         ) from error
-    if options.threads is not None:
-        ms.set_context(runtime_num_threads=options.threads)

@@ -194,7 +194,12 @@ def _lay_file(
     models = options_of("model")
     named = at(file, "trainer.model_name") in models
     sized = model_is_chosen or named or arch is None
-    known = leaves(RunConfig, composed.raw)
+    known = {
+        # What only another run mode has is MindFormers' own here, and listed as such.
+        key: annotation
+        for key, annotation in leaves(RunConfig, composed.raw).items()
+        if key not in IGNORED or key in composed.raw
+    }
     result = translate(file, known, models, use_parallel=bool(use_parallel), sized=sized)
     for text in result.faults:
         composed.fail(text.partition(":")[0], text + where)

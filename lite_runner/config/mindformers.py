@@ -46,7 +46,6 @@ _IGNORED = {
     "parallel_config": """
         context_parallel context_parallel_algo expert_parallel gradient_aggregation_group
         mem_coeff micro_batch_num optimizer_shard recompute seq_split_num use_seq_parallel
-        vocab_emb_dp
     """,
     "processor": "audio_processor image_processor return_tensors type",
     "processor.tokenizer": """

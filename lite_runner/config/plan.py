@@ -102,7 +102,7 @@ def plan(
         if config.use_past
         else "none (use_past=false)",
     }
-    if device == "CPU":
+    if device == "CPU" and not config.use_parallel:
         fits = "enough" if need.total <= free else "NOT enough: the run would be refused"
         lines["memory"] = f"needs {readable(need.total)}, {readable(free)} is free: {fits}"
     lines |= {

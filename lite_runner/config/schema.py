@@ -186,6 +186,15 @@ class Context:
 class Parallel:
     parallel_mode: Annotated[int, Range(0, 3)]
     strategy_ckpt_save_file: str
+    worker_num: Count | None  # null: as many as parallel_config multiplies to
+    local_worker_num: Count | None  # null: all of them are on this machine
+    master_addr: str
+    master_port: Annotated[int, Range(1024, 65535)] | None  # null: a free one
+    node_rank: Index
+    rank_table_file: str  # "": none
+    log_dir: str  # of msrun, its scheduler and the ranks; "": msrun/ in the run folder
+    rendezvous_timeout: Count  # seconds
+    timeout: Count | None  # seconds; null: none
 
 
 @dataclass(frozen=True)
@@ -193,6 +202,7 @@ class ParallelConfig:
     data_parallel: Count
     model_parallel: Count
     pipeline_stage: Count
+    vocab_emb_dp: bool  # true: the embedding and the head are whole on every rank
 
 
 @dataclass(frozen=True)
@@ -255,10 +265,14 @@ class RunConfig:
     engine: Literal["auto", "lite-worker", "graph-cell"]
     export: Export
     infer: Infer
-    # Only the yaml of the run modes convert and export have these.
+    # Only the yaml of the run modes convert, export and shard have these.
     convert_format: CheckpointFormat | None = None
     convert_output: str | None = None
     export_output: str | None = None
+    shard_output: str | None = None
+    shard_format: Literal["ckpt", "safetensors"] | None = None
+    transform_process_num: Count | None = None
+    transform_rank: Index | None = None
     overwrite: bool | None = None
 
     @classmethod
@@ -277,9 +291,9 @@ class RunConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for yaml or json; `from_dict` gives back an equal config."""
         plain: dict[str, Any] = _plain(dataclasses.asdict(self))
-        for name in ("convert_format", "convert_output", "export_output", "overwrite"):
-            if plain[name] is None:
-                del plain[name]
+        for field in dataclasses.fields(self):
+            if field.default is None and plain[field.name] is None:
+                del plain[field.name]
         return plain
 
     @property

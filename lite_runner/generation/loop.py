@@ -81,13 +81,15 @@ def generate(
     config: GenerationConfig,
     *,
     adapters: Sequence[int] | None = None,
+    first_index: int = 0,
     on_token: OnToken | None = None,
     on_finish: OnFinish | None = None,
 ) -> Generation:
     """Completions of `prompts` (token ids), ordered by prompt and return index.
 
     There may be more prompts than slots; pass them all in one call, since a prompt's index is
-    part of its seed. `adapters` is one for each prompt; none: the base model.
+    part of its seed. Where they are a part of a longer list, `first_index` is the first one's
+    place in it. `adapters` is one for each prompt; none: the base model.
     `on_token(prompt, return, token)` sees every new token but eos, and ends the sequence by
     answering true (stop texts); beam search, where no token is sure until the end, never calls
     it. `on_finish(prompt, return)` follows the last token of each completion.
@@ -98,7 +100,7 @@ def generate(
     check_lengths([len(prompt) for prompt in prompts], config, backend.max_length)
     if config.num_beams > backend.slots:
         raise ConfigError(f"num_beams={config.num_beams}, but there are {backend.slots} slots")
-    jobs = list(_jobs(backend, prompts, config, adapters, on_token))
+    jobs = list(_jobs(backend, prompts, config, adapters, first_index, on_token))
     schedule = _Schedule(backend, jobs, on_finish)
     interrupted = False
     try:
@@ -114,11 +116,13 @@ def _jobs(
     prompts: Sequence[Sequence[int]],
     config: GenerationConfig,
     adapters: Sequence[int] | None,
+    first_index: int,
     on_token: OnToken | None,
 ) -> Iterator[Job]:
-    for index, tokens in enumerate(prompts):
+    for place, tokens in enumerate(prompts):
+        index = first_index + place
         prompt = np.asarray(tokens, dtype=np.int32)
-        adapter = adapters[index] if adapters is not None else 0
+        adapter = adapters[place] if adapters is not None else 0
         limit = _new_tokens(len(prompt), config, backend.max_length)
         if config.num_beams > 1:
             yield Beams(prompt, index, config, limit=limit, adapter=adapter)

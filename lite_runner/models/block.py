@@ -14,6 +14,7 @@ from lite_runner.models.layers import (
     Linear,
     Weights,
 )
+from lite_runner.models.parallel import Combine, summed
 
 
 class GPTBlock(nn.Cell):
@@ -33,8 +34,8 @@ class GPTBlock(nn.Cell):
         def norm(name: str) -> LayerNorm:
             return LayerNorm(take(f"{name}.gamma"), take(f"{name}.beta"), config.norm_eps)
 
-        def projection(name: str) -> Linear:
-            return Linear(options, take(f"{name}.weight").T, take(f"{name}.bias"))
+        def projection(name: str, combine: Combine | None = None) -> Linear:
+            return Linear(options, take(f"{name}.weight").T, take(f"{name}.bias"), combine)
 
         def dense(name: str) -> Linear:
             return Linear(options, take(f"{name}.weight"), take(f"{name}.bias"))
@@ -44,11 +45,11 @@ class GPTBlock(nn.Cell):
         self.k = dense("attention.dense2")
         self.v = dense("attention.dense3")
         self.attention = Attention(options, config.num_heads, config.n_kv_heads, config.head_dim)
-        self.projection = projection("attention.projection")
+        self.projection = projection("attention.projection", summed(options.parallel))
         self.norm2 = norm("layernorm2")
         self.up = projection("output.mapping")
         self.gelu = GELU()
-        self.down = projection("output.projection")
+        self.down = projection("output.projection", summed(options.parallel))
 
     def construct(self, x: Tensor, rows: Tensor, bias: Tensor, slot: Tensor | None) -> Tensor:
         h = self.norm1(x)

@@ -40,7 +40,11 @@ class BloomModel(nn.Cell):
 
         self.embedding = Embedding(options, weights("embedding.word_embedding.embedding_table"))
         self.embedding_norm = norm("embedding.norm")
-        slopes = alibi_slopes(config.num_heads)
+        if options.parallel is None:
+            slopes = alibi_slopes(config.num_heads)
+        else:  # the config is of this rank's part
+            heads = config.num_heads * options.parallel.ranks.tensor
+            slopes = alibi_slopes(heads)[options.parallel.heads(config.num_heads)]
         self.inputs = StepInputs(config.num_heads, config.n_kv_heads, options.cache, slopes)
         self.last = LastToken()
         self.blocks = nn.CellList(

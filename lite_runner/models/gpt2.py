@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mindspore import Tensor, nn
 
 from lite_runner.config.model import ModelConfig
@@ -22,11 +24,12 @@ class GPT2Model(nn.Cell):
     def __init__(self, config: ModelConfig, weights: Weights, options: BuildOptions) -> None:
         super().__init__()
 
-        def take(name: str) -> Embedding:
+        def take(name: str, options: BuildOptions) -> Embedding:
             return Embedding(options, weights(f"backbone.embedding.{name}.embedding_table"))
 
-        self.embedding = take("word_embedding")
-        self.position_embedding = take("position_embedding")
+        self.embedding = take("word_embedding", options)
+        # Short, and so whole on every rank.
+        self.position_embedding = take("position_embedding", replace(options, parallel=None))
         self.inputs = StepInputs(config.num_heads, config.n_kv_heads, options.cache)
         self.last = LastToken()
         self.blocks = nn.CellList(

@@ -22,6 +22,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from numpy.typing import NDArray
 
+from lite_runner.models.parallel import Combine, TensorParallel, shared_embedding, shared_logits
+
 MASKED = -1.0e9  # far below any score, yet finite: a row of nothing else stays a number
 Array = NDArray[np.float32]
 Weights = Callable[[str], Array]  # gives a tensor by its MindFormers name, once
@@ -41,6 +43,7 @@ class BuildOptions:
 
     cache: CacheSize | None  # None: every step computes all positions anew (use_past=False)
     dtype: ms.Type  # of weights, cache and matrix products; the rest is float32
+    parallel: TensorParallel | None = None  # None: the whole model is here
 
     @property
     def weights_by_column(self) -> bool:
@@ -58,9 +61,18 @@ def parameter(values: Array, name: str, dtype: ms.Type = ms.float32) -> Paramete
 
 
 class Linear(nn.Cell):
-    """[n, in] -> [n, out] by a weight [out, in] and an optional bias [out]."""
+    """[n, in] -> [n, out] by a weight [out, in] and an optional bias [out].
 
-    def __init__(self, options: BuildOptions, weight: Array, bias: Array | None = None) -> None:
+    `combine` makes one product of those of several ranks, before the bias is added.
+    """
+
+    def __init__(
+        self,
+        options: BuildOptions,
+        weight: Array,
+        bias: Array | None = None,
+        combine: Combine | None = None,
+    ) -> None:
         super().__init__()
         by_column = options.weights_by_column
         self.weight = parameter(weight.T if by_column else weight, "weight", options.dtype)
@@ -68,14 +80,18 @@ class Linear(nn.Cell):
         self.dtype = options.dtype
         self.matmul = ops.MatMul(transpose_b=not by_column)
         self.add = ops.BiasAdd()
+        self.combine = combine
 
     def construct(self, x: Tensor) -> Tensor:
         y = self.matmul(x.astype(self.dtype), self.weight).astype(ms.float32)
+        if self.combine is not None:
+            y = self.combine(y)
         return y if self.bias is None else self.add(y, self.bias)
 
 
 class Embedding(nn.Cell):
-    """Rows of a table [vocab, hidden]; `logits` is the output head that is tied to it."""
+    """Rows of a table [vocab, hidden], of which each rank may hold a part; `logits` is the output
+    head that is tied to it."""
 
     def __init__(self, options: BuildOptions, table: Array) -> None:
         super().__init__()
@@ -83,12 +99,17 @@ class Embedding(nn.Cell):
         self.dtype = options.dtype
         self.gather = ops.Gather()
         self.matmul = ops.MatMul(transpose_b=True)
+        self.shared = shared_embedding(options.parallel, len(table))
+        self.whole = shared_logits(options.parallel, len(table))
 
     def construct(self, indices: Tensor) -> Tensor:
+        if self.shared is not None:
+            return self.shared(self.weight, indices.reshape(-1))
         return self.gather(self.weight, indices.reshape(-1), 0).astype(ms.float32)
 
     def logits(self, x: Tensor) -> Tensor:
-        return self.matmul(x.astype(self.dtype), self.weight).astype(ms.float32)
+        y = self.matmul(x.astype(self.dtype), self.weight).astype(ms.float32)
+        return y if self.whole is None else self.whole(y)
 
 
 class RMSNorm(nn.Cell):

@@ -18,6 +18,7 @@ from lite_runner.models.layers import (
     StepInputs,
     Weights,
 )
+from lite_runner.models.parallel import Combine, shared_logits, summed
 
 
 class Rotary(nn.Cell):
@@ -73,9 +74,9 @@ class LlamaBlock(nn.Cell):
     ) -> None:
         super().__init__()
 
-        def linear(name: str, has_bias: bool = False) -> Linear:
+        def linear(name: str, has_bias: bool = False, combine: Combine | None = None) -> Linear:
             bias = weights(f"{prefix}.{name}.bias") if has_bias else None
-            return Linear(options, weights(f"{prefix}.{name}.weight"), bias)
+            return Linear(options, weights(f"{prefix}.{name}.weight"), bias, combine)
 
         def norm(name: str) -> RMSNorm:
             return RMSNorm(weights(f"{prefix}.{name}.weight"), config.norm_eps)
@@ -87,10 +88,10 @@ class LlamaBlock(nn.Cell):
         self.wk = linear("attention.wk", config.qkv_has_bias)
         self.wv = linear("attention.wv", config.qkv_has_bias)
         self.attention = Attention(options, config.num_heads, config.n_kv_heads, config.head_dim)
-        self.wo = linear("attention.wo")
+        self.wo = linear("attention.wo", combine=summed(options.parallel))
         self.ffn_norm = norm("ffn_norm")
         self.w1 = linear("feed_forward.w1")  # gate
-        self.w2 = linear("feed_forward.w2")  # down
+        self.w2 = linear("feed_forward.w2", combine=summed(options.parallel))  # down
         self.w3 = linear("feed_forward.w3")  # up
         self.side_by_side, self.swap = ops.Concat(1), ops.Concat(2)
 
@@ -137,7 +138,9 @@ class LlamaModel(nn.Cell):
         self.norm = RMSNorm(weights("model.norm_out.weight"), config.norm_eps)
         self.head = None
         if not config.tie_word_embeddings:
-            self.head = Linear(options, weights("lm_head.weight"))
+            weight = weights("lm_head.weight")
+            whole = shared_logits(options.parallel, len(weight))
+            self.head = Linear(options, weight, combine=whole)
 
     def construct(
         self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None

@@ -9,46 +9,96 @@ from collections.abc import Sequence
 from contextlib import closing, nullcontext
 
 from lite_runner import environment, model_files, progress
+from lite_runner.backends.base import Backend
 from lite_runner.config.plan import plan
 from lite_runner.config.prompts import read_prompts
+from lite_runner.config.ranks import Ranks
+from lite_runner.config.scaling import ranks_plan
 from lite_runner.config.schema import RunConfig
-from lite_runner.generation import Completion, GenerationTiming, generate
-from lite_runner.report import Result, RowResult, RunFolder, Timing
-from lite_runner.session import Job, load, prepare, sequence_length, slots_for
+from lite_runner.generation import Completion, generate
+from lite_runner.report import Result, RowResult, RunFolder
+from lite_runner.session import Job, load, prepare, sequence_length, share, slots_for
+from lite_runner.shares import Share, gather, wait_for_all
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.text.transcript import Transcript
 
+SPEED_SHOWN_S = 0.5
 
-def run(config: RunConfig, folder: RunFolder) -> None:
+
+def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> None:
     """Generate, print and write the results. Raises RunnerError; KeyboardInterrupt after Ctrl-C,
-    when what there is has been written."""
+    when what there is has been written.
+
+    Of several `ranks`, which have met and each call this, rank 0 alone writes the results.
+    """
+    ranks = ranks or Ranks()
     began = time.perf_counter()
     device = environment.resolve_device(config.context.device_target)
     prompts = read_prompts(config)
     files = model_files.locate(config)
     tokenizer = model_files.tokenizer_of(config, files)
-    job = prepare(config, files, tokenizer, prompts)
-    backend = load(config, files, device, job, tokenizer)
-    load_s = time.perf_counter() - began
-    backend.prepare()
+    job = share(config, prepare(config, files, tokenizer, prompts), ranks)
+    mine, engine, interrupted = Share(), "", False
+    if job.tokens:
+        backend = load(config, files, device, job, tokenizer, ranks)
+        load_s = time.perf_counter() - began
+        backend.prepare()
+        wait_for_all(ranks)
+        with closing(backend):
+            mine, interrupted = _complete(config, backend, tokenizer, job, load_s)
+        engine = backend.engine
+    else:  # there are fewer prompts than copies of the model
+        wait_for_all(ranks)
+    if interrupted and ranks.size > 1:
+        raise KeyboardInterrupt  # the other ranks may not have heard of it: no waiting for them
+    whole = gather(mine, ranks)
+    if ranks.rank > 0:
+        return
+    for row in whole.rows[len(mine.rows) :]:
+        progress.text(row.text + "\n")
+    result = Result(
+        run_mode=config.run_mode,
+        model=config.model_name,
+        backend=config.backend,
+        engine=engine,
+        world_size=ranks.size,
+        load_checkpoint=files.source,
+        results=whole.rows,
+        timing=whole.timing(),
+        peak_rss_mib=whole.peak_rss_mib,
+    )
+    folder.write_result(result, texts_per_prompt=job.generation.num_return_sequences)
+    progress.note(summary(result, folder))
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _complete(
+    config: RunConfig, backend: Backend, tokenizer: Tokenizer, job: Job, load_s: float
+) -> tuple[Share, bool]:
+    """The completions of a job, shown as they come; and whether Ctrl-C cut them short.
+
+    The backend is prepared.
+    """
     prepare_s = backend.compile_s
-    total = len(prompts) * job.generation.num_return_sequences
+    total = len(job.tokens) * job.generation.num_return_sequences
     counted = progress.step("generate", total, "texts") if total > 1 else nullcontext()
-    with counted as step, closing(backend):
+    with counted as step:
         printer = Printer(tokenizer, job, config.stream, step)
         outcome = generate(
             backend,
             job.tokens,
             job.generation,
+            first_index=job.first,
             on_token=printer.on_token,
             on_finish=printer.on_finish,
         )
     rows = [
         RowResult(
-            prompt=prompts[completion.prompt_index],
+            prompt=job.prompts[completion.prompt_index - job.first],
             text=text,
             token_ids=completion.token_ids,
-            prompt_tokens=len(job.tokens[completion.prompt_index]),
+            prompt_tokens=len(job.tokens[completion.prompt_index - job.first]),
             generated_tokens=len(completion.token_ids),
             finish_reason=completion.finish_reason,
         )
@@ -56,20 +106,16 @@ def run(config: RunConfig, folder: RunFolder) -> None:
             outcome.completions, printer.texts(outcome.completions), strict=True
         )
     ]
-    timing = timing_of(outcome.timing, load_s, prepare_s, backend.compile_s - prepare_s)
-    result = Result(
-        run_mode=config.run_mode,
-        model=config.model_name,
-        backend=config.backend,
-        engine=backend.engine,
-        load_checkpoint=files.source,
-        results=rows,
-        timing=timing,
+    # Compile time is not counted in any rate: what fell into decoding is taken out here.
+    outcome.timing.decode_s -= backend.compile_s - prepare_s
+    done = Share(
+        rows=rows,
+        generation=outcome.timing,
+        load_s=load_s,
+        compile_s=backend.compile_s,
+        prepare_s=prepare_s,
     )
-    folder.write_result(result, texts_per_prompt=job.generation.num_return_sequences)
-    progress.note(summary(result, folder))
-    if outcome.interrupted:
-        raise KeyboardInterrupt
+    return done, outcome.interrupted
 
 
 def dry_run(config: RunConfig) -> None:
@@ -83,6 +129,8 @@ def dry_run(config: RunConfig) -> None:
     length = min(model.seq_length, sequence_length(longest, generation, model.seq_length))
     slots = slots_for(config, generation, max(1, len(prompts)))
     lines = plan(config, model, device=device, slots=slots, length=length)
+    if config.use_parallel:
+        lines += ranks_plan(config, model, device=device, slots=slots, length=length)
     progress.text("\n".join(lines) + "\n")
 
 
@@ -96,20 +144,21 @@ class Printer:
         self, tokenizer: Tokenizer, job: Job, stream: bool, step: progress.Step | None
     ) -> None:
         self._step = step
-        keys = itertools.product(
-            range(len(job.prompts)), range(job.generation.num_return_sequences)
-        )
+        prompts = range(job.first, job.first + len(job.tokens))
+        keys = itertools.product(prompts, range(job.generation.num_return_sequences))
         self._transcripts = {key: Transcript(tokenizer, job.generation.stop) for key in keys}
         self._waiting = deque(self._transcripts)
         self._finished: set[tuple[int, int]] = set()
         self._beams = job.generation.num_beams > 1  # their tokens are sure only at the end
         self._in_turn = stream and not self._beams
         self._live = self._in_turn and len(self._transcripts) == 1
+        self._speed = Speedometer()
 
     def on_token(self, prompt: int, part: int, token: int) -> bool:
         """Take a token; True where a stop text is complete."""
         transcript = self._transcripts[prompt, part]
         self._stream(transcript.put(token))
+        self._speed.count()
         return transcript.stopped
 
     def on_finish(self, prompt: int, part: int) -> None:
@@ -148,21 +197,23 @@ class Printer:
             progress.text("\n" if self._live else text + "\n")
 
 
-def timing_of(
-    measured: GenerationTiming, load_s: float, prepare_s: float, compile_in_decode_s: float
-) -> Timing:
-    """Compile time is not counted in any rate: what fell into decoding is taken out here."""
-    decode_s = measured.decode_s - compile_in_decode_s
-    first = measured.time_to_first_token_s
-    return Timing(
-        load_s=load_s,
-        compile_s=prepare_s + compile_in_decode_s,
-        prefill_s=measured.prefill_s,
-        decode_s=decode_s,
-        prefill_tok_s=measured.prefill_tok_s,
-        decode_tok_s=measured.decode_tokens / decode_s if decode_s > 0 else None,
-        time_to_first_token_s=None if first is None else load_s + prepare_s + first,
-    )
+class Speedometer:
+    """Tokens a second since the first one, in the live line."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._began = self._shown_at = 0.0
+
+    def count(self) -> None:
+        """One token more."""
+        now = time.monotonic()
+        if not self._tokens:
+            self._began = self._shown_at = now
+        self._tokens += 1
+        if now - self._shown_at >= SPEED_SHOWN_S:
+            self._shown_at = now
+            rate = (self._tokens - 1) / (now - self._began)
+            progress.status(f"generate: {self._tokens} tokens, {rate:.1f} tokens/s")
 
 
 def summary(result: Result, folder: RunFolder) -> str:

@@ -27,6 +27,7 @@ from lite_runner.weights.hugging_face import (
 )
 from lite_runner.weights.layouts import check_tensors, expected_tensors
 from lite_runner.weights.safetensors_file import looks_like_safetensors, open_safetensors
+from lite_runner.weights.shard_manifest import rank_folders, shards_model
 from lite_runner.weights.tensor import LazyTensor
 
 MAX_JSON = 16 * 2**20  # bytes of a config.json
@@ -53,7 +54,7 @@ def open_checkpoint(path: Path, config: ModelConfig) -> dict[str, LazyTensor]:
     if looks_like_gguf(file):
         return from_gguf(open_gguf(file), config)
     if looks_like_safetensors(file):
-        return _named(open_safetensors(file, _carries_no_weights), config, str(file))
+        return _named(open_safetensors(file, carries_no_weights), config, str(file))
     _refuse_pickle(file)
     # A damaged file keeps its suffix: its own reader says best what is wrong with it.
     if file.suffix == ".safetensors":
@@ -85,11 +86,11 @@ def weights_file(path: Path) -> Path:
 
 
 def _file_in(path: Path) -> Path:
-    ranks = [item for item in path.iterdir() if re.fullmatch(r"rank_\d+", item.name)]
+    ranks = rank_folders(path)
     if ranks:
         raise ArtifactError(
-            f"{path}: a checkpoint cut for {len(ranks)} ranks (rank_0 ...); not available yet",
-            "give load_checkpoint= a complete checkpoint",
+            f"{path}: a checkpoint cut for {len(ranks)} ranks (rank_0 ...), expected a whole one",
+            "merge it first: run_mode=shard parallel=single",
         )
     for name in ("model.safetensors", INDEX):
         if (path / name).is_file():
@@ -126,8 +127,15 @@ def _refuse_pickle(file: Path) -> None:
         )
 
 
-def _carries_no_weights(name: str) -> bool:
+def carries_no_weights(name: str) -> bool:
+    """Whether a tensor of this name is a buffer, or what training keeps beside the weights."""
     return is_buffer(name) or _TRAINING_STATE.fullmatch(name) is not None
+
+
+def own_name(name: str) -> str:
+    """The canonical name of a tensor that MindFormers wrote."""
+    # Its BLOOM with a language-model head saves everything below `transformer.`.
+    return name.removeprefix("transformer.")
 
 
 def _named(
@@ -135,13 +143,10 @@ def _named(
 ) -> dict[str, LazyTensor]:
     """`found` under canonical names; which names the file uses, its tensors tell."""
     canonical, theirs = expected_tensors(config), shapes_in_files(config)
-    # MindFormers' BLOOM with a language-model head saves everything below `transformer.`.
-    ours = {name.removeprefix("transformer."): name for name in found}
+    ours = {own_name(name): name for name in found}
     if sum(full_name(name, theirs) in theirs for name in found) > sum(n in canonical for n in ours):
         return from_hugging_face(found, config, where)
-    tensors = {
-        name: found[stored] for name, stored in ours.items() if not _carries_no_weights(name)
-    }
+    tensors = {name: found[stored] for name, stored in ours.items() if not carries_no_weights(name)}
     head = None if "lm_head.weight" in canonical else tensors.pop("lm_head.weight", None)
     check_tensors({name: tensor.shape for name, tensor in tensors.items()}, canonical, where)
     if head is not None:
@@ -152,17 +157,23 @@ def _named(
 def model_config_of(path: Path) -> ModelConfig | None:
     """The model that a checkpoint says it holds; None where nothing in or beside it says so.
 
-    Read from GGUF metadata, else from the config.json in the folder or beside the file; the
-    special tokens of a generation_config.json win, as in transformers.
+    Read from GGUF metadata or a sharded set's manifests, else from the config.json in the folder or
+    beside the file; the special tokens of a generation_config.json win, as in transformers.
     """
-    file = weights_file(path)
-    if looks_like_gguf(file):
-        return config_of_gguf(open_gguf(file))
-    source = file.parent / "config.json"
+    if rank_folders(path):
+        folder = path
+        if (model := shards_model(path)) is not None:
+            return model
+    else:
+        file = weights_file(path)
+        if looks_like_gguf(file):
+            return config_of_gguf(open_gguf(file))
+        folder = file.parent
+    source = folder / "config.json"
     if not source.is_file():
         return None
     config = model_config_from_hf(read_json(source), str(source))
-    generation = file.parent / "generation_config.json"
+    generation = folder / "generation_config.json"
     if not generation.is_file():
         return config
     tokens = special_tokens_from_hf(read_json(generation), str(generation), config.vocab_size)

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.files import atomic_write, first_bytes, map_file
+from lite_runner.weights.files import atomic_write, drop_pages, first_bytes, map_file
 from lite_runner.weights.safetensors_file import NUMPY_TYPES, view_tensor
-from lite_runner.weights.tensor import DType, LazyTensor
+from lite_runner.weights.tensor import CHUNK, DType, Index, LazyTensor
 
 SLICE = 512 * 2**20  # bytes of a tensor in one value, as MindSpore cuts them
 MAX_TEXT = 4096  # bytes of a name
@@ -84,11 +84,28 @@ def _tensor(data: NDArray[np.uint8], entry: _Entry, dtype: DType) -> LazyTensor:
         start, stop = entry.spans[0]
         return view_tensor(data[start:stop], dtype, entry.shape)
 
-    def read() -> NDArray[Any]:
-        joined = np.concatenate([data[start:stop] for start, stop in entry.spans])
-        return view_tensor(joined, dtype, entry.shape).read()
+    row_bytes = sum(stop - start for start, stop in entry.spans) // entry.shape[0]
 
-    return LazyTensor(entry.shape, dtype, read)
+    def part(index: Index) -> NDArray[Any]:
+        first, end, _ = (index[0] if index else slice(None)).indices(entry.shape[0])
+        rows = _joined(data, entry.spans, first * row_bytes, end * row_bytes)
+        held = view_tensor(rows, dtype, (end - first, *entry.shape[1:]))
+        return held.piece((slice(None), *index[1:]))
+
+    return LazyTensor(entry.shape, dtype, lambda: part(()), part)
+
+
+def _joined(
+    data: NDArray[np.uint8], spans: list[tuple[int, int]], first: int, end: int
+) -> NDArray[np.uint8]:
+    """Bytes `first` to `end` of what the spans hold together."""
+    found, position = [], 0
+    for start, stop in spans:
+        low, high = max(first - position, 0), min(end - position, stop - start)
+        if low < high:
+            found.append(data[start + low : start + high])
+        position += stop - start
+    return found[0] if len(found) == 1 else np.concatenate([*found, data[:0]])
 
 
 def _checked_end(path: Path, data: NDArray[np.uint8]) -> int:
@@ -212,16 +229,23 @@ def write_ckpt(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
 
     Complete or absent under `path`; EnvironmentFault where the disk is too small or read-only.
     """
-    size = sum(
-        math.prod(t.shape) * np.dtype(NUMPY_TYPES[t.dtype]).itemsize for t in tensors.values()
-    )
-    with atomic_write(path, size) as file:
+    with atomic_write(path, sum(tensor.nbytes for tensor in tensors.values())) as file:
         for name, tensor in tensors.items():
-            content = np.ascontiguousarray(tensor.read()).reshape(-1).view(np.uint8)
-            for start in range(0, content.size, SLICE) or (0,):
-                piece = content[start : start + SLICE]
-                file.write(_value_header(name, tensor, piece.size))
-                file.write(piece.data)
+            if not tensor.nbytes:
+                file.write(_value_header(name, tensor, 0))
+                continue
+            written = 0
+            for chunk in tensor.chunks(CHUNK):
+                content = np.ascontiguousarray(chunk).reshape(-1).view(np.uint8)
+                while content.size:
+                    room = SLICE - written % SLICE
+                    if room == SLICE:
+                        size = min(SLICE, tensor.nbytes - written)
+                        file.write(_value_header(name, tensor, size))
+                    file.write(content[:room].data)
+                    written += min(room, content.size)
+                    content = content[room:]
+                drop_pages(chunk)
 
 
 def _value_header(name: str, tensor: LazyTensor, content_size: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,10 @@ def derived(
 
 def transposed(tensor: LazyTensor) -> LazyTensor:
     """[a, b] as [b, a]."""
-    return derived(tensor, tensor.shape[::-1], lambda array: array.T)
+    return replace(
+        derived(tensor, tensor.shape[::-1], lambda array: array.T),
+        part=lambda index: np.ascontiguousarray(tensor.piece(index[::-1]).T),
+    )
 
 
 def same_values(one: LazyTensor, other: LazyTensor) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
+import mmap
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +41,21 @@ def map_file(path: Path) -> NDArray[np.uint8]:
         return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def drop_pages(array: NDArray[Any]) -> None:
+    """Let the process forget the pages of a mapped file below `array`; touched again, they return.
+
+    Nothing happens to an array in memory. Without it what was read once counts as held.
+    """
+    whole = array
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    if isinstance(whole.base, mmap.mmap) and array.size:
+        first, end = np.byte_bounds(array)
+        mapped = whole.ctypes.data
+        start = (first - mapped) // mmap.PAGESIZE * mmap.PAGESIZE
+        whole.base.madvise(mmap.MADV_DONTNEED, start, end - mapped - start)
 
 
 def first_bytes(path: Path, count: int) -> bytes:
@@ -78,6 +96,44 @@ def make_folder(folder: Path, hint: str = "choose a writable folder") -> None:
         raise EnvironmentFault(
             f"{folder}: cannot be created: {error.strerror or error}", hint
         ) from error
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """An empty folder to fill, which takes the place of `target`, file or folder, in one step.
+
+    Killed at any point the old or the new one stands under the name, whole; what it leaves beside
+    is called .NAME.*.tmp. Raises EnvironmentFault where the system refuses to write.
+    """
+    make_folder(target.parent)
+    try:
+        with tempfile.TemporaryDirectory(
+            prefix=f".{target.name}.", suffix=".tmp", dir=target.parent
+        ) as name:
+            fresh = Path(name) / target.name
+            fresh.mkdir()
+            yield fresh
+            sync_folder(fresh)
+            if not target.exists() or not _exchange(fresh, target):
+                if target.exists():  # a file system that cannot exchange: two steps
+                    target.rename(Path(name) / "old")
+                fresh.rename(target)
+            sync_folder(target.parent)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{target}: cannot be written: {error.strerror or error}",
+            "check the permissions of the folder and the free space",
+        ) from error
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step; False where this system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    at_cwd, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    code = rename(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange)
+    return bool(code == 0)
 
 
 @contextlib.contextmanager

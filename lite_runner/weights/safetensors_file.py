@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.files import atomic_write, first_bytes, map_file
-from lite_runner.weights.tensor import DType, LazyTensor
+from lite_runner.weights.files import atomic_write, drop_pages, first_bytes, map_file
+from lite_runner.weights.tensor import CHUNK, DType, Index, LazyTensor
 
 MAX_DIMENSION = 2**48
 MAX_HEADER = 100_000_000  # bytes; the limit of the format's own library
@@ -72,11 +72,16 @@ def open_safetensors(
 def view_tensor(data: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> LazyTensor:
     """The bytes `data` as a tensor; copied when read only if they are not aligned."""
 
-    def read() -> NDArray[Any]:
-        array = data.view(NUMPY_TYPES[dtype]).reshape(shape)
-        return array if array.flags.aligned else array.copy()
+    def part(index: Index) -> NDArray[Any]:
+        array: NDArray[Any] = data.view(NUMPY_TYPES[dtype]).reshape(shape)
+        array = array[index] if index else array
+        if array.flags.aligned and array.flags.c_contiguous:
+            return array
+        copied = array.copy()
+        drop_pages(array)
+        return copied
 
-    return LazyTensor(shape, dtype, read)
+    return LazyTensor(shape, dtype, lambda: part(()), part)
 
 
 def _read_header(path: Path, data: NDArray[np.uint8]) -> tuple[int, dict[str, Any]]:
@@ -209,4 +214,6 @@ def write_safetensors(
     with atomic_write(path, size=8 + len(text) + position) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
-            file.write(np.ascontiguousarray(tensors[name].read()).data)
+            for chunk in tensors[name].chunks(CHUNK):
+                file.write(np.ascontiguousarray(chunk).data)
+                drop_pages(chunk)

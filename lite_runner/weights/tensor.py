@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,15 +12,39 @@ from numpy.typing import NDArray
 
 # BF16 has no NumPy type: its raw arrays are uint16, the upper half of a float32.
 DType = Literal["F32", "F16", "BF16"]
+CHUNK = 1 << 22  # bytes that are copied at a time: they stay in the processor's cache
+Index = tuple[slice, ...]  # a slice an axis, without steps
 
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """Shape and type now, values when asked. `read` gives the stored bits, C-contiguous."""
+    """Shape and type now, values when asked. `read` gives the stored bits, C-contiguous.
+
+    `part` reads a slice where that costs no more than the slice; None: only the whole is there.
+    """
 
     shape: tuple[int, ...]
     dtype: DType
     read: Callable[[], NDArray[Any]]
+    part: Callable[[Index], NDArray[Any]] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * (4 if self.dtype == "F32" else 2)
+
+    def piece(self, index: Index) -> NDArray[Any]:
+        """The stored bits of a slice, C-contiguous; may be a read-only view."""
+        return np.ascontiguousarray(self.read()[index]) if self.part is None else self.part(index)
+
+    def chunks(self, limit: int) -> Iterator[NDArray[Any]]:
+        """The values in their order, in arrays of about `limit` bytes where slices are cheap."""
+        if self.part is None or self.nbytes <= limit or not self.shape:
+            yield self.read()
+            return
+        rest = (slice(None),) * (len(self.shape) - 1)
+        rows = max(1, limit * self.shape[0] // self.nbytes)
+        for start in range(0, self.shape[0], rows):
+            yield self.part((slice(start, min(start + rows, self.shape[0])), *rest))
 
     def float32(self) -> NDArray[np.float32]:
         """The values as float32; exact for all three types. May be a read-only view."""

@@ -20,7 +20,7 @@ MODEL = "model.model_config"
     ("settings", "expected"),
     [
         (["run_mode=export"], "predict_data has no meaning with run_mode=export"),
-        (["run_mode=shard"], "run_mode=shard is not available yet"),
+        (["run_mode=shard"], "predict_data has no meaning with run_mode=shard"),
         (["run_mode=slora"], "run_mode=slora is not available yet"),
         (["engine=graph-cell"], "engine has a meaning only with backend=mslite or run_mode=export"),
         (["export.layout=dynamic"], "export.layout has a meaning only with backend=mslite"),
@@ -39,13 +39,29 @@ MODEL = "model.model_config"
         ),
         (["backend=mslite", f"{MODEL}.use_past=false"], "use_past=false is not available with"),
         (["export_output=x"], "export_output has a meaning only with run_mode=export"),
-        (["parallel=tp2"], "use_parallel=true (parallel_config: model_parallel=2) is not"),
-        (["use_parallel=true"], "use_parallel=true is not available yet"),
-        (["parallel_config.pipeline_stage=2"], "got pipeline_stage=2 with use_parallel=false"),
+        (
+            ["parallel=tp2", "backend=mslite"],
+            "use_parallel=true is not available with backend=mslite",
+        ),
+        (
+            ["parallel=tp2", "run_mode=convert"],
+            "use_parallel=true has no meaning with run_mode=con",
+        ),
+        (["parallel_config.pipeline_stage=2"], "pipeline_stage: got 2, expected 1"),
+        (["parallel_config.model_parallel=2"], "got model_parallel=2 with use_parallel=false"),
+        (["parallel=dp2"], "data_parallel: got 2, expected at most the 1 prompt of predict_data"),
+        (["parallel=dp2", "predict_batch_size=3"], "got 3, expected a multiple of data_parallel=2"),
         (["adapter_id=zh"], "adapter_id=zh is not available yet"),
-        (["src_strategy_path_or_dir=/s"], "src_strategy_path_or_dir=/s is not available yet"),
-        (["auto_trans_ckpt=true"], "auto_trans_ckpt=true is not available yet"),
-        (["only_save_strategy=true"], "only_save_strategy=true is not available yet"),
+        (
+            ["src_strategy_path_or_dir=/s", "backend=mslite"],
+            "src_strategy_path_or_dir=/s has a meaning only with run_mode=shard, or",
+        ),
+        (
+            ["src_strategy_path_or_dir=/s", "load_checkpoint=random"],
+            "src_strategy_path_or_dir=/s has no meaning with load_checkpoint=random",
+        ),
+        (["auto_trans_ckpt=true", "run_mode=export"], "auto_trans_ckpt=true has a meaning only"),
+        (["only_save_strategy=true"], "only_save_strategy=true needs run_mode=shard"),
         (["context.mode=1"], "context.mode=1 (pynative) is not available yet"),
         (["infer.prefill_model_path=a.mindir"], "infer.prefill_model_path=a.mindir is not"),
         (["parallel.parallel_mode=0"], "parallel.parallel_mode=0 is not available yet"),
@@ -222,3 +238,44 @@ def test_sizes_resolve_to_a_model(resolve: Resolve) -> None:
     assert model is not None
     assert (model.family, model.n_kv_heads, model.head_dim) == ("bloom", 16, 64)
     assert model.intermediate_size == 4096
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            ["model=tiny_llama", "parallel=tp8"],
+            "got 8, which does not divide num_heads=4; expected one of 1, 2, 4",
+        ),
+        (["model=smollm2_135m", "parallel=tp2"], "num_heads=9, n_kv_heads=3; expected one of 1, 3"),
+        (
+            ["model=gpt2", "parallel=tp2"],
+            "vocab_size=50257; expected one of 1; parallel_config"
+            ".vocab_emb_dp=true leaves the vocabulary whole",
+        ),
+        (
+            ["model=gpt2", "parallel=tp8", "parallel_config.vocab_emb_dp=true"],
+            "num_heads=12, n_kv_heads=12; expected one of 1, 2, 3, 4, 6, 12",
+        ),
+        (["model=llama2_70b", "parallel=tp2", "parallel_config.model_parallel=12"], "num_heads=64"),
+    ],
+)
+def test_a_model_that_does_not_divide_is_refused_with_the_degrees_that_do(
+    faults: Faults, settings: list[str], expected: str
+) -> None:
+    assert expected in faults("predict_data=hi", *settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["model=tiny_qwen2", "parallel=tp4"],  # two key/value heads
+        ["model=smollm2_135m", "parallel=tp2", "parallel_config.model_parallel=3"],
+        ["model=gpt2", "parallel=tp2", "parallel_config.vocab_emb_dp=true"],
+        ["model=llama2_70b", "parallel=tp8"],
+        ["model=tiny_bloom", "parallel=dp2", "predict_data=[a,b]", "predict_batch_size=4"],
+        ["model=tiny_bloom", "parallel=dp2", "predict_data=-"],
+    ],
+)
+def test_what_divides_is_allowed(resolve: Resolve, settings: list[str]) -> None:
+    assert resolve("predict_data=hi", *settings).use_parallel

@@ -143,11 +143,11 @@ def test_flags_work_without_a_file(resolve: Resolve, notes: Notes, faults: Fault
         (["top_k: 3", "top_k: 3.5"], "top_k: got 3.5"),
         (["run_mode: 'predict'", "run_mode: train"], "run_mode: got 'train' (in the file"),
         (["device_target: Ascend", "device_target: GPU"], "expected one of auto, CPU, Ascend"),
-        (["use_parallel: False", "use_parallel: True"], "use_parallel=true (parallel_config"),
+        (["use_parallel: False", "use_parallel: True"], "data_parallel: got 8, expected at most"),
         (["qkv_concat: False", "qkv_concat: True"], "qkv_concat: true is not available yet"),
         (["expert_num: 1", "expert_num: 8"], "moe_config.expert_num: 8 is not available yet"),
         (["profile: False", "profile: True"], "profile: true is not available yet"),
-        (["auto_trans_ckpt: False", "auto_trans_ckpt: True"], "auto_trans_ckpt=true is not"),
+        (["auto_trans_ckpt: False", "only_save_strategy: True"], "only_save_strategy=true needs"),
         (["use_past: False", "hidden_act: gelu"], "hidden_act: got 'gelu', expected silu"),
         (
             ["use_past: False", "pet_config: {pet_type: slora, adapter_path: a.json}"],

@@ -115,10 +115,11 @@ def test_truncation_is_noticed_or_whole_tensors_are_missing(tmp_path: Path) -> N
 
 
 def test_shape_and_content_must_agree(tmp_path: Path) -> None:
-    wrong = LazyTensor((5,), "F32", lambda: np.ones(4, np.float32))
-    write_ckpt(tmp_path / "x.ckpt", {"w": wrong})
+    file = tmp_path / "x.ckpt"
+    write_ckpt(file, {"w": LazyTensor((4,), "F32", lambda: np.ones(4, np.float32))})
+    file.write_bytes(file.read_bytes().replace(b"\x08\x04", b"\x08\x05"))  # its only dimension
     with pytest.raises(ArtifactError, match=r"w \[5\] F32 needs 20 bytes, the file holds 16"):
-        open_ckpt(tmp_path / "x.ckpt")
+        open_ckpt(file)
 
 
 def test_a_tensor_that_occurs_twice(tmp_path: Path) -> None:
@@ -156,3 +157,23 @@ def test_any_bytes_are_read_or_refused(
         open_ckpt(file)
     except ArtifactError as error:
         assert error.exit_code == 4
+
+
+def test_slices_of_a_tensor_in_several_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces that begin and end inside of values, and writing them on in chunks of another size."""
+    values = np.arange(60, dtype=np.float32).reshape(12, 5)
+    monkeypatch.setattr(ckpt_file, "SLICE", 28)
+    write_ckpt(tmp_path / "x.ckpt", {"w": LazyTensor((12, 5), "F32", lambda: values)})
+    tensor = open_ckpt(tmp_path / "x.ckpt")["w"]
+    assert np.array_equal(tensor.read(), values)
+    for first in range(12):
+        for end in range(first, 13):
+            for columns in (slice(None), slice(1, 4)):
+                found = tensor.piece((slice(first, end), columns))
+                assert np.array_equal(found, values[first:end, columns])
+                assert found.flags.c_contiguous and found.flags.aligned
+    monkeypatch.setattr(ckpt_file, "CHUNK", 48)
+    write_ckpt(tmp_path / "y.ckpt", {"w": tensor})
+    assert (tmp_path / "y.ckpt").read_bytes() == (tmp_path / "x.ckpt").read_bytes()

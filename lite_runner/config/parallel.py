@@ -1,0 +1,103 @@
+"""Whether a model and its prompts can be divided as a config's parallel group says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lite_runner.config.fields import Fault
+from lite_runner.config.model import ModelConfig
+from lite_runner.config.prompts import STANDARD_INPUT, prompt_file
+from lite_runner.config.schema import RunConfig
+
+_KEYS = ("parallel_config.model_parallel", "parallel", "use_parallel")
+_DATA_KEYS = ("parallel_config.data_parallel", "parallel", "use_parallel")
+
+
+def parallel_faults(config: RunConfig) -> Iterator[Fault]:
+    """What is wrong with the parallel group, whatever the model."""
+    asked = config.parallel_config
+    if asked.pipeline_stage != 1:
+        yield Fault(
+            ("parallel_config.pipeline_stage", "parallel"),
+            f"parallel_config.pipeline_stage: got {asked.pipeline_stage}, expected 1: layers are"
+            " cut (model_parallel), not dealt out to stages",
+        )
+    sizes = {"data_parallel": asked.data_parallel, "model_parallel": asked.model_parallel}
+    more = ", ".join(f"{name}={size}" for name, size in sizes.items() if size != 1)
+    if not config.use_parallel:
+        if more:
+            yield Fault(
+                ("parallel", "use_parallel"),
+                f"parallel_config: got {more} with use_parallel=false; expected 1 each, or"
+                " use_parallel=true",
+            )
+        return
+    if config.run_mode not in ("predict", "shard"):
+        yield Fault(
+            ("parallel", "use_parallel", "run_mode"),
+            f"use_parallel=true has no meaning with run_mode={config.run_mode}",
+        )
+    if config.run_mode == "predict":
+        if config.backend != "ms":
+            yield Fault(
+                ("parallel", "use_parallel", "backend"),
+                f"use_parallel=true is not available with backend={config.backend}; backend=ms"
+                " runs on several ranks",
+            )
+        yield from _prompts(config)
+
+
+def _prompts(config: RunConfig) -> Iterator[Fault]:
+    copies, batch = config.parallel_config.data_parallel, config.predict_batch_size
+    if batch and batch % copies:
+        yield Fault(
+            (*_DATA_KEYS, "predict_batch_size"),
+            f"predict_batch_size: got {batch}, expected a multiple of data_parallel={copies}, which"
+            " divides the batch",
+        )
+    data = config.predict_data
+    if not data or data == STANDARD_INPUT or prompt_file(data) is not None:
+        return
+    prompts = 1 if isinstance(data, str) else len(data)
+    if copies > prompts:
+        yield Fault(
+            (*_DATA_KEYS, "predict_data"),
+            f"parallel_config.data_parallel: got {copies}, expected at most the {prompts}"
+            f" {'prompt' if prompts == 1 else 'prompts'} of predict_data, which it divides",
+        )
+
+
+def division_faults(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
+    """What of a model does not divide by model_parallel; the text names the degrees that do."""
+    ranks, whole_vocabulary = _degree(config), config.parallel_config.vocab_emb_dp
+    wrong = _not_divided(model, ranks, whole_vocabulary)
+    if not wrong:
+        return
+    degrees = [
+        str(degree)
+        for degree in range(1, model.num_heads + 1)
+        if not _not_divided(model, degree, whole_vocabulary)
+    ]
+    hint = ""
+    if "vocab_size" in wrong:
+        hint = "; parallel_config.vocab_emb_dp=true leaves the vocabulary whole on every rank"
+    named = ", ".join(f"{name}={getattr(model, name)}" for name in wrong)
+    yield Fault(
+        (*_KEYS, "model"),
+        f"parallel_config.model_parallel: got {ranks}, which does not divide {named}; expected one"
+        f" of {', '.join(degrees)}{hint}",
+    )
+
+
+def _degree(config: RunConfig) -> int:
+    return config.parallel_config.model_parallel if config.use_parallel else 1
+
+
+def _not_divided(model: ModelConfig, ranks: int, whole_vocabulary: bool) -> list[str]:
+    wrong = [name for name in ("num_heads", "intermediate_size") if getattr(model, name) % ranks]
+    # Key/value heads are fewer: several ranks may hold the same one.
+    if model.n_kv_heads % ranks and ranks % model.n_kv_heads:
+        wrong.append("n_kv_heads")
+    if model.vocab_size % ranks and not whole_vocabulary:
+        wrong.append("vocab_size")
+    return wrong

@@ -1,0 +1,128 @@
+"""What a rank tells the launcher that started it: JSON lines over a Unix socket.
+
+The launcher listens on a socket and names it in the environment; every rank connects once and
+keeps the connection open. Nothing is sent to a rank: a launcher that is gone closes the connection,
+and the rank ends itself (not while it waits for the other ranks to come up: MindSpore holds the
+interpreter then; but a rank also dies with msrun). A rank whose connection closes without `done`
+or `error` has died.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from lite_runner.errors import EXIT_FAILED
+
+SOCKET_VARIABLE = "LITE_RUNNER_EVENTS"  # path of the launcher's socket
+MAX_LINE_BYTES = 1 << 22  # of one event; a longer one is not ours
+MAX_TEXT = 1 << 18  # characters of one event's texts; longer text goes in pieces
+MET = "met the other ranks"  # the stage after the collectives' init; ends rendezvous_timeout
+
+Kind = Literal["stage", "text", "note", "error", "done"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One line. Fields that a kind does not name stay empty.
+
+    stage: `text` is what the rank does now, in a few words, e.g. "load tiny_llama: 30%"; the first
+           one, "started", is sent right after connecting.
+    text:  `text` for standard output, as it is (rank 0 only).
+    note:  `text` is a line for the user that stays, on standard error (rank 0 only).
+    error: `exit_code`, `message`, `hint` as of a RunnerError, `traceback` for what is not one.
+    done:  the rank's work is complete and its results are written; it exits with 0.
+    """
+
+    rank: int
+    event: Kind
+    text: str = ""
+    exit_code: int = 0
+    message: str = ""
+    hint: str = ""
+    traceback: str = ""
+
+    def to_line(self) -> bytes:
+        """ASCII JSON without empty fields, and a line end."""
+        filled = {name: value for name, value in asdict(self).items() if value or name == "rank"}
+        return json.dumps(filled).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Event:
+        """The event of a line, with or without its end. Raises ValueError for anything else."""
+        raw = json.loads(line)
+        types: dict[str, Any] = {"rank": int, "exit_code": int}
+        if not isinstance(raw, dict) or not {"rank", "event"} <= raw.keys():
+            raise ValueError(f"not an event: {line[:80]!r}")
+        known = {field.name for field in fields(cls)}
+        for name, value in raw.items():
+            if name not in known or not isinstance(value, types.get(name, str)):
+                raise ValueError(f"not an event: {line[:80]!r}")
+        if raw["event"] not in Kind.__args__:  # type: ignore[attr-defined]
+            raise ValueError(f"not an event: {line[:80]!r}")
+        return cls(**raw)
+
+
+class Sender:
+    """A rank's end of the connection. Safe to use from any thread."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        """Connect, and end this process at once when the launcher's end closes."""
+        self.rank = rank
+        self._lock = threading.Lock()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(str(path))
+        threading.Thread(target=self._end_with_launcher, name="launcher", daemon=True).start()
+        self.stage("started")
+
+    def stage(self, text: str) -> None:
+        """What this rank does now."""
+        self._send(Event(rank=self.rank, event="stage", text=text))
+
+    def text(self, text: str) -> None:
+        """Text for standard output."""
+        for start in range(0, len(text), MAX_TEXT):
+            self._send(Event(rank=self.rank, event="text", text=text[start : start + MAX_TEXT]))
+
+    def note(self, text: str) -> None:
+        """A line for the user."""
+        self._send(Event(rank=self.rank, event="note", text=text[:MAX_TEXT]))
+
+    def error(self, exit_code: int, message: str, hint: str = "", traceback: str = "") -> None:
+        """Why this rank fails; of long texts the end, where the reason stands."""
+        self._send(
+            Event(
+                rank=self.rank,
+                event="error",
+                exit_code=exit_code,
+                message=message[:MAX_TEXT],
+                hint=hint[:MAX_TEXT],
+                traceback=traceback[-MAX_TEXT:],
+            )
+        )
+
+    def done(self) -> None:
+        """This rank's work is complete."""
+        self._send(Event(rank=self.rank, event="done"))
+
+    def _send(self, event: Event) -> None:
+        with self._lock:
+            self._socket.sendall(event.to_line())
+
+    def _end_with_launcher(self) -> None:
+        self._socket.recv(1)
+        os._exit(EXIT_FAILED)
+
+
+@cache
+def connect(rank: int) -> Sender | None:
+    """This process's connection to the launcher, always the same; None where it was started by
+    hand."""
+    path = os.environ.get(SOCKET_VARIABLE)
+    return Sender(Path(path), rank) if path else None

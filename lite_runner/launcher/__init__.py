@@ -1,0 +1,1 @@
+"""Several ranks on this machine: started with msrun, watched, and ended together."""

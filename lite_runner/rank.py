@@ -1,0 +1,153 @@
+"""One rank of a job, started by msrun: its share of a run whose config is resolved already.
+
+    python -m lite_runner.rank RUN_FOLDER/config.yaml RUN_FOLDER
+
+Which rank it is stands in the environment, as msrun sets it. msrun starts the same command once
+more as the scheduler, through which the ranks meet.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from lite_runner import environment, progress, worker
+from lite_runner.config.cluster import cluster_of, ranks_of
+from lite_runner.config.ranks import Ranks
+from lite_runner.config.schema import RunConfig
+from lite_runner.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    ConfigError,
+    EnvironmentFault,
+    RunnerError,
+)
+from lite_runner.events import MET, Sender, connect
+from lite_runner.report import RunFolder
+from lite_runner.signals import Terminated, handled
+
+logger = logging.getLogger("lite_runner.rank")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do the work of this rank; the exit code is that of a single process."""
+    args = sys.argv[1:] if argv is None else list(argv)
+    if os.environ.get("MS_ROLE") == "MS_SCHED":
+        from lite_runner.backends import collectives
+
+        collectives.schedule()
+        return 0
+    rank = int(os.environ.get("RANK_ID", "0"))
+    sender = connect(rank)
+    progress.redirect(_Outlet(rank, sender))
+    try:
+        with handled():
+            _run(Path(args[0]), Path(args[1]), rank)
+        if sender is not None:
+            sender.done()
+        return 0
+    except RunnerError as error:
+        return _tell(sender, error.exit_code, error.message, error.hint)
+    except KeyboardInterrupt:
+        return _tell(sender, EXIT_INTERRUPTED, "interrupted")
+    except Terminated:
+        return _tell(sender, EXIT_TERMINATED, "terminated")
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+        return _tell(sender, EXIT_FAILED, message, trace=traceback.format_exc())
+
+
+def _run(config_file: Path, run_folder: Path, rank: int) -> None:
+    with RunFolder(run_folder) as folder:
+        folder.open_log(f"rank_{rank}.log")
+        config = _read(config_file)
+        progress.configure(config.verbosity)
+        ranks = replace(ranks_of(config), rank=rank)
+        device = environment.resolve_device(config.context.device_target)
+        config = _placed(config, device)
+        _meet(device, config.context.device_id, ranks)
+        worker.run(config, folder, ranks)
+
+
+def _meet(device: str, device_id: int, ranks: Ranks) -> None:
+    with progress.step(f"meet the {ranks.size} ranks"):
+        environment.import_mindspore()
+        from lite_runner.backends import collectives
+        from lite_runner.backends.online import set_device
+
+        set_device(device, device_id)
+        collectives.meet(ranks)
+    progress.status(MET)
+
+
+def _read(config_file: Path) -> RunConfig:
+    try:
+        raw = yaml.safe_load(config_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise EnvironmentFault(f"{config_file}: cannot be read: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{config_file}: no config of a run")
+    return RunConfig.from_dict(raw)
+
+
+def _placed(config: RunConfig, device: str) -> RunConfig:
+    """The config with this rank's device, or its share of this machine's processors."""
+    context = config.context
+    if device == "Ascend":
+        context = replace(context, device_id=int(os.environ.get("DEVICE_ID", "0")))
+    elif context.threads is None:
+        processors = len(os.sched_getaffinity(0))
+        context = replace(
+            context, threads=max(1, processors // cluster_of(config).local_worker_num)
+        )
+    return replace(config, context=context)
+
+
+class _Outlet:
+    """Progress of a rank: all tell the launcher what they do, rank 0 alone speaks to the user."""
+
+    def __init__(self, rank: int, sender: Sender | None) -> None:
+        self._speaks = rank == 0
+        self._sender = sender
+
+    def stage(self, text: str) -> None:
+        if self._sender is not None:
+            self._sender.stage(text)
+
+    def note(self, text: str) -> None:
+        if not self._speaks:
+            return
+        if self._sender is None:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self._sender.note(text)
+
+    def text(self, text: str) -> None:
+        if not self._speaks:
+            return
+        if self._sender is None:
+            print(text, end="", flush=True)
+        else:
+            self._sender.text(text)
+
+
+def _tell(
+    sender: Sender | None, exit_code: int, message: str, hint: str = "", trace: str = ""
+) -> int:
+    """Report a failure and leave at once: MindSpore's own end would wait for the other ranks."""
+    if sender is not None:
+        sender.error(exit_code, message, hint, trace)
+    print(f"error: {message}\n{trace}", file=sys.stderr, flush=True)
+    os._exit(exit_code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""run_mode=shard: a checkpoint cut for the ranks of a parallel group, merged, or cut anew."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from lite_runner import model_files, progress
+from lite_runner.config.checks import fits_model
+from lite_runner.config.compose import raise_faults
+from lite_runner.config.model import ModelConfig
+from lite_runner.config.ranks import Ranks
+from lite_runner.config.schema import RunConfig
+from lite_runner.model_files import ModelFiles
+from lite_runner.report import Result, RunFolder, Timing
+from lite_runner.weights.files import new_folder
+from lite_runner.weights.shard_writer import (
+    Cutting,
+    check_free,
+    write_merged,
+    write_shards,
+    write_strategies,
+)
+from lite_runner.weights.write import COPIED_FILES
+
+
+def run(config: RunConfig, folder: RunFolder) -> None:
+    """Write `shard_output`. Raises RunnerError; nothing half-written gets the final name."""
+    began = time.perf_counter()
+    target, overwrite = _target(config), bool(config.overwrite)
+    model = config.model_config()
+    if config.only_save_strategy and model is not None:
+        cutting = _cutting(config, model)
+    else:
+        files = model_files.locate(config)
+        cutting = _cutting(config, files.model)
+    if config.only_save_strategy:
+        check_free(target, overwrite)
+        with new_folder(target) as fresh:
+            write_strategies(fresh, cutting)
+    else:
+        if config.transform_rank is None:
+            check_free(target, overwrite)  # before the shards are compared with their manifests
+        _write(config, files, cutting, target)
+    folder.write_result(
+        Result(
+            run_mode=config.run_mode,
+            model=config.model_name,
+            backend=config.backend,
+            engine="none",
+            world_size=cutting.strategy.ranks,
+            load_checkpoint=config.checkpoint_source,
+            results=[],
+            timing=Timing(load_s=time.perf_counter() - began),
+        )
+    )
+    progress.note(f"wrote {target}")
+
+
+def _target(config: RunConfig) -> Path:
+    """What to write: a folder, or the file of a merged checkpoint."""
+    if config.shard_output:
+        return Path(config.shard_output).expanduser()
+    ranks = _ranks(config)
+    name = f"{config.model_name}_tp{ranks.tensor}_dp{ranks.data}"
+    if config.only_save_strategy:
+        name += "_strategy"
+    elif ranks.size == 1:
+        name = f"{config.model_name}.{config.shard_format}"
+    return Path(config.output_dir).expanduser() / name
+
+
+def _ranks(config: RunConfig) -> Ranks:
+    if not config.use_parallel:
+        return Ranks()
+    return Ranks(0, config.parallel_config.data_parallel, config.parallel_config.model_parallel)
+
+
+def _cutting(config: RunConfig, model: ModelConfig) -> Cutting:
+    """Raises ConfigError where the model does not divide like that."""
+    if config.model_config() is None:  # model=auto: not checked so far
+        raise_faults(list(fits_model(config, model)))
+    assert config.shard_format
+    vocab_parallel = not config.parallel_config.vocab_emb_dp
+    return Cutting.of_model(
+        model, _ranks(config), config.shard_format, vocab_parallel=vocab_parallel
+    )
+
+
+def _write(config: RunConfig, files: ModelFiles, cutting: Cutting, target: Path) -> None:
+    assert config.transform_process_num
+    overwrite = bool(config.overwrite)
+    tensors = files.whole()
+    ranks = _ranks(config)
+    merging = ranks.size == 1
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    name = "merge" if merging else f"cut for tp={ranks.tensor} dp={ranks.data}"
+    if not merging:
+        chosen = range(ranks.size) if config.transform_rank is None else [config.transform_rank]
+        pieces = (cutting.of_rank(rank, tensors).values() for rank in chosen)
+        size = sum(piece.nbytes for some in pieces for piece in some)
+    with progress.step(name, total=size, unit="B") as step:
+        if merging:
+            write_merged(target, tensors, cutting.format, overwrite=overwrite, advance=step.advance)
+            return
+        write_shards(
+            target,
+            tensors,
+            cutting,
+            extra=_beside(config, files),
+            only_rank=config.transform_rank,
+            workers=config.transform_process_num,
+            overwrite=overwrite,
+            advance=step.advance,
+        )
+
+
+def _beside(config: RunConfig, files: ModelFiles) -> dict[str, bytes]:
+    """The tokenizer's files of the source, so that the shards can be run from their folder."""
+    if files.path is None:
+        return {}
+    if files.path.suffix == ".gguf":
+        texts = model_files.tokenizer_of(config, files).files()
+        return {name: text.encode() for name, text in texts.items()}
+    folder = files.path if files.path.is_dir() else files.path.parent
+    found = (folder / name for name in COPIED_FILES)
+    return {file.name: file.read_bytes() for file in found if file.is_file()}

@@ -1,0 +1,86 @@
+"""What each copy of the model made of its share of the prompts, and all of it put together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from lite_runner.config.ranks import Ranks
+from lite_runner.generation import GenerationTiming
+from lite_runner.report import RowResult, Timing, peak_rss_mib
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The work of one copy. Seconds of the steps are without compiling."""
+
+    rows: Sequence[RowResult] = ()  # in the order of the prompts
+    generation: GenerationTiming = field(default_factory=GenerationTiming)
+    load_s: float = 0.0
+    compile_s: float = 0.0
+    prepare_s: float = 0.0  # the part of compile_s that the first token waited for
+    peak_rss_mib: float = field(default_factory=peak_rss_mib)  # of all ranks of the copy
+
+    def timing(self) -> Timing:
+        """Times and rates of these rows."""
+        measured, first = self.generation, self.generation.time_to_first_token_s
+        return Timing(
+            load_s=self.load_s,
+            compile_s=self.compile_s,
+            prefill_s=measured.prefill_s,
+            decode_s=measured.decode_s,
+            prefill_tok_s=measured.prefill_tok_s,
+            decode_tok_s=measured.decode_tok_s,
+            time_to_first_token_s=None if first is None else self.load_s + self.prepare_s + first,
+        )
+
+    def to_bytes(self) -> bytes:
+        """ASCII JSON, which carries any text."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Share:
+        raw = json.loads(data)
+        rows = [RowResult(**row) for row in raw.pop("rows")]
+        generation = GenerationTiming(**raw.pop("generation"))
+        return cls(rows=rows, generation=generation, **raw)
+
+
+def wait_for_all(ranks: Ranks) -> None:
+    """Return when all ranks are here, so that no wait for another is counted as work."""
+    if ranks.size > 1:
+        from lite_runner.backends import collectives
+
+        collectives.gather(b"")
+
+
+def gather(mine: Share, ranks: Ranks) -> Share:
+    """The work of all copies together, on every rank, once the slowest is done."""
+    if ranks.size == 1:
+        return mine
+    from lite_runner.backends import collectives
+
+    every = [Share.from_bytes(data) for data in collectives.gather(mine.to_bytes())]
+    return together(every, ranks.tensor)
+
+
+def together(shares: Sequence[Share], ranks_a_copy: int) -> Share:
+    """Shares of all ranks as one: the ranks of a copy have the same rows, and copies work at the
+    same time, from when all are prepared. The first token is the first copy's."""
+    copies = shares[::ranks_a_copy]
+    first = copies[0]
+    return Share(
+        rows=[row for share in copies for row in share.rows],
+        generation=GenerationTiming(
+            prefill_s=max(share.generation.prefill_s for share in copies),
+            decode_s=max(share.generation.decode_s for share in copies),
+            time_to_first_token_s=first.generation.time_to_first_token_s,
+            prefill_tokens=sum(share.generation.prefill_tokens for share in copies),
+            decode_tokens=sum(share.generation.decode_tokens for share in copies),
+        ),
+        load_s=max(share.load_s for share in copies),
+        compile_s=max(share.compile_s for share in copies),
+        prepare_s=max(share.prepare_s for share in copies),
+        peak_rss_mib=round(sum(share.peak_rss_mib for share in shares), 1),
+    )

@@ -1,0 +1,106 @@
+"""manifest.json beside each rank's shard: which piece of which model it is, and its sha256.
+
+It lies in the rank's own folder, so that ranks may be written one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lite_runner.config.hf import hf_from_model_config, model_config_from_hf
+from lite_runner.config.model import ModelConfig
+from lite_runner.config.ranks import Ranks
+from lite_runner.errors import ArtifactError
+from lite_runner.weights.files import atomic_write
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+MAX_BYTES = 1 << 20
+_FIELDS = {"rank": int, "dp": int, "tp": int, "vocab_parallel": bool, "file": str, "sha256": str}
+
+
+@dataclass(frozen=True)
+class ShardManifest:
+    """One rank's shard."""
+
+    rank: int
+    dp: int
+    tp: int
+    vocab_parallel: bool
+    file: str
+    sha256: str
+    model: ModelConfig
+
+    @property
+    def ranks(self) -> Ranks:
+        return Ranks(self.rank, self.dp, self.tp)
+
+    @property
+    def cut(self) -> tuple[int, int, bool, ModelConfig]:
+        """What all ranks of a set have in common."""
+        return self.dp, self.tp, self.vocab_parallel, self.model
+
+    def write(self, folder: Path) -> None:
+        """Write manifest.json beside the shard."""
+        plain = {"schema": SCHEMA, **{name: getattr(self, name) for name in _FIELDS}}
+        plain["model"] = hf_from_model_config(self.model)
+        with atomic_write(folder / MANIFEST) as file:
+            file.write((json.dumps(plain, indent=1) + "\n").encode())
+
+
+def read_shard_manifest(folder: Path) -> ShardManifest | None:
+    """The manifest in a rank's folder; None where there is none. Raises ArtifactError if broken."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES:,} bytes")
+        manifest = _from_plain(json.loads(path.read_text(encoding="utf-8")), path)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArtifactError(
+            f"{path}: not the manifest of a shard (schema {SCHEMA}): {error!r}",
+            "cut the checkpoint again (run_mode=shard)",
+        ) from error
+    if Path(manifest.file).name != manifest.file or not (folder / manifest.file).is_file():
+        raise ArtifactError(
+            f"{path}: names the shard {manifest.file!r}, which is not in the folder",
+            "copy the whole set again, or cut the checkpoint again (run_mode=shard)",
+        )
+    return manifest
+
+
+def _from_plain(raw: Any, path: Path) -> ShardManifest:
+    if raw["schema"] != SCHEMA:
+        raise ValueError(f"schema {raw['schema']!r}")
+    fields: dict[str, Any] = {name: raw[name] for name in _FIELDS}
+    for name, kind in _FIELDS.items():
+        if type(fields[name]) is not kind:
+            raise ValueError(f"{name}: {fields[name]!r}")
+    if not (fields["dp"] > 0 and 0 <= fields["rank"] < fields["dp"] * fields["tp"]):
+        raise ValueError(f"rank {fields['rank']} of {fields['dp']} x {fields['tp']}")
+    if not isinstance(raw["model"], dict):
+        raise ValueError(f"model: {raw['model']!r}")
+    return ShardManifest(**fields, model=model_config_from_hf(raw["model"], str(path)))
+
+
+def rank_folders(folder: Path) -> list[tuple[int, Path]]:
+    """The folders rank_N of a sharded checkpoint, by N; none where it is not one."""
+    if not folder.is_dir():
+        return []
+    found = [
+        (int(match[1]), item)
+        for item in folder.iterdir()
+        if (match := re.fullmatch(r"rank_(\d{1,6})", item.name)) and item.is_dir()
+    ]
+    return sorted(found)
+
+
+def shards_model(folder: Path) -> ModelConfig | None:
+    """The model that the manifests of a set name; None where it has none."""
+    manifests = (read_shard_manifest(path) for _, path in rank_folders(folder))
+    return next((manifest.model for manifest in manifests if manifest), None)

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Runs a config on the cards of a rank table, called as MindFormers' script of this name, once on
+# each machine:
+#   run_distribute.sh RANK_TABLE_FILE CONFIG_PATH DEVICE_RANGE RUN_STATUS [RANK_SIZE]
+#   run_distribute.sh RANK_TABLE_FILE CONFIG_PATH DEVICE_RANGE predict RANK_SIZE PREDICT_DATA
+# DEVICE_RANGE are the ranks of this machine, '[0,8]' for 0 to 7; RANK_SIZE those of all machines.
+# It stays until the job is done and ends with the job's exit code.
+set -euo pipefail
+
+if (($# < 4 || $# > 6)); then
+  echo "usage: run_distribute.sh RANK_TABLE_FILE CONFIG_PATH DEVICE_RANGE RUN_STATUS" \
+    "[RANK_SIZE [PREDICT_DATA]]" >&2
+  exit 2
+fi
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+readonly here
+
+words=("${here%/*}/run_lite.py" --config "$(realpath -m -- "$2")" --run_mode "$4")
+(($# < 6)) || words+=(--predict_data "$6")
+# Not printf %q: in some locales it writes $'\344', which only bash reads.
+command=$(python3 -c 'import shlex, sys; print(shlex.join(sys.argv[1:]))' "${words[@]}")
+unset INPUT_DATA # run_dist_gen.sh would add it
+exec "$here/run_dist_gen.sh" "$command" "$1" "$3" "${5:-}"

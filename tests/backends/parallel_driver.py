@@ -1,0 +1,89 @@
+"""What each of four ranks does for test_parallel.py: the reference cases, cut in every way.
+
+    python parallel_driver.py OUTPUT_FOLDER
+
+Every rank writes its logits to `rank_<n>.npz`, an array a case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.backends import collectives
+from lite_runner.backends.base import Row
+from lite_runner.backends.online import OnlineBackend, OnlineOptions, set_device
+from lite_runner.config.ranks import Ranks
+from lite_runner.events import MET, connect
+from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.pieces import pieces
+from lite_runner.weights.read_ahead import ReadAhead
+
+REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
+CASES = [  # fixture, copies of the model, whether the vocabulary is cut, whether there is a cache
+    ("llama", 1, True, True),
+    ("bloom", 1, False, True),
+    ("gpt2_inner", 1, True, False),
+    ("qwen2", 2, False, True),
+    ("bloom_6_heads", 2, True, False),
+]
+
+
+def main() -> None:
+    if os.environ["MS_ROLE"] == "MS_SCHED":
+        collectives.schedule()
+        return
+    rank, folder = int(os.environ["RANK_ID"]), Path(sys.argv[1])
+    launcher = connect(rank)
+    assert launcher is not None
+    set_device("CPU", 0)
+    collectives.meet(Ranks(rank, 1, 4))
+    launcher.stage(MET)
+    found = {
+        case: logits(case, Ranks(rank, copies, 4 // copies), cut, use_past)
+        for case, copies, cut, use_past in CASES
+    }
+    np.savez(folder / f"rank_{rank}.npz", **found)
+    gathered = [data.decode() for data in collectives.gather(b"x" * (3 * rank))]
+    (folder / f"gathered_{rank}.json").write_text(json.dumps(gathered))
+    launcher.done()
+
+
+def logits(case: str, ranks: Ranks, cut_vocabulary: bool, use_past: bool) -> NDArray[np.float32]:
+    """[prompts, steps + 1, vocab]: all prompts together, then the forced tokens."""
+    folder = REFERENCE / case
+    expected = dict(np.load(folder / "expected.npz"))
+    prompts = [
+        row[:length].astype(np.int32)
+        for row, length in zip(expected["prompts"], expected["lengths"], strict=True)
+    ]
+    forced = expected["continuations"].astype(np.int32)
+    config = model_config_of(folder)
+    assert config is not None
+    tensors = pieces(open_checkpoint(folder, config), config, ranks, vocab_parallel=cut_vocabulary)
+    options = OnlineOptions(
+        slots=len(prompts),
+        length=max(map(len, prompts)) + forced.shape[1],
+        threads=1,
+        use_past=use_past,
+        ranks=ranks,
+        vocab_parallel=cut_vocabulary,
+    )
+    model = OnlineBackend(config, ReadAhead(tensors), options)
+    found = [model.forward([Row(slot, prompt, 0) for slot, prompt in enumerate(prompts)])]
+    for step in range(forced.shape[1]):
+        rows = [
+            Row(slot, forced[slot, step : step + 1], len(prompt) + step)
+            for slot, prompt in enumerate(prompts)
+        ]
+        found.append(model.forward(rows))
+    return np.stack(found, axis=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Tensor and data parallel networks under real msrun, against transformers' logits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lite_runner.config.cluster import Cluster
+from lite_runner.launcher.job import Limits, run_ranks
+
+HERE = Path(__file__).parent
+REFERENCE = HERE.parent / "fixtures" / "reference"
+TOLERANCE = 1e-4  # as for one rank: a wrong piece or a bias that is added twice is off by 1e-2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What four ranks wrote; one launch for all tests."""
+    path = tmp_path_factory.mktemp("ranks")
+    program = [str(HERE / "parallel_driver.py"), str(path)]
+    run_ranks(program, Cluster(4, 4), path, Limits(rendezvous=120, total=300))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("case", "ranks_a_copy"),
+    [
+        ("llama", 4),  # two key/value heads for four ranks; a head of its own
+        ("bloom", 4),  # the vocabulary is whole on every rank
+        ("gpt2_inner", 4),
+        ("qwen2", 2),  # biases on q, k, v; the vocabulary is whole
+        ("bloom_6_heads", 2),
+    ],
+)
+def test_logits_equal_transformers_and_are_the_same_on_every_rank(
+    folder: Path, case: str, ranks_a_copy: int
+) -> None:
+    expected = np.load(REFERENCE / case / "expected.npz")["logits"]
+    found = [np.load(folder / f"rank_{rank}.npz")[case] for rank in range(4)]
+    for rank, logits in enumerate(found):
+        assert np.abs(logits - expected).max() <= TOLERANCE * np.abs(expected).max()
+        first = found[rank // ranks_a_copy * ranks_a_copy]
+        assert logits.tobytes() == first.tobytes()
+
+
+def test_payloads_of_any_length_are_gathered_by_rank(folder: Path) -> None:
+    for rank in range(4):
+        gathered = json.loads((folder / f"gathered_{rank}.json").read_text())
+        assert gathered == ["", "xxx", "xxxxxx", "xxxxxxxxx"]

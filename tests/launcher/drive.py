@@ -1,0 +1,30 @@
+"""A launcher in a process of its own, as run_lite.py is one, with the stand-in for its ranks.
+
+drive.py FOLDER FAULT MESSAGE [NODES NODE_RANK PORT]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from lite_runner.app import _guarded  # noqa: E402
+from lite_runner.config.cluster import Cluster  # noqa: E402
+from lite_runner.launcher.job import Limits, run_ranks  # noqa: E402
+
+
+def main(folder: str, fault: str, message: str, *node: str) -> int:
+    cluster = Cluster(2, 2)
+    if node:
+        nodes, node_rank, port = map(int, node)
+        cluster = Cluster(nodes, 1, master_port=port, node_rank=node_rank)
+    program = [str(Path(__file__).with_name("stand_in.py")), fault, message]
+    run_ranks(program, cluster, Path(folder), Limits(rendezvous=60, leave=20))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_guarded(lambda: main(*sys.argv[1:])))

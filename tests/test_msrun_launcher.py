@@ -1,0 +1,178 @@
+"""scripts/msrun_launcher.sh: what it makes of its arguments, and what of MindFormers' commands."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+SHOW = "run_lite.py model=tiny_llama --cfg job"
+
+
+def launch(
+    cwd: Path, *arguments: str, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The script with this Python first on PATH, as in an environment that is active."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [str(ROOT / "scripts/msrun_launcher.sh"), *arguments],
+        cwd=cwd,
+        env={**os.environ, "PATH": path, **(env or {})},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+    )
+
+
+def config_of(cwd: Path, *arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:
+    """The config that a command with --cfg job prints."""
+    done = launch(cwd, *arguments, env=env)
+    assert done.returncode == 0, done.stderr
+    config = yaml.safe_load(done.stdout)
+    assert isinstance(config, dict)
+    return config
+
+
+@pytest.mark.parametrize(("workers", "arguments"), [(8, []), (3, ["3"])])
+def test_workers_share_one_model(tmp_path: Path, workers: int, arguments: list[str]) -> None:
+    config = config_of(tmp_path, SHOW, *arguments)
+    assert config["use_parallel"] is True
+    assert config["parallel"]["worker_num"] == workers
+    ranks = config["parallel_config"]
+    assert (ranks["data_parallel"], ranks["model_parallel"]) == (1, workers)
+    assert config["parallel"]["master_port"] is None
+    assert config["parallel"]["log_dir"] == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "data", "model"),
+    [
+        ("parallel=dp2", 2, 1),
+        ("parallel_config.data_parallel=2 parallel_config.model_parallel=1", 2, 1),
+        ("--parallel_config.data_parallel 2", 2, 1),
+    ],
+)
+def test_the_command_may_say_how_it_is_cut(
+    tmp_path: Path, words: str, data: int, model: int
+) -> None:
+    ranks = config_of(tmp_path, f"{SHOW} {words}", "2")["parallel_config"]
+    assert (ranks["data_parallel"], ranks["model_parallel"]) == (data, model)
+
+
+def test_six_arguments(tmp_path: Path) -> None:
+    suffix = {"MF_LOG_SUFFIX": "a b"}
+    config = config_of(tmp_path, SHOW, "2", "8118", "logs here", "True", "30", env=suffix)
+    parallel = config["parallel"]
+    assert (parallel["master_port"], parallel["rendezvous_timeout"]) == (8118, 30)
+    assert parallel["log_dir"] == "logs here_a b"
+
+
+@pytest.mark.parametrize(("local", "node_rank"), [("2", 1), ("4", 0)])
+def test_nine_arguments(tmp_path: Path, local: str, node_rank: int) -> None:
+    arguments = ("4", local, "10.0.0.7", "8118", "1", "logs", "True", "30")
+    parallel = config_of(tmp_path, SHOW, *arguments)["parallel"]
+    assert parallel == {
+        **parallel,
+        "worker_num": 4,
+        "local_worker_num": int(local),
+        "master_addr": "10.0.0.7",
+        "master_port": 8118,
+        "node_rank": node_rank,
+        "log_dir": "logs",
+        "rendezvous_timeout": 30,
+    }
+
+
+@pytest.mark.parametrize("interpreter", ["", "python ", "python3 "])
+def test_commands_of_mindformers(tmp_path: Path, interpreter: str) -> None:
+    command = (
+        f"{interpreter}run_mindformer.py --cfg job --run_mode predict --use_parallel True "
+        "model=tiny_llama --predict_data 'I love Beijing, because' \"a'b\" $HOME '$(id)' `id`"
+    )
+    config = config_of(tmp_path, command, "2")
+    assert config["predict_data"] == ["I love Beijing, because", "a'b", "$HOME", "$(id)", "`id`"]
+    assert config["use_parallel"] is True
+
+
+def test_one_worker_needs_no_ranks(tmp_path: Path) -> None:
+    assert config_of(tmp_path, SHOW, "1")["use_parallel"] is False
+    # What is in the command is obeyed, with one rank.
+    config = config_of(tmp_path, f"{SHOW} use_parallel=true", "1")
+    assert config["use_parallel"] is True
+    assert config["parallel_config"]["model_parallel"] == 1
+
+
+def test_one_worker_runs_any_command_as_quoted(tmp_path: Path) -> None:
+    program = tmp_path / "show args.py"
+    program.write_text("import sys; print(sys.argv[1:])")
+    command = f"{shlex.quote(str(program))} 'I love Beijing, because' $HOME '$(id)' \"a'b\" `id`"
+    done = launch(tmp_path, command, "1")
+    assert done.stdout == (
+        """['I love Beijing, because', '$HOME', '$(id)', "a'b", '`id`']""" + "\n"
+    ), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (shlex.join([sys.executable, "-c", "raise SystemExit(4)"]), 4),
+        ("run_lite.py model=tiny_lama", 2),
+    ],
+)
+def test_the_exit_code_comes_through(tmp_path: Path, command: str, code: int) -> None:
+    assert launch(tmp_path, command, "1").returncode == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "got 0 arguments"),
+        (["x", "2", "8118"], "got 3 arguments"),
+        ([SHOW, "0"], "WORKER_NUM: got '0'"),
+        ([SHOW, "2; id"], "WORKER_NUM: got '2; id'"),
+        ([SHOW, "2", "8118", "logs", "maybe", "60"], "JOIN: got 'maybe'"),
+        (["", "1"], "it is empty"),
+        (["'unfinished", "1"], "No closing quotation"),
+        (["/no/such", "1"], "No such file"),
+        (["train.py", "2"], "more than one worker needs run_lite.py in it"),
+    ],
+)
+def test_arguments_that_are_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = launch(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_without_join_it_does_not_wait(tmp_path: Path) -> None:
+    done = launch(tmp_path, f"{SHOW} seed=77", "2", "8118", "logs", "False", "30")
+    assert done.returncode == 0
+    assert done.stdout.endswith("what it prints is in logs/launcher.log\n")
+    pid = int(done.stdout.split()[1])
+    while is_running(pid):
+        time.sleep(0.05)
+    assert yaml.safe_load((tmp_path / "logs/launcher.log").read_text())["seed"] == 77
+
+
+def test_logs_of_the_devices(tmp_path: Path) -> None:
+    command = shlex.join(
+        [sys.executable, "-c", "import os; print(os.environ['ASCEND_PROCESS_LOG_PATH'])"]
+    )
+    for name in ("PLOG_REDIRECT_TO_OUTPUT", "PLOG_REDICT_TO_OUTPUT"):
+        done = launch(tmp_path, command, "1", env={name: "True"})
+        assert done.stdout == f"{tmp_path}/output/plog\n", done.stderr

@@ -1,0 +1,83 @@
+"""scripts/transform_checkpoint.py, with MindFormers' flags and no model named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lite_runner.weights.ckpt_file import open_ckpt, write_ckpt
+from lite_runner.weights.strategy import Layout, Strategy, write_strategy
+from lite_runner.weights.tensor import LazyTensor
+
+SCRIPT = Path(__file__).resolve().parent.parent / "scripts/transform_checkpoint.py"
+
+
+def transform(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *flags]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """whole.ckpt of two tensors, and strategies for two and four ranks."""
+    generator = np.random.default_rng(0)
+    tensors = {}
+    for name, shape in (("w", (8, 12)), ("norm", (8,))):
+        values = generator.standard_normal(shape).astype(np.float32)
+        tensors[name] = LazyTensor(shape, "F32", lambda values=values: values)
+    write_ckpt(tmp_path / "whole.ckpt", tensors)
+    for ranks in (2, 4):
+        layouts = {"w": Layout((1, ranks), ((), (0,))), "norm": Layout((1, ranks), ((),))}
+        write_strategy(tmp_path / f"s{ranks}/ckpt_strategy_rank_0.ckpt", Strategy(layouts))
+    return tmp_path
+
+
+def test_cut_cut_anew_and_merge(folder: Path) -> None:
+    cut = ["--src_checkpoint=whole.ckpt", "--dst_checkpoint=two", "--dst_strategy=s2"]
+    done = transform(folder, *cut, "--prefix=llama_", "--world_size=2")
+    assert done.returncode == 0, done.stderr
+    values = open_ckpt(folder / "whole.ckpt")["w"].read()
+    second = open_ckpt(folder / "two/rank_1/llama_1.ckpt")["w"].read()
+    assert np.array_equal(second, values[:, 6:])
+    for rank in range(4):
+        flags = ["--src_checkpoint", "two", "--src_strategy", "s2", "--dst_checkpoint_dir", "four"]
+        flags += ["--dst_strategy", "s4", "--transform_by_rank", "True", "--rank_id", str(rank)]
+        assert transform(folder, *flags).returncode == 0
+    flags = ["--src_checkpoint=four", "--src_strategy=s4", "--dst_checkpoint_dir=one"]
+    assert transform(folder, *flags, "--transform_process_num=2").returncode == 0
+    merged = folder / "one/rank_0/checkpoint_0.ckpt"
+    assert merged.read_bytes() == (folder / "whole.ckpt").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "expected"),
+    [
+        (["--src_checkpoint=gone", "--dst_strategy=s2"], 4, "gone: neither a file nor a folder"),
+        (["--src_checkpoint=whole.ckpt", "--dst_strategy=gone"], 4, "no such strategy file"),
+        (["--src_checkpoint=whole.ckpt", "--dst_strategy=whole.ckpt"], 4, "not a strategy file"),
+        (["--src_checkpoint=whole.ckpt", "--dst_strategy=s2", "--world_size=3"], 2, "is of 2"),
+        (
+            ["--src_checkpoint=whole.ckpt", "--transform_by_rank=1", "--rank_id=1"],
+            2,
+            "expected 0 to",
+        ),
+        (["--src_checkpoint=whole.ckpt", "--prefix=../x"], 2, "expected the start of a file name"),
+        (["--src_checkpoint=whole.ckpt", "--dst_checkpoint_dir=s2"], 2, "exists already"),
+        (["--dst_strategy=s2"], 2, "--src_checkpoint"),
+    ],
+)
+def test_bad_input(folder: Path, flags: list[str], code: int, expected: str) -> None:
+    done = transform(folder, "--dst_checkpoint_dir=out", *flags)
+    assert done.returncode == code and expected in done.stderr
+    assert not (folder / "out").exists() and "Traceback" not in done.stderr
+
+
+def test_a_set_without_its_strategy(folder: Path) -> None:
+    cut = ["--src_checkpoint=whole.ckpt", "--dst_checkpoint_dir=two", "--dst_strategy=s2"]
+    assert transform(folder, *cut).returncode == 0
+    done = transform(folder, "--src_checkpoint=two", "--dst_checkpoint_dir=one")
+    assert done.returncode == 4 and "nothing says how its 2 ranks are cut" in done.stderr
