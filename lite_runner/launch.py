@@ -16,6 +16,6 @@ def launch(config: RunConfig) -> int:
     environment.check_packages()
     with RunFolder.create(config.output_dir, config.run_mode, config.model_name) as folder:
         folder.open_log()
-        folder.write_config(config.to_dict())
+        folder.write_config(config.without_secrets().to_dict())
         worker.run(config, folder)
     return 0

@@ -36,24 +36,26 @@ ALLOWED: dict[str, set[str]] = {
     "weights": {"config", "errors", "gguf_metadata", "progress"},
     "models": {"config", "errors", "weights"},
     "export": {"config", "errors", "models", "weights"},
-    "backends": {"config", "errors", "export", "models", "progress", "signals", "weights"},
-    "model_files": {"config", "errors", "progress", "text", "weights"},
+    "backends": {
+        *("config", "environment", "errors", "export", "models", "progress", "signals", "weights"),
+    },
+    "given_model": {"config", "environment", "errors", "export"},
+    "model_files": {"config", "errors", "given_model", "progress", "text", "weights"},
     "generation": {"backends", "config", "errors"},
+    "verification": {
+        *("backends", "config", "errors", "export", "model_files", "progress", "weights"),
+    },
     "artifact": {
         *("backends", "config", "environment", "errors", "export", "model_files", "progress"),
-        *("report", "text", "weights"),
+        *("report", "text", "verification", "weights"),
     },
     "offline": {
-        *("artifact", "backends", "config", "errors", "export", "model_files", "progress"),
-        *("report", "text", "weights"),
+        *("artifact", "backends", "config", "environment", "errors", "export", "model_files"),
+        *("progress", "report", "text", "weights"),
     },
     "session": {
         *("offline", "backends", "config", "environment", "errors", "generation"),
         *("model_files", "progress", "text", "weights"),
-    },
-    "api": {
-        *("backends", "config", "environment", "errors", "export", "generation"),
-        *("model_files", "progress", "session", "text"),
     },
     "run_modes": {
         *("artifact", "backends", "config", "environment", "errors", "generation"),
@@ -62,6 +64,10 @@ ALLOWED: dict[str, set[str]] = {
     },
     "worker": {"config", "errors", "progress", "report", "run_modes"},
     "launch": {"config", "environment", "errors", "progress", "report", "worker"},
+    "api": {
+        *("backends", "config", "environment", "errors", "export", "generation", "given_model"),
+        *("launch", "model_files", "models", "progress", "session", "text", "weights"),
+    },
     "app": {"config", "errors", "launch", "progress", "signals"},
 }
 GENERATION_SEES = {

@@ -9,8 +9,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lite_runner.config.fields import Fault, show
+from lite_runner.config.fields import Fault, fault, show
+from lite_runner.config.ge import ge_faults
 from lite_runner.config.model import ModelConfig
+from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.prompts import prompt_file
 from lite_runner.config.schema import (
     AutoSettings,
@@ -50,7 +52,10 @@ def run_faults(config: RunConfig) -> Iterator[Fault]:
         yield from _lengths(config)
     if config.run_mode == "convert":
         yield from _convert(config)
-    yield from _offline(config)
+    if config.run_mode == "export":
+        yield from _no_predicting(config)
+    yield from offline_faults(config)
+    yield from ge_faults(config)
     yield from _places(config)
 
 
@@ -58,7 +63,7 @@ def fits_model(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
     """What of a config does not fit the model; for model=auto when its checkpoint is known."""
     generation = config.generation(model)
     if generation.max_new_tokens is not None and generation.max_new_tokens >= model.seq_length:
-        yield _fault(
+        yield fault(
             ("max_new_tokens", "model"),
             f"max_new_tokens: got {generation.max_new_tokens}, expected less than the model's"
             f" context of {model.seq_length} tokens, which holds the prompt too",
@@ -69,29 +74,32 @@ def fits_model(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
         and generation.max_length > model.seq_length
     ):
         key = "max_length" if config.max_length else "model.model_config.max_decode_length"
-        yield _fault(
+        yield fault(
             (key, "model"),
             f"{key}: got {generation.max_length}, expected at most the model's context of"
+            f" {model.seq_length} tokens",
+        )
+    asked = config.infer.infer_seq_length
+    if asked is not None and asked > model.seq_length:
+        yield fault(
+            ("infer.infer_seq_length", "model"),
+            f"infer.infer_seq_length: got {asked}, expected at most the model's context of"
             f" {model.seq_length} tokens",
         )
     ids: list[tuple[str, int | None]] = [("eos_token_id", i) for i in generation.eos_token_id]
     ids += [("bos_token_id", model.bos_token_id), ("pad_token_id", model.pad_token_id)]
     for key, token in ids:
         if token is not None and token >= model.vocab_size:
-            yield _fault(
+            yield fault(
                 (key, "model"),
                 f"{key}: got {token}, expected less than the vocabulary of {model.vocab_size}",
             )
 
 
-def _fault(keys: tuple[str, ...] | str, text: str) -> Fault:
-    return Fault((keys,) if isinstance(keys, str) else keys, text)
-
-
 def _unavailable(config: RunConfig) -> Iterator[Fault]:
     """What is planned and named, but not built: refused, never ignored."""
     if config.run_mode not in ("predict", "convert", "export"):
-        yield _fault("run_mode", f"run_mode={config.run_mode} is not available yet")
+        yield fault("run_mode", f"run_mode={config.run_mode} is not available yet")
     ranks = config.parallel_config
     sizes = {
         "data_parallel": ranks.data_parallel,
@@ -101,12 +109,12 @@ def _unavailable(config: RunConfig) -> Iterator[Fault]:
     more = ", ".join(f"{name}={size}" for name, size in sizes.items() if size != 1)
     if config.use_parallel:
         tail = f" (parallel_config: {more})" if more else ""
-        yield _fault(
+        yield fault(
             ("parallel", "use_parallel"),
             f"use_parallel=true{tail} is not available yet; one device: use_parallel=false",
         )
     elif more:
-        yield _fault(
+        yield fault(
             ("parallel", "use_parallel"),
             f"parallel_config: got {more} with use_parallel=false; expected 1 each, and more"
             " than one device is not available yet",
@@ -118,48 +126,48 @@ def _unavailable(config: RunConfig) -> Iterator[Fault]:
         "only_save_strategy": config.only_save_strategy,
         "parallel.strategy_ckpt_save_file": not config.use_parallel
         and config.parallel.strategy_ckpt_save_file,
-        "infer.prefill_model_path": config.infer.prefill_model_path,
-        "infer.increment_model_path": config.infer.increment_model_path,
-        "infer.ge_config_path": config.infer.ge_config_path,
     }
     for key, value in asked.items():
         if value:
             shown = value if isinstance(value, str) else show(value)
-            yield _fault(key, f"{key}={shown} is not available yet")
+            yield fault(key, f"{key}={shown} is not available yet")
     if config.parallel.parallel_mode != 1:
         got = config.parallel.parallel_mode
-        yield _fault(
+        yield fault(
             "parallel.parallel_mode",
             f"parallel.parallel_mode={got} is not available yet; 1 is semi-auto",
         )
     if config.context.mode != 0:
-        yield _fault("context.mode", "context.mode=1 (pynative) is not available yet; 0 is graph")
+        yield fault("context.mode", "context.mode=1 (pynative) is not available yet; 0 is graph")
 
 
 def _model(config: RunConfig) -> Iterator[Fault]:
     settings = config.model.model_config
     prefix = "model.model_config."
     if _ARCH_OF[settings.type] != config.model.arch.type:
-        yield _fault(
+        yield fault(
             "model",
             f"model.arch.type: got {config.model.arch.type}, expected"
             f" {_ARCH_OF[settings.type]} with {prefix}type={settings.type}",
         )
-    if not config.checkpoint_source:
+    # An exported model has its weights in it.
+    infer = config.infer
+    given = config.run_mode == "predict" and (infer.model_dir or infer.prefill_model_path)
+    if not config.checkpoint_source and not given:
         which = "model=auto" if settings.type == "auto" else f"model={config.model_name}"
-        yield _fault(
+        yield fault(
             ("load_checkpoint", "model"),
             f"load_checkpoint: {which} has no source of its own; give a path or hf://repo"
             + ("" if settings.type == "auto" else ", or random"),
         )
     if isinstance(settings, AutoSettings):
         if config.checkpoint_source == "random":
-            yield _fault(
+            yield fault(
                 ("load_checkpoint", "model"),
                 "load_checkpoint: got random, expected a checkpoint: model=auto has no sizes",
             )
         if config.processor.tokenizer.type == "ByteTokenizer":
-            yield _fault(
+            yield fault(
                 "processor.tokenizer.type",
                 "processor.tokenizer.type: ByteTokenizer is for the tiny models",
             )
@@ -169,19 +177,19 @@ def _model(config: RunConfig) -> Iterator[Fault]:
         yield from fits_model(config, model)
         is_byte = config.processor.tokenizer.type == "ByteTokenizer"
         if is_byte and model.vocab_size < _BYTE_TOKENIZER_SIZE:
-            yield _fault(
+            yield fault(
                 (f"{prefix}vocab_size",),
                 f"{prefix}vocab_size: got {model.vocab_size}, expected at least"
                 f" {_BYTE_TOKENIZER_SIZE} with ByteTokenizer",
             )
     if settings.compute_dtype == "bfloat16" and config.context.device_target == "CPU":
-        yield _fault(
+        yield fault(
             (f"{prefix}compute_dtype", "context.device_target"),
             f"{prefix}compute_dtype: got bfloat16 with context.device_target=CPU, where"
             " MindSpore has no bfloat16 matrix product; expected float32 or float16",
         )
     if not re.fullmatch(r"\w[\w.-]*", config.model_name):
-        yield _fault(
+        yield fault(
             "trainer.model_name",
             f"trainer.model_name: got {show(config.model_name)}, expected letters, digits and"
             " . _ - (it names the output folder)",
@@ -193,7 +201,7 @@ def _sizes(settings: LlamaSettings | LayerNormSettings) -> Iterator[Fault]:
     hidden, heads = settings.hidden_size, settings.num_heads
     given_head_dim = settings.head_dim if isinstance(settings, LlamaSettings) else None
     if given_head_dim is None and hidden % heads:
-        yield _fault(
+        yield fault(
             (f"{prefix}hidden_size", f"{prefix}num_heads"),
             f"{prefix}hidden_size: got {hidden}, expected a multiple of num_heads={heads}",
         )
@@ -201,13 +209,13 @@ def _sizes(settings: LlamaSettings | LayerNormSettings) -> Iterator[Fault]:
         return
     kv_heads = settings.n_kv_heads or heads
     if heads % kv_heads:
-        yield _fault(
+        yield fault(
             (f"{prefix}num_heads", f"{prefix}n_kv_heads"),
             f"{prefix}num_heads: got {heads}, expected a multiple of n_kv_heads={kv_heads}",
         )
     head_dim = given_head_dim or hidden // heads
     if head_dim % 2 or head_dim == 0:
-        yield _fault(
+        yield fault(
             f"{prefix}head_dim",
             f"{prefix}head_dim: got {head_dim}, expected an even number: rotary positions"
             " turn pairs",
@@ -220,19 +228,19 @@ def _rope(settings: LlamaSettings) -> Iterator[Fault]:
     if rope is None:
         return
     if rope.factor < 1:
-        yield _fault(key, f"{key}.factor: got {rope.factor:g}, expected >= 1")
+        yield fault(key, f"{key}.factor: got {rope.factor:g}, expected >= 1")
     if rope.original_seq_length < 1:
-        yield _fault(
+        yield fault(
             key, f"{key}.original_seq_length: got {rope.original_seq_length}, expected >= 1"
         )
     if rope.type == "llama3" and not 0 < rope.low_freq_factor < rope.high_freq_factor:
-        yield _fault(
+        yield fault(
             key,
             f"{key}: got low_freq_factor={rope.low_freq_factor:g} and"
             f" high_freq_factor={rope.high_freq_factor:g}, expected 0 < low < high",
         )
     if rope.type == "yarn" and not 0 < rope.beta_slow < rope.beta_fast:
-        yield _fault(
+        yield fault(
             key,
             f"{key}: got beta_slow={rope.beta_slow:g} and beta_fast={rope.beta_fast:g},"
             " expected 0 < slow < fast",
@@ -243,16 +251,16 @@ def _prompts(config: RunConfig) -> Iterator[Fault]:
     data = config.predict_data
     example = "predict_data='The capital of France is'"
     if not data and not config.dry_run:
-        yield _fault("predict_data", f"predict_data is empty; give a prompt: {example}")
+        yield fault("predict_data", f"predict_data is empty; give a prompt: {example}")
     for i, text in enumerate((data,) if isinstance(data, str) else data):
         where = "predict_data" if isinstance(data, str) else f"predict_data[{i}]"
         if not text and not isinstance(data, str):
-            yield _fault("predict_data", f"{where}: an empty prompt")
+            yield fault("predict_data", f"{where}: an empty prompt")
         if any("\ud800" <= character <= "\udfff" for character in text):
-            yield _fault("predict_data", f"{where}: not valid UTF-8")
+            yield fault("predict_data", f"{where}: not valid UTF-8")
     path = prompt_file(data)
     if path is not None and not _is_file(path):
-        yield _fault(
+        yield fault(
             "predict_data",
             f"predict_data: no file {path}; a text that ends in .txt names a file with a prompt"
             f" a line (as a prompt: predict_data=['{path}'])",
@@ -272,18 +280,18 @@ def _sampling(config: RunConfig) -> Iterator[Fault]:
         for key, off in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
             value = getattr(config, key)
             if value not in (None, off):
-                yield _fault(
+                yield fault(
                     (key, "do_sample"),
                     f"{key}={value:g} has a meaning only with sampling; add do_sample=true",
                 )
     elif generation.num_beams > 1:
-        yield _fault(
+        yield fault(
             ("num_beams", "do_sample"),
             f"num_beams={generation.num_beams} with do_sample=true is not available; beam search"
             " needs do_sample=false",
         )
     if any(text == "" for text in generation.stop):
-        yield _fault("stop", "stop: an empty text would end every completion at once")
+        yield fault("stop", "stop: an empty text would end every completion at once")
 
 
 def _beams(config: RunConfig) -> Iterator[Fault]:
@@ -291,22 +299,20 @@ def _beams(config: RunConfig) -> Iterator[Fault]:
     beams, wanted = generation.num_beams, generation.num_return_sequences
     keys = ("num_return_sequences", "num_beams", "do_sample")
     if beams > 1 and wanted > beams:
-        yield _fault(
-            keys, f"num_return_sequences: got {wanted}, expected at most num_beams={beams}"
-        )
+        yield fault(keys, f"num_return_sequences: got {wanted}, expected at most num_beams={beams}")
     elif beams == 1 and wanted > 1 and not generation.do_sample:
-        yield _fault(
+        yield fault(
             keys,
             f"num_return_sequences: got {wanted}, expected 1: greedy completions are all the"
             " same; add do_sample=true or num_beams=",
         )
     if beams > 1 and generation.stop:
-        yield _fault(
+        yield fault(
             ("stop", "num_beams"),
             f"stop texts are not available with num_beams={beams}: no beam is sure before the end",
         )
     if config.length_penalty is not None and beams == 1:
-        yield _fault(
+        yield fault(
             ("length_penalty", "num_beams"),
             f"length_penalty={config.length_penalty:g} has a meaning only with num_beams > 1",
         )
@@ -317,7 +323,7 @@ def _lengths(config: RunConfig) -> Iterator[Fault]:
     for key in ("max_new_tokens", "max_length"):
         most = getattr(generation, key)
         if most is not None and generation.min_new_tokens > most:
-            yield _fault(
+            yield fault(
                 ("min_new_tokens", key),
                 f"min_new_tokens: got {generation.min_new_tokens}, expected at most {key}={most}",
             )
@@ -326,74 +332,32 @@ def _lengths(config: RunConfig) -> Iterator[Fault]:
 
 def _convert(config: RunConfig) -> Iterator[Fault]:
     if not config.convert_output:
-        yield _fault("convert_output", "convert_output is empty; give the file or folder to write")
+        yield fault("convert_output", "convert_output is empty; give the file or folder to write")
     yield from _no_predicting(config)
 
 
 def _no_predicting(config: RunConfig) -> Iterator[Fault]:
     for key in ("predict_data", *_GENERATION):
         if getattr(config, key) not in (None, ""):
-            yield _fault(key, f"{key} has no meaning with run_mode={config.run_mode}")
-
-
-def _offline(config: RunConfig) -> Iterator[Fault]:
-    """Exporting, and running what was exported."""
-    offline = config.run_mode == "export" or config.backend == "mslite"
-    given = {
-        "engine": config.engine != "auto",
-        "export.layout": config.export.layout != "auto",
-        "export.weight_fp16": config.export.weight_fp16,
-        "infer.model_dir": config.infer.model_dir,
-        "infer.infer_seq_length": config.infer.infer_seq_length,
-        "infer.model_type": config.infer.model_type is not None,
-    }
-    for key, value in given.items():
-        if value and not offline:
-            yield _fault(key, f"{key} has a meaning only with backend=mslite or run_mode=export")
-    if offline and not config.use_past:
-        yield _fault(
-            ("model.model_config.use_past", "backend"),
-            "model.model_config.use_past=false is not available with an exported model",
-        )
-    if config.run_mode == "export":
-        yield from _no_predicting(config)
-        if config.infer.model_dir:
-            yield _fault("infer.model_dir", "infer.model_dir is read; give export_output=FOLDER")
-    engines = {"resizable": "lite-worker", "dynamic": "graph-cell", "static_pair": "graph-cell"}
-    wants = engines.get(config.export.layout)
-    if wants and config.engine not in ("auto", wants):
-        yield _fault(
-            ("export.layout", "engine"),
-            f"export.layout={config.export.layout} runs in engine={wants}, not {config.engine}",
-        )
-    if config.infer.model_type == "mindir_lite" and (
-        wants == "graph-cell" or config.engine == "graph-cell"
-    ):
-        yield _fault(
-            ("infer.model_type", "export.layout"),
-            "infer.model_type=mindir_lite is for MindSpore Lite: export.layout=resizable",
-        )
-    if config.export.weight_fp16 and config.infer.model_type == "mindir":
-        yield _fault(
-            ("export.weight_fp16", "infer.model_type"),
-            "export.weight_fp16=true needs infer.model_type=mindir_lite",
-        )
+            yield fault(key, f"{key} has no meaning with run_mode={config.run_mode}")
 
 
 def _places(config: RunConfig) -> Iterator[Fault]:
     for key, modes in _ONLY_IN.items():
         if config.run_mode not in modes and getattr(config, key) is not None:
-            yield _fault(key, f"{key} has a meaning only with run_mode={' or '.join(modes)}")
+            yield fault(key, f"{key} has a meaning only with run_mode={' or '.join(modes)}")
     places = {
         "output_dir": config.output_dir,
         "load_checkpoint": config.load_checkpoint,
         "convert_output": config.convert_output,
         "export_output": config.export_output,
         "infer.model_dir": config.infer.model_dir,
+        "infer.prefill_model_path": config.infer.prefill_model_path,
+        "infer.increment_model_path": config.infer.increment_model_path,
         "processor.tokenizer.tokenizer_file": config.processor.tokenizer.tokenizer_file,
     }
     for key, path in places.items():
         if path and "\0" in path:
-            yield _fault(key, f"{key}: got {show(path)}, expected no NUL in a path")
+            yield fault(key, f"{key}: got {show(path)}, expected no NUL in a path")
     if not config.output_dir:
-        yield _fault("output_dir", "output_dir is empty; expected a folder")
+        yield fault("output_dir", "output_dir is empty; expected a folder")

@@ -7,14 +7,16 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
 
 from lite_runner import environment, model_files, progress
+from lite_runner.config.ge import ge_config, render
 from lite_runner.config.plan import plan
 from lite_runner.config.prompts import read_prompts
 from lite_runner.config.schema import RunConfig
 from lite_runner.generation import Completion, GenerationTiming, generate
 from lite_runner.report import Result, RowResult, RunFolder, Timing
-from lite_runner.session import Job, load, prepare, sequence_length, slots_for
+from lite_runner.session import Job, load, prepare, sequence_length, slots_for, with_backend
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.text.transcript import Transcript
 
@@ -28,6 +30,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     files = model_files.locate(config)
     tokenizer = model_files.tokenizer_of(config, files)
     job = prepare(config, files, tokenizer, prompts)
+    config = with_backend(with_ge_file(config, folder), files, job)
     backend = load(config, files, device, job, tokenizer)
     load_s = time.perf_counter() - began
     backend.prepare()
@@ -70,6 +73,15 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     progress.note(summary(result, folder))
     if outcome.interrupted:
         raise KeyboardInterrupt
+
+
+def with_ge_file(config: RunConfig, folder: RunFolder) -> RunConfig:
+    """GE options of the config written as config.ini into the run folder, and read from there."""
+    ge = ge_config(config)
+    if ge is None or not ge.sections:
+        return config
+    path = folder.write_text("config.ini", render(ge.sections))
+    return replace(config, infer=replace(config.infer, ge_config_path=str(path), ge_options=None))
 
 
 def dry_run(config: RunConfig) -> None:

@@ -158,11 +158,16 @@ def model_config_of(path: Path) -> ModelConfig | None:
     file = weights_file(path)
     if looks_like_gguf(file):
         return config_of_gguf(open_gguf(file))
-    source = file.parent / "config.json"
+    return model_config_in(file.parent)
+
+
+def model_config_in(folder: Path) -> ModelConfig | None:
+    """The model that the config.json of a folder describes; None where there is none."""
+    source = folder / "config.json"
     if not source.is_file():
         return None
     config = model_config_from_hf(read_json(source), str(source))
-    generation = file.parent / "generation_config.json"
+    generation = folder / "generation_config.json"
     if not generation.is_file():
         return config
     tokens = special_tokens_from_hf(read_json(generation), str(generation), config.vocab_size)
