@@ -37,12 +37,18 @@ bench:  ## measure against transformers + torch on the real model
 	benchmarks/peer_transformers.py --gguf '$$model' --prompts {prompts} \
 	--new-tokens {new_tokens} --threads {threads}" $(ARGS)
 
-bench-offline:  ## measure MindSpore Lite against the online backend
+bench-offline: OURS = .venv/bin/python benchmarks/ours.py --prompts {prompts} \
+	--new-tokens {new_tokens} --threads {threads}
+bench-offline:  ## measure MindSpore Lite against the other engines and onnxruntime
 	@scripts/setup.sh run
 	@scripts/setup.sh lite
-	@.venv/bin/python benchmarks/bench.py --ours ".venv/bin/python benchmarks/ours.py --prompts \
-	{prompts} --new-tokens {new_tokens} --threads {threads} backend=mslite" --peer ".venv/bin/python \
-	benchmarks/ours.py --prompts {prompts} --new-tokens {new_tokens} --threads {threads}" $(ARGS)
+	@scripts/setup.sh peers
+	@.venv/bin/python benchmarks/bench.py --ours "$(OURS) backend=mslite engine=lite-worker" \
+	--peer "$(OURS) backend=ms" \
+	--peer ".venv-bench/bin/python benchmarks/peer_onnxruntime.py --onnx build/onnx --export-python \
+	.venv/bin/python --prompts {prompts} --new-tokens {new_tokens} --threads {threads}" \
+	--peer "$(OURS) backend=mslite engine=graph-cell export.layout=dynamic" \
+	--peer "$(OURS) backend=mslite engine=graph-cell export.layout=static_pair" $(ARGS)
 
 bench-shard:  ## measure cutting and merging of checkpoints against MindSpore's own
 	@scripts/setup.sh run

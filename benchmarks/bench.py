@@ -1,6 +1,6 @@
-"""Runs ours and a peer in turn, a process a measurement, and prints medians and ratios.
+"""Runs ours and its peers in turn, a process a measurement, and prints medians and ratios.
 
-Both are command templates; {prompts}, {new_tokens} and {threads} are filled in. {prompts} is a
+All are command templates; {prompts}, {new_tokens} and {threads} are filled in. {prompts} is a
 JSON file of token ids, a list a row. A command prints one line of JSON, measure.Measurement, as
 the last line of its standard output. The first run of each is not counted: it warms the file
 cache, and for ours the compile cache.
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,14 @@ OURS = f"{shlex.quote(sys.executable)} {shlex.quote(str(HERE / 'ours.py'))}" + (
 )
 STRIDE = 16  # tokens between the starts of two rows' prompts
 
-# key, label, whether more is better
-FIGURES = [
-    ("decode_tok_s", "decode, tok/s", True),
-    ("prefill_tok_s", "prefill, tok/s", True),
-    ("first_token_s", "process start to first token, s", False),
-    ("peak_rss_mib", "peak memory, MiB", False),
-]
+FIGURES = {
+    "decode_tok_s": "decode, tokens/s",
+    "prefill_tok_s": "prefill, tokens/s",
+    "first_token_s": "process start to first token, s",
+    "load_s": "load, s",
+    "peak_rss_mib": "peak memory, MiB",
+    "disk_mib": "on disk, MiB",
+}
 
 
 def make_prompts(batch: int, length: int) -> list[list[int]]:
@@ -75,15 +77,19 @@ def agreement(ours: list[list[int]], peer: list[list[int]]) -> str:
     return "equal"
 
 
-def table(batch: int, ours: list[dict[str, Any]], peer: list[dict[str, Any]]) -> str:
-    """Medians of one batch size as Markdown rows."""
+def table(batch: int, engines: Sequence[list[dict[str, Any]]]) -> str:
+    """Medians of one batch size as Markdown rows, an engine each; ours is the first."""
     lines = []
-    for key, label, more_is_better in FIGURES:
-        a, b = (statistics.median(run[key] for run in runs) for runs in (ours, peer))
-        digits = 0 if a >= 200 else 1 if a >= 10 else 2
-        direction = "" if more_is_better else " (less is better)"
-        cells = f"{a:.{digits}f} | {b:.{digits}f} | {a / b:.2f}{direction}"
-        lines.append(f"| {batch} | {label} | {cells} |")
+    medians = [
+        {key: statistics.median(run[key] for run in runs) for key in FIGURES} for runs in engines
+    ]
+    for runs, median in zip(engines, medians, strict=True):
+        cells = [str(batch), runs[0]["engine"]]
+        for key, value in median.items():
+            digits = 0 if value >= 200 else 1 if value >= 10 else 2
+            ratio = "" if median is medians[0] else f" ({medians[0][key] / value:.2f})"
+            cells.append(f"{value:.{digits}f}{ratio}")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -92,7 +98,9 @@ def main() -> None:
     parser.add_argument(
         "--ours", default=OURS, help="command template (default: benchmarks/ours.py)"
     )
-    parser.add_argument("--peer", required=True, help="command template")
+    parser.add_argument(
+        "--peer", action="append", required=True, help="command template; may be repeated"
+    )
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--new-tokens", type=int, default=128)
@@ -108,7 +116,6 @@ def main() -> None:
     started, foreign = time.monotonic(), foreign_seconds()
     everything: list[dict[str, Any]] = []
     rows, notes = [], []
-    names: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for batch in arguments.batches:
             prompts = Path(folder) / f"prompts_{batch}.json"
@@ -118,9 +125,10 @@ def main() -> None:
                 "new_tokens": str(arguments.new_tokens),
                 "threads": str(arguments.threads),
             }
-            sides: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+            templates = [arguments.ours, *arguments.peer]
+            engines: list[list[dict[str, Any]]] = [[] for _ in templates]
             for round_number in range(arguments.rounds + 1):
-                for template, runs in zip((arguments.ours, arguments.peer), sides, strict=True):
+                for template, runs in zip(templates, engines, strict=True):
                     result = measure(template, values)
                     if round_number:
                         runs.append(result)
@@ -129,17 +137,19 @@ def main() -> None:
                         f"{result['engine']} {result['decode_tok_s']:.1f} tok/s",
                         file=sys.stderr,
                     )
-            names = [runs[0]["engine"] for runs in sides]
-            rows.append(table(batch, *sides))
-            verdict = agreement(sides[0][0]["token_ids"], sides[1][0]["token_ids"])
-            notes.append(f"batch {batch}: generated ids {verdict}")
-            everything += sides[0] + sides[1]
+            rows.append(table(batch, engines))
+            for peer in engines[1:]:
+                verdict = agreement(engines[0][0]["token_ids"], peer[0]["token_ids"])
+                notes.append(f"{peer[0]['engine']} at batch {batch}: {verdict}")
+            everything += [run for runs in engines for run in runs]
 
-    print(f"| batch | | {names[0]} | {names[1]} | ratio |\n|---|---|---|---|---|")
+    print(f"| batch | engine | {' | '.join(FIGURES.values())} |")
+    print("|---" * (2 + len(FIGURES)) + "|")
     print("\n".join(rows))
     print(
         f"\nMedians of {arguments.rounds}; {arguments.prompt_tokens} prompt + "
-        f"{arguments.new_tokens} new tokens, {arguments.threads} threads; {'; '.join(notes)}."
+        f"{arguments.new_tokens} new tokens, {arguments.threads} threads. In brackets: what the "
+        f"first engine has over this one. Generated ids against the first's: {'; '.join(notes)}."
     )
     others = (foreign_seconds() - foreign) / (time.monotonic() - started)
     if others > 0.1:

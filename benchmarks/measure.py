@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,10 +22,11 @@ class Measurement:
     prompt_tokens: int  # of one row
     new_tokens: int  # of one row
     first_token_s: float  # from the start of the process, imports and load included
-    load_s: float
+    load_s: float  # without compiling; ours imports MindSpore in it
     prefill_tok_s: float  # all rows together, as is decode
     decode_tok_s: float
     peak_rss_mib: float
+    disk_mib: float  # of the files that are loaded
     token_ids: list[list[int]]  # generated, a list a row
 
     def print(self) -> None:
@@ -54,6 +56,14 @@ def peak_rss_mib() -> float:
         for child in (task / "children").read_text().split()
     ]
     return sum(_peak_mib(process) for process in ("self", *children))
+
+
+def mebibytes(files: Iterable[Path]) -> float:
+    """Size on disk of files and of folders with all that is in them."""
+    size = 0.0
+    for path in files:
+        size += mebibytes(path.iterdir()) if path.is_dir() else path.stat().st_size / 2**20
+    return size
 
 
 def _peak_mib(process: str) -> float:

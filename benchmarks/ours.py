@@ -12,12 +12,23 @@ import time
 from pathlib import Path
 
 import numpy as np
-from measure import Measurement, peak_rss_mib, seconds_since_start
+from measure import Measurement, mebibytes, peak_rss_mib, seconds_since_start
 
-from lite_runner import environment, model_files, progress, session
+from lite_runner import environment, model_files, offline, progress, session
 from lite_runner.backends.base import Row
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
+from lite_runner.config.schema import RunConfig
+from lite_runner.model_files import ModelFiles
+
+
+def loaded(config: RunConfig, files: ModelFiles, job: session.Job) -> Path:
+    """The checkpoint, or the exported model of the cache."""
+    if config.backend != "mslite":
+        assert files.path is not None
+        return files.path
+    want = offline.wanted_of_run(config, files, job.slots, job.length)
+    return offline.folder_in_cache(files, config, want)
 
 
 def main() -> None:
@@ -50,6 +61,7 @@ def main() -> None:
         length=length + arguments.new_tokens,
     )
     device = environment.resolve_device(config.context.device_target)
+    path = loaded(config, files, job)
     backend = session.load(config, files, device, job, tokenizer)
     load_s = time.perf_counter() - started
 
@@ -70,8 +82,10 @@ def main() -> None:
         tokens.append(step(tokens[-1], position))
     decoded = time.perf_counter()
 
+    layout = config.export.layout
+    way = backend.engine if layout == "auto" else f"{backend.engine}, {layout}"
     Measurement(
-        engine=f"lite-runner ({backend.engine})",
+        engine=f"lite-runner ({way})",
         batch=batch,
         prompt_tokens=length,
         new_tokens=arguments.new_tokens,
@@ -80,6 +94,7 @@ def main() -> None:
         prefill_tok_s=batch * length / (prefilled - started),
         decode_tok_s=batch * (arguments.new_tokens - 1) / (decoded - prefilled),
         peak_rss_mib=peak_rss_mib(),
+        disk_mib=mebibytes([path]),
         token_ids=np.stack(tokens, 1).tolist(),
     ).print()
     backend.close()

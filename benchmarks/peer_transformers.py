@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from measure import Measurement, peak_rss_mib, seconds_since_start
+from measure import Measurement, mebibytes, peak_rss_mib, seconds_since_start
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging
 
@@ -98,6 +98,7 @@ def main() -> None:
         prefill_tok_s=batch * length / (prefilled - started),
         decode_tok_s=batch * (arguments.new_tokens - 1) / (decoded - prefilled),
         peak_rss_mib=peak_rss_mib(),
+        disk_mib=mebibytes([arguments.gguf if arguments.format == "gguf" else folder]),
         token_ids=[list(row) for row in zip(*steps, strict=True)],
     ).print()
 

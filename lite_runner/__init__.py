@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lite_runner.api.config import AutoConfig, BloomConfig
+    from lite_runner.api.config import AutoConfig, BloomConfig, LlamaConfig
     from lite_runner.api.context import (
         ContextConfig,
         ParallelContextConfig,
@@ -18,10 +18,13 @@ if TYPE_CHECKING:
         init_context,
     )
     from lite_runner.api.infer import InferConfig, InferTask
-    from lite_runner.api.model import AutoModel, BloomLMHeadModel
+    from lite_runner.api.model import AutoModel, BloomLMHeadModel, LlamaForCausalLM
     from lite_runner.api.pipelines import TextGenerationPipeline, pipeline
+    from lite_runner.api.register import register, register_inputs
     from lite_runner.api.streamers import TextIteratorStreamer, TextStreamer
     from lite_runner.api.tokenizer import AutoTokenizer, BloomTokenizer, LlamaTokenizer
+    from lite_runner.api.tools import get_last_checkpoint, get_real_rank, str2bool
+    from lite_runner.api.trainer import Trainer, TrainingArguments
 
 __version__ = "0.1.0"
 
@@ -35,14 +38,23 @@ __all__ = [
     "ContextConfig",
     "InferConfig",
     "InferTask",
+    "LlamaConfig",
+    "LlamaForCausalLM",
     "LlamaTokenizer",
     "ParallelContextConfig",
     "TextGenerationPipeline",
     "TextIteratorStreamer",
     "TextStreamer",
+    "Trainer",
+    "TrainingArguments",
     "build_context",
+    "get_last_checkpoint",
+    "get_real_rank",
     "init_context",
     "pipeline",
+    "register",
+    "register_inputs",
+    "str2bool",
 ]
 
 _MODULE_OF = {
@@ -55,14 +67,23 @@ _MODULE_OF = {
     "ContextConfig": "context",
     "InferConfig": "infer",
     "InferTask": "infer",
+    "LlamaConfig": "config",
+    "LlamaForCausalLM": "model",
     "LlamaTokenizer": "tokenizer",
     "ParallelContextConfig": "context",
     "TextGenerationPipeline": "pipelines",
     "TextIteratorStreamer": "streamers",
     "TextStreamer": "streamers",
+    "Trainer": "trainer",
+    "TrainingArguments": "trainer",
     "build_context": "context",
+    "get_last_checkpoint": "tools",
+    "get_real_rank": "tools",
     "init_context": "context",
     "pipeline": "pipelines",
+    "register": "register",
+    "register_inputs": "register",
+    "str2bool": "tools",
 }
 
 

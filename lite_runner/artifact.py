@@ -1,4 +1,4 @@
-"""Exported models: made from a checkpoint and proved against the online backend.
+"""Exporting a model: graphs, tokenizer and manifest in a folder, which is then an artifact.
 
 An artifact is a folder with a manifest. It gets its name only when its target engine has computed
 what the online backend computes.
@@ -6,21 +6,24 @@ what the online backend computes.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lite_runner import environment, progress
-from lite_runner.backends.base import Backend, Row
-from lite_runner.config.plan import Memory, check_memory, free_memory, memory_need
-from lite_runner.config.schema import RunConfig
-from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.backends.exported import Device, EngineOptions
+from lite_runner.config.ge import ge_config, render
+from lite_runner.config.model import REGISTERED
+from lite_runner.config.model_yaml import model_yaml
+from lite_runner.config.plan import BYTES_OF, Memory, check_memory, free_memory, memory_need
+from lite_runner.config.schema import DType, RunConfig
+from lite_runner.errors import ConfigError
 from lite_runner.export.manifest import (
+    MANIFEST,
     Graph,
     GraphName,
     Layout,
@@ -30,20 +33,11 @@ from lite_runner.export.manifest import (
 from lite_runner.model_files import ModelFiles
 from lite_runner.report import versions
 from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.verification import verify
 from lite_runner.weights.files import make_folder, require_space, sha256_of, sync_folder
 from lite_runner.weights.read_ahead import ReadAhead
 
-EngineName = Literal["lite-worker", "graph-cell"]
-ENGINE_OF: dict[Layout, EngineName] = {
-    "resizable": "lite-worker",
-    "dynamic": "graph-cell",
-    "static_pair": "graph-cell",
-}
-# Of the largest logit. Lite's own rounding is a tenth of it; a wrong operator is far above.
-TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
-PROBE_PROMPTS = (5, 18)  # tokens
-PROBE_STEPS = 3
-PROBE_THREADS = (1, 2)
+GE_CONFIG = "config.ini"
 
 
 @dataclass(frozen=True)
@@ -53,63 +47,92 @@ class Wanted:
     layout: Layout
     model_type: Literal["mindir", "mindir_lite"]
     weight_fp16: bool
+    dtype: DType  # of the graph; weight_fp16 is only how a .ms keeps its weights
+    target: Device
+    sampled: bool  # it ends in the likeliest token
     slots: int
     length: int  # positions of a slot
+    key: bytes | None = field(default=None, repr=False)
 
     @property
-    def engine(self) -> EngineName:
-        return ENGINE_OF[self.layout]
-
-    @property
-    def precision(self) -> str:
-        return "float16" if self.weight_fp16 else "float32"
+    def precision(self) -> DType:
+        return "float16" if self.weight_fp16 else self.dtype
 
 
-def open_artifact(folder: Path, manifest: Manifest, *, slots: int, threads: int | None) -> Backend:
-    """The artifact in its engine. Raises RunnerError where it does not load."""
-    graphs: dict[GraphName, Path] = {
-        name: folder / graph.file for name, graph in manifest.graphs.items()
-    }
-    if manifest.layout == "resizable":
-        from lite_runner.backends.engines.worker import WorkerEngine
-        from lite_runner.backends.resizable import ResizableBackend
+@dataclass(frozen=True)
+class Place:
+    """Where an artifact goes: a folder of its own, or two paths in one that may hold more."""
 
-        return ResizableBackend(manifest, WorkerEngine(graphs, threads=threads), slots)
-    environment.import_mindspore()
-    from lite_runner.backends.dynamic import DynamicBackend
-    from lite_runner.backends.engines.graph_cell import GraphCellEngine
-    from lite_runner.backends.static_pair import StaticPairBackend
+    folder: Path
+    stems: Mapping[GraphName, str] | None = None  # names of the pair, without .mindir
+    overwrite: bool = False
 
-    engine = GraphCellEngine(graphs, manifest.graphs, threads=threads, dec_key=None)
-    if manifest.layout == "static_pair":
-        return StaticPairBackend(manifest, engine)
-    return DynamicBackend(manifest, engine, slots)
+    @classmethod
+    def of_pair(cls, prefill: Path, increment: Path, overwrite: bool) -> Place:
+        """The folder that both paths are in; .mindir may be left out, as in MindFormers' yaml."""
+        stems: dict[GraphName, str] = {  # another dot is the name's own, as in bloom_7.1b
+            "prefill": prefill.name.removesuffix(".mindir"),
+            "increment": increment.name.removesuffix(".mindir"),
+        }
+        return cls(prefill.parent, stems, overwrite)
+
+    def check(self) -> None:
+        """Raises ConfigError where something stands there already."""
+        taken = [self.folder]
+        if self.stems is not None:
+            names = [MANIFEST]
+            for stem in self.stems.values():
+                names += [f"{stem}.mindir", f"{stem}_graph.mindir", f"{stem}_variables"]
+            taken = [self.folder / name for name in names]
+        for path in taken:
+            if path.exists() and not self.overwrite:
+                raise ConfigError(
+                    f"{path}: exists already", "choose another name, or overwrite=true"
+                )
+
+    def take(self, written: Path) -> None:
+        """Give the finished artifact `written`, on the same disk, its name."""
+        if self.stems is None:
+            if self.overwrite and self.folder.exists():
+                shutil.rmtree(self.folder)
+            # Where another process was first, its artifact has been proved like this one.
+            if not self.folder.exists():
+                written.rename(self.folder)
+        else:
+            self.folder.mkdir(exist_ok=True)
+            (self.folder / MANIFEST).unlink(missing_ok=True)  # it comes last: none is half there
+            for path in sorted(written.iterdir(), key=lambda path: path.name == MANIFEST):
+                target = self.folder / path.name
+                if target.is_dir():
+                    shutil.rmtree(target)
+                path.replace(target)
+            sync_folder(self.folder)
+        sync_folder(self.folder.parent)
 
 
 def export_artifact(
-    target: Path,
+    place: Place,
     config: RunConfig,
     files: ModelFiles,
     tokenizer: Tokenizer,
     want: Wanted,
-    *,
-    overwrite: bool = False,
+    engine: EngineOptions,
 ) -> Manifest:
-    """Write the artifact, prove it, and only then give it its name.
+    """Write the artifact, prove it in `engine`, and only then give it its name.
 
-    Raises ConfigError where the folder exists (without `overwrite`), ArtifactError where the
-    engine computes something else, EnvironmentFault where memory or disk do not suffice.
+    Raises ConfigError where something stands there already, ArtifactError where the engine
+    computes something else, EnvironmentFault where memory or disk do not suffice.
     """
-    if target.exists() and not overwrite:
-        raise ConfigError(f"{target}: exists already", "choose another name, or overwrite=true")
-    make_folder(target.parent)
-    _check_room(target.parent, files, want)
+    place.check()
+    parent = place.folder.parent
+    make_folder(parent)
+    _check_room(parent, files, want)
     environment.import_mindspore()
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as name:
-        folder = Path(name) / target.name
+    with tempfile.TemporaryDirectory(prefix=f".{place.folder.name}.", dir=parent) as name:
+        folder = Path(name) / place.folder.name
         folder.mkdir()
         with progress.step(f"export {config.model_name} ({want.layout})"):
-            graphs = _write_graphs(folder, config, files, want)
+            graphs = _write_graphs(folder, config, files, want, place.stems)
             for file, text in tokenizer.files().items():
                 (folder / file).write_text(text, encoding="utf-8")
         names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
@@ -118,7 +141,7 @@ def export_artifact(
             model_name=config.model_name,
             model=files.model,
             source=files.source,
-            target="CPU",
+            target=want.target,
             model_type="MINDIR_LITE" if want.model_type == "mindir_lite" else "MINDIR",
             precision=want.precision,
             batch_size=want.slots,
@@ -127,16 +150,25 @@ def export_artifact(
             files={file: sha256_of(folder / file) for file in names},
             tokenizer=tuple(tokenizer.files()),
             versions=versions(),
+            encrypted=want.key is not None,
+            sampled=want.sampled,
         )
         manifest.write(folder)
-        verify(folder, read_manifest(folder), files)
-        if overwrite and target.exists():
-            shutil.rmtree(target)
-        # Where another process was first, its artifact has been proved like this one.
-        if not target.exists():
-            folder.rename(target)
-    sync_folder(target.parent)
+        verify(folder, read_manifest(folder), files, engine)
+        _write_settings(folder, config, manifest)
+        place.take(folder)
     return manifest
+
+
+def _write_settings(folder: Path, config: RunConfig, manifest: Manifest) -> None:
+    """The yaml and config.ini that MindFormers' tools want beside graphs; the user may change
+    them, so the manifest does not count them among its files."""
+    if manifest.model.family not in REGISTERED:  # which the yaml has no words for
+        text = model_yaml(manifest.model, config, manifest.seq_length, manifest.model_type.lower())
+        (folder / f"{config.model_name}.yaml").write_text(text, encoding="utf-8")
+    ge = ge_config(config)
+    if ge is not None and ge.sections:
+        (folder / GE_CONFIG).write_text(render(ge.sections), encoding="utf-8")
 
 
 def _check_room(folder: Path, files: ModelFiles, want: Wanted) -> None:
@@ -144,100 +176,77 @@ def _check_room(folder: Path, files: ModelFiles, want: Wanted) -> None:
     need = memory_need(files.model, "float32", want.slots, want.length)
     check_memory(Memory(2 * need.weights, need.cache), free_memory())
     graphs = 2 if want.layout == "static_pair" or want.model_type == "mindir_lite" else 1
-    require_space(folder, graphs * need.weights)
-
-
-def verify(folder: Path, manifest: Manifest, files: ModelFiles) -> None:
-    """Compare the artifact's logits with the online backend's: prompts of two lengths, some steps,
-    each with one thread and with two. Raises ArtifactError where they differ."""
-    prompts = _probes(manifest)
-    expected = _logits(_online(files), prompts)
-    limit = TOLERANCE[manifest.precision]
-    for threads in PROBE_THREADS:
-        with progress.step(f"verify in {ENGINE_OF[manifest.layout]}, threads={threads}"):
-            backend = open_artifact(folder, manifest, slots=1, threads=threads)
-            try:
-                got = _logits(backend, prompts)
-            finally:
-                backend.close()
-        error = float(np.abs(got - expected).max() / np.abs(expected).max())
-        if not error <= limit:  # NaN fails too
-            raise ArtifactError(
-                f"the exported {manifest.model_name} computes something else in "
-                f"{ENGINE_OF[manifest.layout]} with threads={threads}: off by {error:.1e} of the "
-                f"largest logit, at most {limit:.0e} expected; it is not kept",
-            )
-
-
-def _probes(manifest: Manifest) -> list[NDArray[np.int32]]:
-    generator = np.random.default_rng(0)
-    sizes = [min(size, manifest.seq_length - PROBE_STEPS) for size in PROBE_PROMPTS]
-    vocab = manifest.model.vocab_size
-    return [generator.integers(0, vocab, size + PROBE_STEPS).astype(np.int32) for size in sizes]
-
-
-def _logits(backend: Backend, prompts: list[NDArray[np.int32]]) -> NDArray[np.float32]:
-    """[prompts, steps + 1, vocab]: after each prompt and each of its last tokens, in one slot."""
-    logits = []
-    for tokens in prompts:
-        start = len(tokens) - PROBE_STEPS
-        pieces = [tokens[:start], *np.split(tokens[start:], PROBE_STEPS)]
-        position = 0
-        for piece in pieces:
-            logits.append(backend.forward([Row(0, piece, position)])[0])
-            position += len(piece)
-    together: NDArray[np.float32] = np.stack(logits)
-    return together.reshape(len(prompts), PROBE_STEPS + 1, -1)
-
-
-def _online(files: ModelFiles) -> Backend:
-    from lite_runner.backends.online import OnlineBackend, OnlineOptions
-
-    weights = ReadAhead(files.tensors())
-    try:
-        length = max(PROBE_PROMPTS) + PROBE_STEPS
-        return OnlineBackend(files.model, weights, OnlineOptions(slots=1, length=length))
-    finally:
-        weights.close()
+    require_space(folder, graphs * need.weights * BYTES_OF[want.dtype] // BYTES_OF["float32"])
 
 
 def _write_graphs(
-    folder: Path, config: RunConfig, files: ModelFiles, want: Wanted
+    folder: Path,
+    config: RunConfig,
+    files: ModelFiles,
+    want: Wanted,
+    stems: Mapping[GraphName, str] | None,
 ) -> dict[GraphName, Graph]:
     weights = ReadAhead(files.tensors())
-    arguments = (files.model, weights, folder, config.model_name)
     graphs: dict[GraphName, Graph]
     try:
         if want.layout == "dynamic":
             from lite_runner.export.dynamic import export_dynamic
 
             graphs = export_dynamic(
-                *arguments,
+                files.model,
+                weights,
+                folder,
+                config.model_name,
                 slots=want.slots,
                 seq_length=want.length,
-                dtype="float32",
-                enc_key=None,
+                dtype=want.dtype,
+                enc_key=want.key,
             )
         elif want.layout == "static_pair":
-            from lite_runner.export.static_pair import export_static_pair
+            from lite_runner.export.static_pair import export_static_pair, stems_of
 
             graphs = export_static_pair(
-                *arguments,
+                files.model,
+                weights,
+                folder,
+                stems_of(config.model_name) if stems is None else stems,
                 batch_size=want.slots,
                 seq_length=want.length,
-                dtype="float32",
-                enc_key=None,
-                sampled=False,
+                dtype=want.dtype,
+                enc_key=want.key,
+                sampled=want.sampled,
             )
         else:
             from lite_runner.export.resizable import export_resizable
 
-            graphs = export_resizable(*arguments, batch_size=1, seq_length=files.model.seq_length)
+            graphs = export_resizable(
+                files.model,
+                weights,
+                folder,
+                config.model_name,
+                batch_size=1,
+                seq_length=files.model.seq_length,
+            )
     finally:
         weights.close()
     if want.model_type == "mindir_lite":
-        graphs = _converted(folder, graphs, want.weight_fp16)
-    return graphs
+        return _converted(folder, graphs, want.weight_fp16)
+    return graphs if stems is None else _under_their_names(folder, graphs, stems)
+
+
+def _under_their_names(
+    folder: Path, graphs: dict[GraphName, Graph], stems: Mapping[GraphName, str]
+) -> dict[GraphName, Graph]:
+    """x_graph.mindir as x.mindir, as it was asked for; beside variables the longer name stays,
+    by which MindFormers' tools know them."""
+    named: dict[GraphName, Graph] = {}
+    for name, graph in graphs.items():
+        file = graph.file
+        if not (folder / f"{stems[name]}_variables").exists():
+            file = f"{stems[name]}.mindir"
+            (folder / graph.file).rename(folder / file)
+        named[name] = dataclasses.replace(graph, file=file)
+    return named
 
 
 def _converted(

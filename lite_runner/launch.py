@@ -28,23 +28,31 @@ def launch(config: RunConfig) -> int:
         if ranks_of(config).size > 1 and config.run_mode == "predict":
             _launch_ranks(config, folder)
         else:
-            folder.write_config(config.to_dict())
+            folder.write_config(config.without_secrets().to_dict())
             worker.run(config, folder)
     return 0
 
 
 def _launch_ranks(config: RunConfig, folder: RunFolder) -> None:
     """Start what `config` says as ranks, which read it from the run folder."""
+    from lite_runner import model_files, session
+    from lite_runner.config.compose import raise_faults
+    from lite_runner.config.parallel import division_faults
     from lite_runner.launcher.job import Limits, run_ranks
     from lite_runner.launcher.preflight import check_machine
-    from lite_runner.model_files import locate
 
     # Standard input is this process's alone, and can be read once.
-    config = dataclasses.replace(config, predict_data=tuple(read_prompts(config)))
+    prompts = tuple(read_prompts(config))
+    config = dataclasses.replace(config, predict_data=prompts)
     cluster, parallel = cluster_of(config), config.parallel
-    # Fetched once, here: the ranks find it in the cache.
-    model = locate(config).model
-    check_machine(config, cluster, model)
+    # Fetched once, here: the ranks find it in the cache. What is wrong shows before they start.
+    files = model_files.locate(config)
+    raise_faults(list(division_faults(config, files.model)))
+    job = session.prepare(config, files, model_files.tokenizer_of(config, files), prompts)
+    ranks = ranks_of(config)
+    files.tensors(ranks, vocab_parallel=not config.parallel_config.vocab_emb_dp)
+    slots = session.share(config, job, ranks).slots
+    check_machine(config, cluster, files.model, slots=slots, length=job.length)
     snapshot = folder.write_config(config.to_dict())
     on_ascend = environment.resolve_device(config.context.device_target) == "Ascend"
     # Devices want to be released, and the scheduler is other machines' too; on CPU nothing is left.

@@ -6,7 +6,7 @@ Nothing large is read here, so that whatever is wrong with the files shows at on
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +15,10 @@ from lite_runner.config.model import ModelConfig
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.given_model import GivenModel, given_model
 from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer, byte_tokenizer
-from lite_runner.weights.checkpoint import model_config_of
+from lite_runner.weights.checkpoint import model_config_in, model_config_of
 from lite_runner.weights.pieces import pieces
 from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.recut import tensors_for, whole_tensors
@@ -26,7 +27,8 @@ from lite_runner.weights.tensor import LazyTensor
 
 RANDOM = "random"
 # What a run may choose against its checkpoint: how far it goes, and which tokens end a text.
-FREE_FIELDS = {"seq_length", "rope_scaling", "bos_token_id", "eos_token_id", "pad_token_id"}
+TOKEN_FIELDS = {"bos_token_id", "eos_token_id", "pad_token_id"}
+FREE_FIELDS = {"seq_length", "rope_scaling", *TOKEN_FIELDS}
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class ModelFiles:
     path: Path | None  # None: random
     model: ModelConfig
     seed: int
+    given: GivenModel | None = None  # an exported model, which needs no checkpoint
     strategy: Path | None = None  # how a sharded checkpoint is cut
     auto_trans: bool = False  # whether one that is cut otherwise than wanted is cut anew
 
@@ -47,6 +50,7 @@ class ModelFiles:
 
         Raises ArtifactError.
         """
+        self._check_there_are_weights()
         ranks = ranks or Ranks()
         if self.path is None:
             whole = random_checkpoint(self.model, self.seed)
@@ -62,16 +66,25 @@ class ModelFiles:
 
     def whole(self) -> Mapping[str, LazyTensor]:
         """Every tensor of the model, a sharded one put together. Raises ArtifactError."""
+        self._check_there_are_weights()
         if self.path is None:
             return random_checkpoint(self.model, self.seed)
         return whole_tensors(self.path, self.model, self.strategy)
 
+    def _check_there_are_weights(self) -> None:
+        if self.given is not None:
+            raise ArtifactError(f"{self.given.folder}: an exported model, whose weights stay in it")
 
-def locate(config: RunConfig) -> ModelFiles:
+
+def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
     """Fetch what the config names, unless it is here, and read the model's sizes.
 
-    Raises ArtifactError where it is not to be had or is another model than the config says.
+    Without `weights`, which a tokenizer does not need, those on the hub are not fetched. Raises
+    ArtifactError where it is not to be had or is another model than the config says.
     """
+    given = given_model(config)
+    if given is not None:
+        return files_of(given, config)
     source, model = config.checkpoint_source, config.model_config()
     if source == RANDOM:
         if model is None:
@@ -81,8 +94,10 @@ def locate(config: RunConfig) -> ModelFiles:
                 "name a model (model=tiny_llama), or a checkpoint (load_checkpoint=DIR)",
             )
         return ModelFiles(source, None, model, config.seed)
-    path = fetch(source, progress.note)
-    own = model_config_of(path)
+    path = fetch(source, progress.note, weights=weights)
+    # A hub's folder without weights is a folder without a checkpoint, and no fault here.
+    alone = not weights and source.startswith("hf://")
+    own = model_config_in(path) if alone else model_config_of(path)
     if model is None:
         if own is None:
             raise ArtifactError(
@@ -98,18 +113,44 @@ def locate(config: RunConfig) -> ModelFiles:
         path,
         model,
         config.seed,
-        Path(strategy).expanduser() if strategy else None,
-        config.auto_trans_ckpt,
+        strategy=Path(strategy).expanduser() if strategy else None,
+        auto_trans=config.auto_trans_ckpt,
     )
 
 
+def files_of(given: GivenModel, config: RunConfig) -> ModelFiles:
+    """An exported model in place of a checkpoint; the config may choose other special tokens.
+
+    Raises ArtifactError where the config names another model.
+    """
+    manifest, wanted = given.manifest, config.model_config()
+    if config.load_checkpoint:
+        progress.note(f"load_checkpoint: not read, the weights are in {given.folder}")
+    model = manifest.model
+    if wanted is not None:
+        differing = _differing(wanted, model, "the export", TOKEN_FIELDS)
+        if differing:
+            raise ArtifactError(
+                f"{given.folder}: an export of {manifest.model_name}, another model than "
+                f"{config.model_name}: {differing}",
+                "leave model= out: the export says which it is",
+            )
+        tokens = {name: getattr(wanted, name) for name in TOKEN_FIELDS}
+        model = dataclasses.replace(model, **tokens)
+    return ModelFiles(manifest.source, None, model, config.seed, given)
+
+
 def tokenizer_of(config: RunConfig, files: ModelFiles) -> Tokenizer:
-    """The tokenizer that the config names, or the checkpoint's own. Raises ArtifactError."""
+    """The tokenizer that the config names, or the model's own. Raises ArtifactError."""
     settings = config.processor.tokenizer
     vocab = files.model.vocab_size
     if settings.tokenizer_file is not None:
         key = "processor.tokenizer.tokenizer_file"
-        return load_tokenizer(fetch(settings.tokenizer_file, progress.note, key), model_vocab=vocab)
+        path = fetch(settings.tokenizer_file, progress.note, key, weights=False)
+        return load_tokenizer(path, model_vocab=vocab)
+    given = files.given
+    if given is not None and (given.manifest.tokenizer or settings.type != "ByteTokenizer"):
+        return load_tokenizer(given.folder, model_vocab=vocab)
     if settings.type == "ByteTokenizer" or files.path is None:
         return byte_tokenizer()
     beside = files.path
@@ -124,14 +165,19 @@ def end_tokens(model: ModelConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def _check_same_model(wanted: ModelConfig, own: ModelConfig, path: Path) -> None:
-    differing = [
-        f"{field.name}: the config says {getattr(wanted, field.name)}, the checkpoint "
-        f"{getattr(own, field.name)}"
-        for field in dataclasses.fields(ModelConfig)
-        if field.name not in FREE_FIELDS and getattr(wanted, field.name) != getattr(own, field.name)
-    ]
+    differing = _differing(wanted, own, "the checkpoint", FREE_FIELDS)
     if differing:
         raise ArtifactError(
-            f"{path} is another model than the config's: " + "; ".join(differing),
+            f"{path} is another model than the config's: {differing}",
             "model=auto takes everything from the checkpoint",
         )
+
+
+def _differing(wanted: ModelConfig, own: ModelConfig, owner: str, free: Set[str]) -> str:
+    """What two models have not in common, "" where they are one."""
+    return "; ".join(
+        f"{field.name}: the config says {getattr(wanted, field.name)}, {owner} "
+        f"{getattr(own, field.name)}"
+        for field in dataclasses.fields(ModelConfig)
+        if field.name not in free and getattr(wanted, field.name) != getattr(own, field.name)
+    )

@@ -1,4 +1,4 @@
-"""The offline backend of a run: which artifact it means, made first where there is none."""
+"""The offline backend of a run: which exported model it means, made first where there is none."""
 
 from __future__ import annotations
 
@@ -6,14 +6,28 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal, cast
 
 import lite_runner
-from lite_runner import progress
-from lite_runner.artifact import ENGINE_OF, Wanted, export_artifact, open_artifact
+from lite_runner import environment, progress
+from lite_runner.artifact import Place, Wanted, export_artifact
 from lite_runner.backends.base import Backend
-from lite_runner.backends.engines.lite_python import find_lite_python
+from lite_runner.backends.dynamic import cannot_copy
+from lite_runner.backends.exported import (
+    Device,
+    EngineOptions,
+    absent,
+    choose_engine,
+    open_exported,
+)
 from lite_runner.backends.sizes import cache_length
+from lite_runner.config.engines import ENGINES
+from lite_runner.config.ge import GeConfig, check_ge_used, ge_config
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.model import REGISTERED
+from lite_runner.config.offline_checks import more_than_greedy
 from lite_runner.config.schema import RunConfig
+from lite_runner.config.secret import encryption_key
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.export.manifest import Layout, Manifest, read_manifest
 from lite_runner.model_files import ModelFiles
@@ -26,59 +40,155 @@ PACKAGE = Path(lite_runner.__file__).parent
 
 
 def open_offline(
-    config: RunConfig, files: ModelFiles, tokenizer: Tokenizer, *, slots: int, length: int
+    config: RunConfig,
+    files: ModelFiles,
+    tokenizer: Tokenizer | None,
+    generation: GenerationConfig,
+    *,
+    slots: int,
+    length: int,
 ) -> Backend:
-    """The backend of the artifact that the config names, or of the one in the cache, which is
-    exported first where there is none. Raises RunnerError."""
-    if config.infer.model_dir:
-        folder = Path(config.infer.model_dir).expanduser()
-        manifest = read_manifest(folder)
-        _check_fits(config, files, manifest, folder, slots, length)
+    """The backend of the exported model that the config names, or of the one in the cache, which
+    is exported first where there is none. Raises RunnerError."""
+    given = files.given
+    if given is not None:
+        manifest, graphs, name = given.manifest, given.graphs, given.folder.name
+        _check_fits(config, files, manifest, slots, length)
+        engine = engine_for(config, manifest.layout, given.ge_files)
     else:
-        # Rounded up, so that prompts of other lengths find an artifact again.
-        length = config.infer.infer_seq_length or cache_length(length, files.model.seq_length)
-        want = wanted(config, 1 << (slots - 1).bit_length(), length)
+        want = wanted_of_run(config, files, slots, length)
+        engine = engine_for(config, want.layout)
         folder = folder_in_cache(files, config, want)
         if folder.is_dir():
             manifest = read_manifest(folder, check_files=False)  # ours; checked when written
         else:
+            if tokenizer is None:
+                raise ConfigError(
+                    "an exported model has its tokenizer beside it, and there is none",
+                    "processor.tokenizer.tokenizer_file= names one",
+                )
             progress.note(f"no exported {config.model_name} in the cache: exporting it first")
-            manifest = export_artifact(folder, config, files, tokenizer, want)
-    with progress.step(f"load {folder.name}"):
-        return open_artifact(folder, manifest, slots=slots, threads=config.context.threads)
+            manifest = export_artifact(Place(folder), config, files, tokenizer, want, engine)
+        graphs, name = manifest.paths(folder), folder.name
+    _check_generation(manifest, generation)
+    with progress.step(f"load {name} in {engine.name}"):
+        return open_exported(graphs, manifest, engine, slots=slots)
 
 
-def wanted(config: RunConfig, slots: int, length: int) -> Wanted:
-    """The engine and form that a config asks for, or the first that this machine has.
+def chosen_backend(
+    config: RunConfig,
+    files: ModelFiles,
+    generation: GenerationConfig,
+    *,
+    slots: int,
+    length: int,
+) -> Literal["ms", "mslite"]:
+    """What backend=auto means: mslite where an exported model is there for this run."""
+    if files.given is not None:
+        return "mslite"
+    want = wanted_of_run(config, files, slots, length)
+    copies = max(generation.num_beams, generation.num_return_sequences) > 1
+    found = folder_in_cache(files, config, want)
+    if found.is_dir() and not (copies and want.layout != "resizable"):
+        progress.note(f"backend=auto: mslite, since {found.name} is in the cache")
+        return "mslite"
+    progress.note(f"backend=auto: ms, since no exported {config.model_name} is in the cache")
+    return "ms"
+
+
+def engine_for(config: RunConfig, layout: Layout, ge_files: tuple[Path, ...] = ()) -> EngineOptions:
+    """The engine of a run; `ge_files`: the config.ini beside the model, unless the run has its own.
+
+    Raises ConfigError, EnvironmentFault where the one that is asked for cannot run the layout.
+    """
+    device = cast(Device, environment.resolve_device(config.context.device_target))
+    name = choose_engine(layout, config.engine, device)
+    if config.run_mode != "export":  # which only writes them down
+        check_ge_used(config, name, device)
+    ge = ge_config(config) or (GeConfig(files=ge_files) if ge_files else None)
+    if ge is not None and (name, device) != ("lite", "Ascend"):
+        if ge_files and ge.files == ge_files:
+            progress.note(f"{ge_files[0]} is for GE on Ascend; this runs in {name} on {device}")
+        ge = None
+    return EngineOptions(
+        name=name,
+        device=device,
+        device_id=config.context.device_id,
+        threads=config.context.threads,
+        ge=ge,
+        key=encryption_key(config.infer.enc_key),
+    )
+
+
+def wanted(config: RunConfig, family: str, slots: int, length: int) -> Wanted:
+    """What an export has to be, as the config asks or as the first engine here wants it.
 
     Raises EnvironmentFault where an engine was asked for that is not here.
     """
-    layout = _layout(config)
+    key = encryption_key(config.infer.enc_key)
+    device = cast(Device, environment.resolve_device(config.context.device_target))
+    target = device if config.export.target == "auto" else config.export.target
+    layout = _layout(config, family, target)
     model_type = config.infer.model_type
     if model_type is None:
         # A .ms loads in a fraction of a MindIR's time; who exports wants what others can read.
         to_run = config.run_mode != "export" or config.export.weight_fp16
         model_type = "mindir_lite" if layout == "resizable" and to_run else "mindir"
+    dtype = config.compute_dtype(target)
+    faults = []
     if config.export.weight_fp16 and model_type != "mindir_lite":
-        raise ConfigError("export.weight_fp16=true needs infer.model_type=mindir_lite")
-    return Wanted(layout, model_type, config.export.weight_fp16, slots, length)
+        faults.append("export.weight_fp16=true needs infer.model_type=mindir_lite")
+    if layout == "resizable" and dtype != "float32":
+        faults.append(f"export.layout=resizable computes in float32; got {dtype}")
+    if dtype == "bfloat16":
+        faults.append("an export in bfloat16 cannot be proved on a CPU; float16 or float32 can")
+    if layout == "resizable" and key is not None:
+        faults.append("infer.enc_key needs export.layout=dynamic or static_pair")
+    if faults:
+        raise ConfigError.of(faults)
+    sampled = config.model.model_config.is_sample_acceleration
+    return Wanted(
+        layout, model_type, config.export.weight_fp16, dtype, target, sampled, slots, length, key
+    )
 
 
-def _layout(config: RunConfig) -> Layout:
-    layout = config.export.layout
-    if layout == "dynamic" or layout == "static_pair":
-        return layout
-    if config.engine == "graph-cell":
+def wanted_of_run(config: RunConfig, files: ModelFiles, slots: int, length: int) -> Wanted:
+    """The export that serves a run of `slots` rows of `length` positions. Raises as `wanted`."""
+    asked = config.infer.infer_seq_length
+    _check_length(length, asked)
+    # Rounded up, so that prompts of other lengths find an artifact again.
+    length = asked or cache_length(length, files.model.seq_length)
+    return wanted(config, files.model.family, 1 << (slots - 1).bit_length(), length)
+
+
+def _check_length(length: int, asked: int | None) -> None:
+    if asked is not None and length > asked:
+        raise ConfigError(
+            f"infer.infer_seq_length={asked}: the longest prompt and its new tokens need {length}",
+            "ask for fewer new tokens, or a larger infer.infer_seq_length",
+        )
+
+
+def _layout(config: RunConfig, family: str, target: Device) -> Layout:
+    if config.export.layout != "auto":
+        return config.export.layout
+    if (
+        target == "Ascend"
+        or config.model.model_config.is_sample_acceleration
+        or config.infer.prefill_model_path
+    ):
+        return "static_pair"
+    if config.engine == "graph-cell" or config.infer.enc_key:
         return "dynamic"
-    try:
-        find_lite_python()
-    except EnvironmentFault as fault:
-        asked = {config.engine, layout, config.infer.model_type}
-        if asked & {"lite-worker", "resizable", "mindir_lite"}:
-            raise
-        progress.note(f"engine=auto: graph-cell, since {fault.message}")
+    named = config.engine != "auto" or config.infer.model_type == "mindir_lite"
+    if family in REGISTERED and not named:
         return "dynamic"
-    return "resizable"
+    faults = [absent(engine, "resizable", target) for engine in ENGINES["resizable"]]
+    if named or None in faults:
+        return "resizable"
+    assert isinstance(faults[-1], EnvironmentFault)
+    progress.note(f"engine=auto: graph-cell, since {faults[-1].message}")
+    return "dynamic"
 
 
 def folder_in_cache(files: ModelFiles, config: RunConfig, want: Wanted) -> Path:
@@ -88,11 +198,13 @@ def folder_in_cache(files: ModelFiles, config: RunConfig, want: Wanted) -> Path:
         status = files.path.stat()
         origin = f"{files.path.resolve()} {status.st_size} {status.st_mtime_ns}"
     form = asdict(want)
+    form["key"] = want.key and hashlib.sha256(want.key).hexdigest()
     if want.layout == "resizable":  # its graph takes any number of slots and positions
         del form["slots"], form["length"]
     described = {
         "model": asdict(files.model),
         "origin": origin,
+        "network": REGISTERED.get(files.model.family),
         "seed": files.seed if files.path is None else None,
         "form": form,
         "versions": versions(),
@@ -103,27 +215,42 @@ def folder_in_cache(files: ModelFiles, config: RunConfig, want: Wanted) -> Path:
 
 
 def _check_fits(
-    config: RunConfig, files: ModelFiles, manifest: Manifest, folder: Path, slots: int, length: int
+    config: RunConfig, files: ModelFiles, manifest: Manifest, slots: int, length: int
 ) -> None:
-    """The artifact that the user gave against what is asked of it."""
-    if manifest.model != files.model:
-        raise ArtifactError(
-            f"{folder}: an export of {manifest.model_name}, another model than {config.model_name}",
-            f"model={manifest.model_name}",
-        )
-    if config.engine not in ("auto", ENGINE_OF[manifest.layout]):
+    """The exported model that the user gave against what is asked of it."""
+    assert files.given is not None
+    folder = files.given.folder
+    if manifest.encrypted and not config.infer.enc_key:
+        raise ArtifactError(f"{folder}: the model is encrypted", "infer.enc_key= its key")
+    if config.infer.enc_key and not manifest.encrypted:
+        raise ConfigError(f"infer.enc_key: the model in {folder} is not encrypted")
+    asked = config.infer.infer_seq_length or manifest.seq_length
+    if max(length, asked) > manifest.seq_length:
         raise ConfigError(
-            f"engine={config.engine} does not run the layout {manifest.layout} of {folder}",
-            f"engine={ENGINE_OF[manifest.layout]}",
-        )
-    if length > manifest.seq_length:
-        raise ConfigError(
-            f"{folder}: made for {manifest.seq_length} positions a row, but the longest prompt and "
-            f"its new tokens need {length}",
+            f"{folder}: made for {manifest.seq_length} positions a row, but "
+            + (
+                f"the longest prompt and its new tokens need {length}"
+                if length > manifest.seq_length
+                else f"infer.infer_seq_length={asked} is asked for"
+            ),
             "ask for fewer new tokens, or export with a larger infer.infer_seq_length",
         )
+    _check_length(length, asked)
     if manifest.layout != "resizable" and slots > manifest.batch_size:
         raise ConfigError(
             f"{folder}: made for {manifest.batch_size} rows at a time, {slots} are asked for",
             f"predict_batch_size={manifest.batch_size}",
+        )
+
+
+def _check_generation(manifest: Manifest, generation: GenerationConfig) -> None:
+    """What a graph cannot do, before it is loaded."""
+    copies = max(generation.num_beams, generation.num_return_sequences) > 1
+    if copies and manifest.layout != "resizable":
+        raise ConfigError(*cannot_copy(manifest.layout))
+    if manifest.sampled and (asked := more_than_greedy(generation)):
+        raise ConfigError(
+            f"the exported model chooses the likeliest token itself (is_sample_acceleration), so "
+            f"{', '.join(asked)} cannot be done",
+            "export it without model.model_config.is_sample_acceleration",
         )

@@ -171,7 +171,7 @@ class RunFolder:
     def write_config(self, config: Mapping[str, Any]) -> Path:
         """Write the resolved config, plain containers and scalars, as config.yaml."""
         text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-        return self._write("config.yaml", text)
+        return self.write_text("config.yaml", text)
 
     def write_result(self, result: Result, texts_per_prompt: int = 1) -> Path:
         """Write result.json and text_generation_result.txt; gives the path of the former.
@@ -184,10 +184,10 @@ class RunFolder:
             {"text_generation_text": texts[start : start + texts_per_prompt]}
             for start in range(0, len(texts), texts_per_prompt)
         ]
-        self._write("text_generation_result.txt", str(answers))
-        return self._write("result.json", result.to_json())
+        self.write_text("text_generation_result.txt", str(answers))
+        return self.write_text("result.json", result.to_json())
 
-    def _write(self, name: str, text: str) -> Path:
+    def write_text(self, name: str, text: str) -> Path:
         """Write a whole file or none; EnvironmentFault where the disk does not take it."""
         target = self.path / name
         # An argument that was no UTF-8 holds lone surrogates; their escape is valid JSON.

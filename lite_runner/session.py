@@ -14,7 +14,6 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.plan import check_memory, free_memory, memory_need
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
-from lite_runner.errors import ConfigError
 from lite_runner.generation import check_lengths, longest_prompt
 from lite_runner.model_files import RANDOM, ModelFiles
 from lite_runner.text.tokenizer import Tokenizer
@@ -113,6 +112,16 @@ def share(config: RunConfig, job: Job, ranks: Ranks) -> Job:
     )
 
 
+def with_backend(config: RunConfig, files: ModelFiles, job: Job) -> RunConfig:
+    """The config with backend=auto decided."""
+    if config.backend != "auto":
+        return config
+    from lite_runner.offline import chosen_backend
+
+    backend = chosen_backend(config, files, job.generation, slots=job.slots, length=job.length)
+    return replace(config, backend=backend)
+
+
 def load(
     config: RunConfig,
     files: ModelFiles,
@@ -127,17 +136,14 @@ def load(
     to check. Exporting a model, where an offline backend has none yet, takes its `tokenizer` along.
     """
     ranks = ranks or Ranks()
-    if files.source == RANDOM:
+    if files.source == RANDOM and files.given is None:
         progress.note("load_checkpoint=random: the weights are noise, and so is the text")
     if config.backend == "mslite":
-        if tokenizer is None:
-            raise ConfigError(
-                "backend=mslite keeps the tokenizer beside the exported model, and there is none",
-                "processor.tokenizer.tokenizer_file= names one",
-            )
         from lite_runner.offline import open_offline
 
-        return open_offline(config, files, tokenizer, slots=job.slots, length=job.length)
+        return open_offline(
+            config, files, tokenizer, job.generation, slots=job.slots, length=job.length
+        )
     dtype = config.compute_dtype(device)
     if device == "CPU" and ranks.size == 1:
         need = memory_need(files.model, dtype, job.slots, job.length, config.use_past)

@@ -18,20 +18,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lite_runner import AutoTokenizer, TextGenerationPipeline, TextStreamer, pipeline
+from lite_runner import (
+    AutoTokenizer,
+    TextGenerationPipeline,
+    TextStreamer,
+    pipeline,
+    str2bool,
+)
 from lite_runner.errors import ConfigError, RunnerError
 
 GENERATION = ("do_sample", "top_k", "top_p", "repetition_penalty", "temperature", "max_length")
-
-
-def truth(text: str) -> bool:
-    """true/false, 1/0, yes/no, whatever the case."""
-    lowered = text.lower()
-    if lowered in ("true", "1", "yes", "y"):
-        return True
-    if lowered in ("false", "0", "no", "n"):
-        return False
-    raise argparse.ArgumentTypeError(f"got {text!r}, expected True or False")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,14 +45,21 @@ def parser() -> argparse.ArgumentParser:
     add("--seq_length", type=int, default=2048, help="prompt and new tokens together")
     add("--batch_size", type=int, default=1, help="how often the prompt is computed at once")
     add("--max_length", type=int, default=512, help="prompt and new tokens together, at most")
-    add("--do_sample", type=truth, default=False)
+    add("--do_sample", type=str2bool, default=False)
     add("--top_k", type=int, default=1)
     add("--top_p", type=float, default=1.0)
     add("--temperature", type=float, default=1.0)
     add("--repetition_penalty", type=float, default=1.0)
-    add("--is_sample_acceleration", type=truth, default=False, help="the graph chooses the token")
-    add("--add_special_tokens", type=truth, default=False, help="as the tokenizer's own rules say")
-    add("--stream", type=truth, default=False, help="print the text while it is made")
+    add(
+        "--is_sample_acceleration", type=str2bool, default=False, help="the graph chooses the token"
+    )
+    add(
+        "--add_special_tokens",
+        type=str2bool,
+        default=False,
+        help="as the tokenizer's own rules say",
+    )
+    add("--stream", type=str2bool, default=False, help="print the text while it is made")
     add("--prompt", help="a text around the question, which takes the place of {}")
     add("--predict_data", help="one question, instead of asking for some")
     add("--generated_time", type=int, default=1, help="how often each question is answered")

@@ -33,31 +33,32 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"errors"},
     "events": {"errors"},
     "rank_table": {"errors"},
-    "events": {"errors"},
     "config": {"errors", "rank_table"},
     "text": {"errors", "gguf_metadata"},
     "weights": {"config", "errors", "gguf_metadata", "progress"},
     "models": {"config", "errors", "weights"},
     "export": {"config", "errors", "models", "weights"},
-    "backends": {"config", "errors", "export", "models", "progress", "signals", "weights"},
-    "model_files": {"config", "errors", "progress", "text", "weights"},
+    "backends": {
+        *("config", "environment", "errors", "export", "models", "progress", "signals", "weights"),
+    },
+    "given_model": {"config", "environment", "errors", "export"},
+    "model_files": {"config", "errors", "given_model", "progress", "text", "weights"},
     "generation": {"backends", "config", "errors"},
+    "verification": {
+        *("backends", "config", "errors", "export", "model_files", "progress", "weights"),
+    },
     "artifact": {
         *("backends", "config", "environment", "errors", "export", "model_files", "progress"),
-        *("report", "text", "weights"),
+        *("report", "text", "verification", "weights"),
     },
     "offline": {
-        *("artifact", "backends", "config", "errors", "export", "model_files", "progress"),
-        *("report", "text", "weights"),
+        *("artifact", "backends", "config", "environment", "errors", "export", "model_files"),
+        *("progress", "report", "text", "weights"),
     },
     "shares": {"backends", "config", "generation", "report"},
     "session": {
         *("offline", "backends", "config", "environment", "errors", "generation"),
         *("model_files", "progress", "text", "weights"),
-    },
-    "api": {
-        *("backends", "config", "environment", "errors", "export", "generation"),
-        *("model_files", "progress", "session", "text"),
     },
     "run_modes": {
         *("artifact", "backends", "config", "environment", "errors", "generation"),
@@ -69,14 +70,14 @@ ALLOWED: dict[str, set[str]] = {
         *("backends", "config", "environment", "errors", "events", "progress", "report"),
         *("signals", "worker"),
     },
-    "rank": {
-        *("backends", "config", "environment", "errors", "events", "progress", "report"),
-        *("signals", "worker"),
-    },
     "launcher": {"config", "environment", "errors", "events", "progress", "signals"},
     "launch": {
         *("config", "environment", "errors", "launcher", "model_files", "progress", "report"),
-        "worker",
+        *("session", "worker"),
+    },
+    "api": {
+        *("backends", "config", "environment", "errors", "export", "generation", "given_model"),
+        *("launch", "model_files", "models", "progress", "session", "text", "weights"),
     },
     "app": {"config", "errors", "launch", "progress", "signals"},
 }

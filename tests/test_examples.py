@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import runpy
 from pathlib import Path
 from unittest import mock
 
 import pytest
+
+from lite_runner import build_context
+from lite_runner.config.argv import parse
+from lite_runner.config.compose import heads, resolve
+from lite_runner.export.manifest import read_manifest
+from lite_runner.weights.ckpt_file import write_ckpt
+from lite_runner.weights.random import random_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -66,6 +74,35 @@ def test_a_pipeline_online(online: str) -> None:
 )
 def test_generate(cache: Path, name: str, said: str) -> None:
     assert said in run(cache, EXAMPLES / name, "tiny_llama")
+
+
+def test_a_script_with_flags_of_its_own(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK_ID", raising=False)
+    script = EXAMPLES / "predict_custom.py"
+    flags = ["--model", "tiny_llama", "--device_target", "CPU", "--use_past", "True"]
+    told = run(cache, script, *flags)
+    assert told.count("'text_generation_text': [") == 2 and "what color is the sky?" in told
+    ranks = tmp_path / "rank_0"
+    ranks.mkdir()
+    config, _ = resolve(parse(["model=tiny_llama", "predict_data=x"], heads()))
+    model = config.model_config()
+    assert model is not None
+    for name, seed in (("1.ckpt", 5), ("2.ckpt", config.seed)):
+        write_ckpt(ranks / name, random_checkpoint(model, seed))
+    for newest, same in (("1.ckpt", False), ("2.ckpt", True)):
+        os.utime(ranks / newest, (0, 4e9 + same))
+        again = run(cache, script, *flags, "--checkpoint_path", str(tmp_path))
+        assert (again == told) is same
+    build_context({})  # what the script chose is not the next test's choice
+
+
+def test_exporting_with_a_trainer(cache: Path, tmp_path: Path, lite_python: Path) -> None:
+    assert lite_python.is_file()
+    folder = run(cache, EXAMPLES / "trainer_export.py", str(tmp_path)).strip()
+    manifest = read_manifest(Path(folder))
+    assert (manifest.model.hidden_size, manifest.model.seq_length) == (32, 512)
 
 
 def test_offline_says_what_online_does(online: str, by_name: str) -> None:

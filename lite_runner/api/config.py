@@ -14,11 +14,13 @@ from lite_runner.config.checks import run_faults
 from lite_runner.config.compose import options_of, raise_faults, resolve
 from lite_runner.config.fields import Fault, leaves, read
 from lite_runner.config.mindformers import translate
+from lite_runner.config.model_dir import only_yaml
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.suggest import did_you_mean, nearest_key
-from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.errors import ConfigError
 
 _SECTION = "model.model_config."
+_MEANT_BESIDES = ("type", "hidden_size", "seq_length", "theta")  # by other settings of MindFormers
 _LATER = "prompts are given to the model"  # a run's config wants some
 
 
@@ -46,8 +48,14 @@ class PretrainedConfig:
         raise AttributeError(f"{self._raw['trainer']['model_name']} has no setting {name!r}{near}")
 
     def __setattr__(self, name: str, value: Any) -> None:
+        self.update({name: value})
+
+    def update(self, settings: Mapping[str, Any]) -> None:
+        """Set several at once: some of MindFormers' have a meaning only together."""
         known = leaves(RunConfig, self._raw)
-        raw = {"model": {"model_config": {name: value}}}
+        own = self._raw["model"]["model_config"]
+        context = {name: own[name] for name in _MEANT_BESIDES if name in own}
+        raw = {"model": {"model_config": {**context, **settings}}}
         found = translate(raw, known, options_of("model"), use_parallel=False, sized=True)
         faults = [Fault((), text) for text in found.faults]
         taken = {}
@@ -55,11 +63,15 @@ class PretrainedConfig:
             taken[key.removeprefix(_SECTION)] = read(given, known[key], key, faults)
         if faults:
             raise ConfigError.of([fault.text.replace(_SECTION, "") for fault in faults])
-        if name == "batch_size":
-            self._more[name] = read_count(value)
-        elif found.ignored:
-            self._more[name] = value
-        self._raw["model"]["model_config"].update(taken)
+        ignored = {key.removeprefix(_SECTION) for key in found.ignored}
+        more = {name: value for name, value in settings.items() if name in ignored}
+        if "batch_size" in more:
+            read_count(more["batch_size"])
+        self._more.update(more)
+        own.update(taken)
+        # The model's own default must not forbid a shorter context.
+        if "seq_length" in taken and "max_decode_length" not in taken and own["max_decode_length"]:
+            own["max_decode_length"] = min(own["max_decode_length"], own["seq_length"])
 
     def __repr__(self) -> str:
         settings = {**self._raw["model"]["model_config"], **self._more}
@@ -91,8 +103,7 @@ class AutoConfig:
         `settings` are set on it. Raises ConfigError for an unknown name, with what it may mean.
         """
         config = PretrainedConfig(settings_of(str(name_or_dir)))
-        for name, value in settings.items():
-            setattr(config, name, value)
+        config.update(settings)
         return config
 
 
@@ -107,8 +118,9 @@ def settings_of(source: str, **keys: str) -> RunConfig:
         file = source
     elif path.is_dir():
         settings.setdefault("load_checkpoint", source)
-        file = only_yaml(path)
-        if file is None:
+        if found := only_yaml(path):
+            file = str(found)
+        else:
             settings["model"] = "auto"
     elif path.is_file() or "://" in source:
         settings.setdefault("load_checkpoint", source)
@@ -123,18 +135,6 @@ def settings_of(source: str, **keys: str) -> RunConfig:
     return config
 
 
-def only_yaml(folder: Path) -> str | None:
-    """The yaml file of a model's folder, None where there is none. ArtifactError for several."""
-    found = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        raise ArtifactError(
-            f"{folder}: got {len(found)} yaml files ({names}), expected one",
-            "keep the model's own, or give its path",
-        )
-    return str(found[0]) if found else None
-
-
 def read_count(value: Any) -> int:
     """A batch size. Raises ConfigError unless it is an integer above 0."""
     if type(value) is not int or value < 1:
@@ -145,8 +145,27 @@ def read_count(value: Any) -> int:
 def BloomConfig(**settings: Any) -> PretrainedConfig:
     """The config of a BLOOM of given sizes; the other settings are those of bloom_560m.
 
-    `checkpoint_name_or_path` may be the name of a model, whose weights it then has.
+    `checkpoint_name_or_path` may be the name of a model, whose weights it then has; without one
+    the weights are random, as in MindFormers.
     """
+    return _config_of("bloom_560m", settings)
+
+
+def LlamaConfig(**settings: Any) -> PretrainedConfig:
+    """The config of a Llama of given sizes; the other settings are those of llama2_7b.
+
+    See BloomConfig. The width of the feed-forward layer follows from hidden_size, multiple_of and
+    ffn_dim_multiplier, unless intermediate_size gives it.
+    """
+    if "hidden_size" in settings and settings.get("intermediate_size") is None:
+        settings.setdefault("multiple_of", 256)
+    return _config_of("llama2_7b", settings)
+
+
+def _config_of(base: str, settings: dict[str, Any]) -> PretrainedConfig:
     source = settings.get("checkpoint_name_or_path")
-    base = source if source in options_of("model") else "bloom_560m"
-    return AutoConfig.from_pretrained(str(base), **settings)
+    if source in options_of("model"):
+        base = str(source)
+    elif not source:
+        settings["checkpoint_name_or_path"] = "random"
+    return AutoConfig.from_pretrained(base, **settings)

@@ -7,14 +7,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lite_runner.api.config import PretrainedConfig, only_yaml, settings_of
+from lite_runner.api.config import PretrainedConfig, settings_of
 from lite_runner.api.model import PreTrainedModel
 from lite_runner.api.pipelines import TASKS, TextGenerationPipeline, check_task
 from lite_runner.config.compose import options_of
+from lite_runner.config.model_dir import MANIFEST, only_yaml
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.export.manifest import MANIFEST, read_manifest
+from lite_runner.export.manifest import read_manifest
+from lite_runner.given_model import graphs_in
 
-_PREFILL, _INCREMENT, _GE_CONFIG = "_prefill_graph.mindir", "_inc_graph.mindir", "config.ini"
+_PATHS = ("prefill_model_path", "increment_model_path")
 _CHOICES = {"model_type": ("mindir", "mindir_lite"), "target": ("auto", "Ascend", "CPU")}
 
 
@@ -91,8 +93,7 @@ def infer_config(
             raise ConfigError(
                 f"model: got {len(model)} paths, expected one, or two: (prefill, increment)"
             )
-        names_of_paths = ("prefill_model_path", "increment_model_path")
-        paths = dict(zip(names_of_paths, map(str, model), strict=False))
+        paths = dict(zip(_PATHS, map(str, model), strict=False))
     elif str(model) in options_of("model"):
         given.setdefault("model_name", str(model))
     else:
@@ -101,66 +102,56 @@ def infer_config(
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """The paths in a model's folder, by their names in InferConfig. ArtifactError: see below."""
+    """The paths of the graphs in a model's folder, by their names in InferConfig.
+
+    Raises ArtifactError where there is no such folder, or no telling which files are meant.
+    """
     if not folder.is_dir():
         raise ArtifactError(
             f"{folder}: no such folder, and no model of that name",
             f"models: {', '.join(options_of('model'))}",
         )
-    if not (folder / MANIFEST).is_file() and only_yaml(folder) is None:
-        raise ArtifactError(f"{folder}: neither a {MANIFEST} nor a yaml file of the model")
-    graphs = sorted(folder.glob("*.mindir")) or sorted(folder.glob("*.ms"))
-    found: dict[str, str] = {}
-    for key, end in (("prefill_model_path", _PREFILL), ("increment_model_path", _INCREMENT)):
-        named = [path for path in graphs if path.name.endswith(end)]
-        if len(named) > 1:
-            names = ", ".join(path.name for path in named)
-            raise ArtifactError(f"{folder}: got {names}, expected one file ...{end}")
-        if named:
-            found[key] = str(named[0])
-    if len(found) == 1:
-        missing = _INCREMENT if "prefill_model_path" in found else _PREFILL
-        raise ArtifactError(f"{folder}: only one of a pair: there is no file ...{missing}")
-    if not found:
-        if len(graphs) != 1:
-            raise ArtifactError(
-                f"{folder}: got {len(graphs)} MindIR files, expected one, or ...{_PREFILL} and "
-                f"...{_INCREMENT}",
-            )
-        found["prefill_model_path"] = str(graphs[0])
-    if (folder / _GE_CONFIG).is_file():
-        found["ge_config_path"] = str(folder / _GE_CONFIG)
-    return found
+    if (folder / MANIFEST).is_file():
+        graphs = read_manifest(folder, check_files=False).paths(folder)
+    else:
+        only_yaml(folder)
+        graphs = graphs_in(folder)
+    return dict(zip(_PATHS, map(str, graphs.values()), strict=False))
 
 
 def offline_config(config: InferConfig) -> PretrainedConfig:
-    """The same as the config of a run with backend=mslite."""
+    """The same as the config of a run with backend=mslite.
+
+    Raises ConfigError where nothing says which model it is.
+    """
     keys = {
         "backend": "mslite",
-        "infer.infer_seq_length": str(config.infer_seq_length),
-        "infer.model_type": config.model_type,
         "infer.ge_config_path": config.ge_config_path,
         "context.device_target": config.target,
         "context.device_id": str(config.device_id),
+        **{f"infer.{name}": getattr(config, name) for name in _PATHS},
     }
     if config.rank_id:
         raise ConfigError(f"rank_id={config.rank_id}: several cards are not available yet")
-    name = config.model_name
-    paths = [path for path in (config.prefill_model_path, config.increment_model_path) if path]
-    folders = {Path(path).expanduser().parent for path in paths}
-    for path in paths:
-        if not Path(path).expanduser().is_file():
-            raise ArtifactError(f"{path}: no such file")
-    if len(folders) == 1 and (folder := folders.pop()).joinpath(MANIFEST).is_file():
-        keys["infer.model_dir"] = str(folder)
-        if name == "common":
-            name = read_manifest(folder, check_files=False).model_name
-    else:
-        keys["infer.prefill_model_path"] = config.prefill_model_path
-        keys["infer.increment_model_path"] = config.increment_model_path
-    if name == "common":
-        raise ConfigError(
-            "model_name: got common, and no manifest says which model it is",
-            f"model_name= one of {', '.join(options_of('model'))}",
-        )
-    return PretrainedConfig(settings_of(name, **keys))
+    # Of graphs that are there, their length and type hold, not the defaults of InferConfig.
+    if not config.prefill_model_path:
+        keys["infer.infer_seq_length"] = str(config.infer_seq_length)
+    if not config.prefill_model_path or config.model_type != InferConfig.model_type:
+        keys["infer.model_type"] = config.model_type
+    return PretrainedConfig(settings_of(_model_of(config), **keys))
+
+
+def _model_of(config: InferConfig) -> str:
+    """Its name; of `common`, what lies beside the graphs says: the manifest, else a yaml."""
+    if config.model_name != "common":
+        return config.model_name
+    if config.prefill_model_path:
+        folder = Path(config.prefill_model_path).expanduser().parent
+        if (folder / MANIFEST).is_file():
+            return "auto"
+        if folder.is_dir() and (found := only_yaml(folder)):
+            return str(found)
+    raise ConfigError(
+        "model_name: got common, and neither a manifest nor a yaml says which model it is",
+        f"model_name= one of {', '.join(options_of('model'))}",
+    )

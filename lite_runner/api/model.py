@@ -221,8 +221,7 @@ class AutoModel:
         """
         keys = {"load_checkpoint": str(checkpoint_name_or_path)} if checkpoint_name_or_path else {}
         config = PretrainedConfig(settings_of(str(name_or_dir), **keys))
-        for name, value in settings.items():
-            setattr(config, name, value)
+        config.update(settings)
         return PreTrainedModel(config)
 
     @classmethod
@@ -235,6 +234,10 @@ class AutoModel:
 
 class BloomLMHeadModel(PreTrainedModel):
     """MindFormers' name of a BLOOM."""
+
+
+class LlamaForCausalLM(PreTrainedModel):
+    """MindFormers' name of a Llama."""
 
 
 def texts_of(

@@ -142,7 +142,7 @@ class AutoTokenizer:
         if source not in options_of("model") and path.exists():
             return PreTrainedTokenizer(load_tokenizer(path, model_vocab=None))
         config = settings_of(source)
-        files = model_files.locate(config)
+        files = model_files.locate(config, weights=False)
         core = model_files.tokenizer_of(config, files)
         return PreTrainedTokenizer(core, files.model.pad_token_id)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import mindspore as ms
 from mindspore.graph import api as graph_api
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.config.model import REGISTERED, ModelConfig
 from lite_runner.weights.files import sha256_of
 from lite_runner.weights.source import cache_dir
 
@@ -49,6 +49,7 @@ class GraphCache:
             "ranks": [*astuple(options.ranks), options.vocab_parallel],
             "mindspore": ms.__version__,
             "code": sha256_of(*COMPILED_FROM),
+            "network": REGISTERED.get(config.family),
             # MindSpore throws an entry away that another program has made.
             "program": str(_program()),
         }

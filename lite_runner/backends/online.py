@@ -23,12 +23,11 @@ from lite_runner.backends.collectives import tensor_parallel
 from lite_runner.backends.graph_cache import GraphCache
 from lite_runner.backends.sizes import cache_length, chunk_length
 from lite_runner.config.model import ModelConfig
-from lite_runner.config.ranks import Ranks
+from lite_runner.config.ranks import Ranks, local_model
 from lite_runner.errors import EnvironmentFault
 from lite_runner.models.layers import BuildOptions, CacheSize, Weights
 from lite_runner.models.networks import NETWORKS, Decode, Prefill
 from lite_runner.signals import deferred
-from lite_runner.weights.partition import local_model
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from lite_runner.backends.base import Row
 from lite_runner.backends.dynamic import cannot_copy
 from lite_runner.backends.engines.base import Engine
-from lite_runner.errors import ConfigError
-from lite_runner.export.manifest import GraphName, Manifest
+from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.export.manifest import GraphName, Manifest, TensorSpec
+from lite_runner.export.pair_inputs import arrays_of, inputs_named, specs_of
 
 
 class StaticPairBackend:
@@ -27,13 +28,21 @@ class StaticPairBackend:
     """
 
     def __init__(self, manifest: Manifest, engine: Engine) -> None:
+        """Raises ArtifactError for graphs whose inputs no class of pair_inputs gives."""
         self.engine = engine.name
         self.vocab_size = manifest.model.vocab_size
         self.max_length = manifest.seq_length
         self.slots = manifest.batch_size
         self.compile_s = 0.0
         self._engine = engine
-        self._graphs = manifest.graphs
+        self._inputs = inputs_named([spec.name for spec in manifest.graphs["prefill"].inputs])
+        for name, graph in manifest.graphs.items():
+            given = specs_of(self._inputs, name, self.slots, self.max_length)
+            if given != graph.inputs:
+                raise ArtifactError(
+                    f"{graph.file}: takes {_shown(graph.inputs)}, but "
+                    f"{type(self._inputs).__name__} gives {_shown(given)}"
+                )
 
     def prepare(self) -> None:
         """Compile both graphs, on padding rows."""
@@ -98,22 +107,16 @@ class StaticPairBackend:
         self, graph: GraphName, ids: NDArray[np.int32], valid: NDArray[np.int32]
     ) -> NDArray[np.float32]:
         """Logits [b, vocab] for ids [b, s or 1] and the tokens in each row, these included [b]."""
-        rows = np.arange(self.slots)
-        values = {
-            "input_ids": ids,
-            "valid_length": valid,
-            # MindFormers counts through the flattened batch of prompts, in both graphs.
-            "current_index": rows * self.max_length + np.maximum(valid, 1) - 1,
-            "init_reset": graph == "increment",
-            "batch_index": rows,
-            "zactivate_len": np.arange(self.max_length),
-        }
-        specs = self._graphs[graph].inputs
-        arrays = self._engine.bind(graph, [spec.shape for spec in specs])
-        for array, spec in zip(arrays, specs, strict=True):
-            array[...] = values[spec.name]
+        values = arrays_of(self._inputs, graph, ids, valid, self.max_length)
+        bound = self._engine.bind(graph, [value.shape for value in values])
+        for array, value in zip(bound, values, strict=True):
+            array[...] = value
         output = self._engine.run(graph)[0]
         if output.ndim == 1:  # the graph has sampled
             return np.equal(output[:, None], np.arange(self.vocab_size)).astype(np.float32)
         logits: NDArray[np.float32] = output
         return logits
+
+
+def _shown(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(f"{spec.name} {spec.dtype} {list(spec.shape)}" for spec in specs)

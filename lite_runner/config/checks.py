@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lite_runner.config.cluster import cluster_faults
-from lite_runner.config.fields import Fault, show
+from lite_runner.config.fields import Fault, fault, show
+from lite_runner.config.ge import ge_faults
 from lite_runner.config.model import ModelConfig
+from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.parallel import division_faults, parallel_faults
 from lite_runner.config.prompts import prompt_file
 from lite_runner.config.schema import (
@@ -57,8 +59,11 @@ def run_faults(config: RunConfig) -> Iterator[Fault]:
         yield from _lengths(config)
     if config.run_mode == "convert":
         yield from _convert(config)
+    if config.run_mode == "export":
+        yield from _no_predicting(config)
     yield from _shards(config)
-    yield from _offline(config)
+    yield from offline_faults(config)
+    yield from ge_faults(config)
     yield from parallel_faults(config)
     yield from cluster_faults(config)
     yield from _places(config)
@@ -86,6 +91,13 @@ def fits_model(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
             f"{key}: got {generation.max_length}, expected at most the model's context of"
             f" {model.seq_length} tokens",
         )
+    asked = config.infer.infer_seq_length
+    if asked is not None and asked > model.seq_length:
+        yield fault(
+            ("infer.infer_seq_length", "model"),
+            f"infer.infer_seq_length: got {asked}, expected at most the model's context of"
+            f" {model.seq_length} tokens",
+        )
     ids: list[tuple[str, int | None]] = [("eos_token_id", i) for i in generation.eos_token_id]
     ids += [("bos_token_id", model.bos_token_id), ("pad_token_id", model.pad_token_id)]
     for key, token in ids:
@@ -96,10 +108,6 @@ def fits_model(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
             )
 
 
-def fault(keys: tuple[str, ...] | str, text: str) -> Fault:
-    return Fault((keys,) if isinstance(keys, str) else keys, text)
-
-
 def _unavailable(config: RunConfig) -> Iterator[Fault]:
     """What is planned and named, but not built: refused, never ignored."""
     if config.run_mode == "slora":
@@ -108,9 +116,6 @@ def _unavailable(config: RunConfig) -> Iterator[Fault]:
         "adapter_id": config.adapter_id,
         "parallel.strategy_ckpt_save_file": not config.use_parallel
         and config.parallel.strategy_ckpt_save_file,
-        "infer.prefill_model_path": config.infer.prefill_model_path,
-        "infer.increment_model_path": config.infer.increment_model_path,
-        "infer.ge_config_path": config.infer.ge_config_path,
     }
     for key, value in asked.items():
         if value:
@@ -135,7 +140,10 @@ def _model(config: RunConfig) -> Iterator[Fault]:
             f"model.arch.type: got {config.model.arch.type}, expected"
             f" {_ARCH_OF[settings.type]} with {prefix}type={settings.type}",
         )
-    if not config.checkpoint_source:
+    # An exported model has its weights in it.
+    infer = config.infer
+    given = config.run_mode == "predict" and (infer.model_dir or infer.prefill_model_path)
+    if not config.checkpoint_source and not given:
         which = "model=auto" if settings.type == "auto" else f"model={config.model_name}"
         yield fault(
             ("load_checkpoint", "model"),
@@ -281,9 +289,7 @@ def _beams(config: RunConfig) -> Iterator[Fault]:
     beams, wanted = generation.num_beams, generation.num_return_sequences
     keys = ("num_return_sequences", "num_beams", "do_sample")
     if beams > 1 and wanted > beams:
-        yield fault(
-            keys, f"num_return_sequences: got {wanted}, expected at most num_beams={beams}"
-        )
+        yield fault(keys, f"num_return_sequences: got {wanted}, expected at most num_beams={beams}")
     elif beams == 1 and wanted > 1 and not generation.do_sample:
         yield fault(
             keys,
@@ -379,50 +385,6 @@ def _no_predicting(config: RunConfig) -> Iterator[Fault]:
             yield fault(key, f"{key} has no meaning with run_mode={config.run_mode}")
 
 
-def _offline(config: RunConfig) -> Iterator[Fault]:
-    """Exporting, and running what was exported."""
-    offline = config.run_mode == "export" or config.backend == "mslite"
-    given = {
-        "engine": config.engine != "auto",
-        "export.layout": config.export.layout != "auto",
-        "export.weight_fp16": config.export.weight_fp16,
-        "infer.model_dir": config.infer.model_dir,
-        "infer.infer_seq_length": config.infer.infer_seq_length,
-        "infer.model_type": config.infer.model_type is not None,
-    }
-    for key, value in given.items():
-        if value and not offline:
-            yield fault(key, f"{key} has a meaning only with backend=mslite or run_mode=export")
-    if offline and not config.use_past:
-        yield fault(
-            ("model.model_config.use_past", "backend"),
-            "model.model_config.use_past=false is not available with an exported model",
-        )
-    if config.run_mode == "export":
-        yield from _no_predicting(config)
-        if config.infer.model_dir:
-            yield fault("infer.model_dir", "infer.model_dir is read; give export_output=FOLDER")
-    engines = {"resizable": "lite-worker", "dynamic": "graph-cell", "static_pair": "graph-cell"}
-    wants = engines.get(config.export.layout)
-    if wants and config.engine not in ("auto", wants):
-        yield fault(
-            ("export.layout", "engine"),
-            f"export.layout={config.export.layout} runs in engine={wants}, not {config.engine}",
-        )
-    if config.infer.model_type == "mindir_lite" and (
-        wants == "graph-cell" or config.engine == "graph-cell"
-    ):
-        yield fault(
-            ("infer.model_type", "export.layout"),
-            "infer.model_type=mindir_lite is for MindSpore Lite: export.layout=resizable",
-        )
-    if config.export.weight_fp16 and config.infer.model_type == "mindir":
-        yield fault(
-            ("export.weight_fp16", "infer.model_type"),
-            "export.weight_fp16=true needs infer.model_type=mindir_lite",
-        )
-
-
 def _places(config: RunConfig) -> Iterator[Fault]:
     for key, modes in _ONLY_IN.items():
         if config.run_mode not in modes and getattr(config, key) is not None:
@@ -435,6 +397,8 @@ def _places(config: RunConfig) -> Iterator[Fault]:
         "shard_output": config.shard_output,
         "src_strategy_path_or_dir": config.src_strategy_path_or_dir,
         "infer.model_dir": config.infer.model_dir,
+        "infer.prefill_model_path": config.infer.prefill_model_path,
+        "infer.increment_model_path": config.infer.increment_model_path,
         "processor.tokenizer.tokenizer_file": config.processor.tokenizer.tokenizer_file,
     }
     for key, path in places.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,18 @@ from typing import Any
 
 from lite_runner.config.argv import CommandLine, Setting
 from lite_runner.config.checks import run_faults
-from lite_runner.config.fields import Fault, describe, leaves, read, show
+from lite_runner.config.fields import (
+    Fault,
+    accepts,
+    annotation_of,
+    describe,
+    free_mapping,
+    is_name,
+    leaves,
+    read,
+    show,
+)
+from lite_runner.config.ge import ge_notes
 from lite_runner.config.grammar import value_of
 from lite_runner.config.mindformers import (
     IGNORED,
@@ -27,6 +39,7 @@ from lite_runner.config.mindformers import (
     read_yaml,
     translate,
 )
+from lite_runner.config.model_dir import with_model
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.suggest import did_you_mean, nearest, nearest_key
 from lite_runner.errors import ConfigError, EnvironmentFault
@@ -113,7 +126,7 @@ def resolve(line: CommandLine) -> tuple[RunConfig, list[str]]:
         faults += [f for f in run_faults(config) if not faulty.intersection(f.keys)]
     raise_faults(faults)
     assert config is not None
-    return config, composed.notes
+    return config, [*composed.notes, *ge_notes(config)]
 
 
 def raise_faults(faults: Sequence[Fault]) -> None:
@@ -133,6 +146,7 @@ def compose_line(line: CommandLine) -> Composed:
             file = read_yaml(Path(line.config_file))
         except ConfigError as error:
             early.append(Fault(("model", "predict_data"), error.message))
+    line, file = with_model(line, file)
     foreign = [s for s in line.settings if s.flag and is_only_mindformers(s.key)]
     for setting in foreign:
         put(file, setting.key, str(setting.value))
@@ -206,7 +220,8 @@ def _lay_file(
     for key, value in result.assignments.items():
         if key not in GROUPS:
             # MindFormers writes "none" of a path as an empty value.
-            empty = value is None and known[key] is str
+            takes = known[key]
+            empty = value is None and accepts(takes, str) and not accepts(takes, types.NoneType)
             _assign(composed, key, "" if empty else value, where)
     if result.ignored:
         composed.notes.append(f"what of {source} has no meaning here: {listed(result.ignored)}")
@@ -215,7 +230,7 @@ def _lay_file(
 def _lay(composed: Composed, setting: Setting) -> None:
     key, prefix = setting.key, setting.prefix
     known = leaves(RunConfig, composed.raw)
-    annotation = known.get(key)
+    annotation = annotation_of(key, known)
     if key in GROUPS:
         composed.fail(key, f"{setting}: expected {key}=OPTION, without {prefix}")
     elif annotation is None:
@@ -259,12 +274,41 @@ def _section(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
+def _below(composed: Composed, root: str, key: str) -> dict[str, Any] | None:
+    """The mapping that holds `key`, inside the free mapping `root`; made where there is none.
+
+    None, and a fault, where the key cannot be there.
+    """
+    *parents, name = key[len(root) + 1 :].split(".")
+    if not all(is_name(part) for part in (*parents, name)):
+        composed.fail(key, f"{key}: expected names of letters, digits, _ and - between the dots")
+        return None
+    above, _, first = root.rpartition(".")
+    section, at_key = _section(composed.raw, above), above
+    for part in (first, *parents):
+        at_key = f"{at_key}.{part}"
+        if section.get(part) is None:
+            section[part] = {}
+        section = section[part]
+        if not isinstance(section, dict):
+            composed.fail(key, f"{key}: {at_key} has a value, {show(section)}, and is no section")
+            return None
+    if isinstance(section.get(name), dict):
+        composed.fail(key, f"{key}: a section; its keys are set one by one, as {key}.NAME=VALUE")
+        return None
+    return section
+
+
 def _assign(composed: Composed, key: str, value: Any, where: str) -> None:
     """Set a known key, unless the value does not fit it."""
-    annotation = leaves(RunConfig, composed.raw)[key]
+    known = leaves(RunConfig, composed.raw)
+    annotation = annotation_of(key, known)
     faults: list[Fault] = []
     parent, _, name = key.rpartition(".")
-    section = _section(composed.raw, parent)
+    root = free_mapping(key, known)
+    section = _section(composed.raw, parent) if root is None else _below(composed, root, key)
+    if section is None:
+        return
     read(value, annotation, key, faults)
     if faults:
         composed.faults += [dataclasses.replace(f, text=f.text + where) for f in faults]

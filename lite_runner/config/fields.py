@@ -2,7 +2,8 @@
 
 A dataclass says all there is to say: the types, the choices (`Literal`), the ranges
 (`Annotated[int, Range(1)]`), sections (a nested dataclass) and variants (a union of
-dataclasses, told apart by their field `type`).
+dataclasses, told apart by their field `type`) and free mappings (`Mapping[str, Any]`: scalars
+under any names, nested at will).
 """
 
 from __future__ import annotations
@@ -10,12 +11,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from lite_runner.config.suggest import did_you_mean, nearest, nearest_key
+
+Scalar = str | int | float | bool | None  # what a free mapping holds
+MAX_DEPTH = 8  # of keys; a yaml file can hold a mapping that contains itself
+_NAME = re.compile(r"\w[\w-]*")
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,11 @@ class Fault:
 
     keys: tuple[str, ...]
     text: str
+
+
+def fault(keys: tuple[str, ...] | str, text: str) -> Fault:
+    """A fault about one key, or about several."""
+    return Fault((keys,) if isinstance(keys, str) else keys, text)
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,8 @@ def read(value: Any, annotation: Any, key: str, faults: list[Fault]) -> Any:
         return tuple(read(v, item, f"{key}[{i}]", faults) for i, v in enumerate(value))
     if _is_section(annotation):
         return _read_section(value, annotation, key, faults)
+    if origin is Mapping:
+        return _read_free(value, annotation, key, faults)
     if annotation is float and type(value) in (int, float):
         try:
             number = float(value)
@@ -90,10 +103,11 @@ def _read_union(value: Any, annotation: Any, key: str, faults: list[Fault]) -> A
             return _read_section(value, section, key, faults)
         kinds = tuple(kind for member in sections for kind in variant_names(member))
         return read(value.get("type"), Literal[kinds], f"{key}.type", faults)
-    if isinstance(value, (list, tuple)):
-        for member in members:
-            if get_origin(member) is tuple:
-                return read(value, member, key, faults)
+    for kinds_of_value, origin in (((list, tuple), tuple), (Mapping, Mapping)):
+        if isinstance(value, kinds_of_value):
+            for member in members:
+                if get_origin(member) is origin:
+                    return read(value, member, key, faults)
     for member in members:
         trial: list[Fault] = []
         result = read(value, member, key, trial)
@@ -123,6 +137,31 @@ def _read_section(value: Any, section: Any, key: str, faults: list[Fault]) -> An
             text = f"{prefix}{field.name}: missing; expected {expected}"
             faults.append(Fault((prefix + field.name,), text))
     return section(**given) if len(faults) == before else None
+
+
+def _read_free(value: Any, annotation: Any, key: str, faults: list[Fault]) -> Any:
+    if not isinstance(value, Mapping):
+        return _misfit(value, annotation, key, faults)
+    if key.count(".") >= MAX_DEPTH:
+        faults.append(Fault((key,), f"{key[:80]}: nested too deeply"))
+        return None
+    found: dict[str, Any] = {}
+    before = len(faults)
+    for name, entry in value.items():
+        where = f"{key}.{name}"
+        if not is_name(name):
+            text = f"{key}: got the name {show(name)}, expected letters, digits, _ and -"
+            faults.append(Fault((where,), text))
+        elif isinstance(entry, Mapping):
+            found[name] = _read_free(entry, annotation, where, faults)
+        else:
+            found[name] = read(entry, Scalar, where, faults)
+    return found if len(faults) == before else None
+
+
+def is_name(name: Any) -> bool:
+    """Whether a free mapping may have such a key; a dot would be nesting."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def _misfit(value: Any, annotation: Any, key: str, faults: list[Fault]) -> None:
@@ -166,7 +205,7 @@ def describe(annotation: Any) -> str:
         return f"one of {listed}" if len(inner) > 1 else listed
     if origin is tuple:
         return f"a list ({describe(inner[0])} each)"
-    if _is_section(annotation):
+    if _is_section(annotation) or origin is Mapping:
         return "a section"
     words = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
     return words.get(annotation, "null")
@@ -218,6 +257,18 @@ def leaves(section: Any, raw: Mapping[str, Any] | None = None, prefix: str = "")
     return found
 
 
+def free_mapping(key: str, known: Mapping[str, Any]) -> str | None:
+    """The key of the free mapping that a dotted key lies in; None where it lies in none."""
+    parents = [key[:i] for i, character in enumerate(key) if character == "."]
+    roots = (root for root in parents if accepts(known.get(root), Mapping))
+    return next(roots, None)
+
+
+def annotation_of(key: str, known: Mapping[str, Any]) -> Any:
+    """The annotation of a dotted key, given the `known` ones; None for a key there is not."""
+    return Scalar if free_mapping(key, known) is not None else known.get(key)
+
+
 def accepts(annotation: Any, kind: Any) -> bool:
-    """Whether `kind` (str, tuple, NoneType) is among what an annotation takes."""
+    """Whether `kind` (str, tuple, Mapping, NoneType) is among what an annotation takes."""
     return any(kind in (member, get_origin(member)) for member in _members(annotation))

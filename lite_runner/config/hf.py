@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from lite_runner.config.hf_fields import Fields
 from lite_runner.config.hf_rope import rope_from_hf, rope_scaling_to_hf
 from lite_runner.config.model import ModelConfig
-from lite_runner.errors import ArtifactError
+from lite_runner.errors import ArtifactError, ConfigError
 
-MODEL_TYPES = ("bloom", "llama", "qwen2", "gpt2")
 MAX_LAYERS = 4096
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")  # names of one function
 SILU = ("silu", "swish")
@@ -23,18 +24,15 @@ def model_config_from_hf(raw: dict[str, Any], where: str) -> ModelConfig:
     """
     fields = Fields(raw, where)
     model_type = raw.get("model_type")
-    if model_type not in MODEL_TYPES:
-        raise fields.fault("model_type", model_type, f"one of {', '.join(MODEL_TYPES)}")
+    reader = READERS.get(model_type) if isinstance(model_type, str) else None
+    if reader is None:
+        raise fields.fault("model_type", model_type, f"one of {', '.join(READERS)}")
     if raw.get("quantization_config") is not None:
         raise ArtifactError(
             f"{where}: the weights are quantized (quantization_config), which is not supported",
             "take the unquantized checkpoint, or a GGUF file",
         )
-    if model_type == "bloom":
-        return _bloom(fields)
-    if model_type == "gpt2":
-        return _gpt2(fields)
-    return _llama(fields, qwen2=model_type == "qwen2")
+    return reader(fields)
 
 
 def special_tokens_from_hf(raw: dict[str, Any], where: str, vocab_size: int) -> dict[str, Any]:
@@ -93,7 +91,7 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def _llama(fields: Fields, qwen2: bool) -> ModelConfig:
+def _llama(fields: Fields, qwen2: bool = False) -> ModelConfig:
     fields.choice("hidden_act", SILU)
     fields.refuse("attention_bias", default=False, supported=False)
     fields.refuse("mlp_bias", default=False, supported=False)
@@ -157,7 +155,15 @@ def _refuse_sliding_window(fields: Fields, layers: int, positions: int) -> None:
 
 
 def hf_from_model_config(config: ModelConfig) -> dict[str, Any]:
-    """The config.json of `config`, in words that transformers 4 and 5 both read."""
+    """The config.json of `config`, in words that transformers 4 and 5 both read.
+
+    ConfigError for a family that transformers does not have.
+    """
+    if config.family not in ("bloom", "llama", "gpt2"):
+        raise ConfigError(
+            f"{config.family}: a registered family, which Hugging Face's format does not know",
+            "convert_format=ckpt or convert_format=safetensors",
+        )
     eos = config.eos_token_id
     common: dict[str, Any] = {
         "vocab_size": config.vocab_size,
@@ -207,3 +213,12 @@ def hf_from_model_config(config: ModelConfig) -> dict[str, Any]:
         "rope_theta": config.theta,
         "rope_scaling": None if scaling is None else rope_scaling_to_hf(scaling),
     }
+
+
+# By model_type of config.json; lite_runner.register adds to it.
+READERS: dict[str, Callable[[Fields], ModelConfig]] = {
+    "bloom": _bloom,
+    "llama": _llama,
+    "qwen2": partial(_llama, qwen2=True),
+    "gpt2": _gpt2,
+}

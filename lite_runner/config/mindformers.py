@@ -57,7 +57,7 @@ _IGNORED = {
         attention_dropout_rate batch_size block_size chunk_prefill compute_in_2d
         embedding_init_type enable_slice_dp extend_method ffn_dim_multiplier
         fine_grain_interleave fused_rms_norm hidden_act hidden_dropout_rate
-        ignore_token_id init_method_std initializer_range is_dynamic is_sample_acceleration
+        ignore_token_id init_method_std initializer_range is_dynamic
         layernorm_compute_type max_position_embedding mlp_concat multiple_of num_blocks offset
         parallel_optimizer param_init_type pet_config pp_interleave_num pretrain_seqlen
         qkv_concat quant recompute rotary_dtype scaling_factor
@@ -86,7 +86,6 @@ _UNDERSTOOD = frozenset(
 _OFF: dict[str, tuple[Any, ...]] = {
     "profile": (False, None),
     "moe_config.expert_num": (1, None),
-    "model.model_config.is_sample_acceleration": (False, None),
     "model.model_config.mlp_concat": (False, None),
     "model.model_config.qkv_concat": (False, None),
     "model.model_config.quant": ("", None),

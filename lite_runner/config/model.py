@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Family = Literal["bloom", "llama", "gpt2"]
 RopeType = Literal["linear", "dynamic", "llama3", "yarn"]
 
 
@@ -33,7 +32,7 @@ class RopeScaling:
 class ModelConfig:
     """One decoder. Names are those of MindFormers' model_config; every value is resolved."""
 
-    family: Family
+    family: str  # bloom, llama, gpt2, or one that lite_runner.register has added
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -50,3 +49,8 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()
     pad_token_id: int | None = None
+
+
+# sha256 of the code of each network that lite_runner.register has added: what is kept between runs
+# and made by it is kept by this too.
+REGISTERED: dict[str, str] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lite_runner.config.fields import Fault
-from lite_runner.config.model import ModelConfig
+from lite_runner.config.model import REGISTERED, ModelConfig
 from lite_runner.config.prompts import STANDARD_INPUT, prompt_file
 from lite_runner.config.schema import RunConfig
 
@@ -70,13 +70,20 @@ def _prompts(config: RunConfig) -> Iterator[Fault]:
 def division_faults(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
     """What of a model does not divide by model_parallel; the text names the degrees that do."""
     ranks, whole_vocabulary = _degree(config), config.parallel_config.vocab_emb_dp
-    wrong = _not_divided(model, ranks, whole_vocabulary)
+    if ranks > 1 and model.family in REGISTERED:
+        yield Fault(
+            (*_KEYS, "model"),
+            f"parallel_config.model_parallel: got {ranks}, expected 1: how the tensors of"
+            f" {model.family}, which is registered, are cut is not known",
+        )
+        return
+    wrong = not_divided(model, ranks, whole_vocabulary)
     if not wrong:
         return
     degrees = [
         str(degree)
         for degree in range(1, model.num_heads + 1)
-        if not _not_divided(model, degree, whole_vocabulary)
+        if not not_divided(model, degree, whole_vocabulary)
     ]
     hint = ""
     if "vocab_size" in wrong:
@@ -93,7 +100,8 @@ def _degree(config: RunConfig) -> int:
     return config.parallel_config.model_parallel if config.use_parallel else 1
 
 
-def _not_divided(model: ModelConfig, ranks: int, whole_vocabulary: bool) -> list[str]:
+def not_divided(model: ModelConfig, ranks: int, whole_vocabulary: bool) -> list[str]:
+    """The sizes of a model that `ranks` cannot share evenly."""
     wrong = [name for name in ("num_heads", "intermediate_size") if getattr(model, name) % ranks]
     # Key/value heads are fewer: several ranks may hold the same one.
     if model.n_kv_heads % ranks and ranks % model.n_kv_heads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,23 +28,43 @@ class Memory:
 
 def parameter_count(model: ModelConfig) -> int:
     """The exact number of parameters; a tied head is counted once."""
-    hidden, wide = model.hidden_size, model.intermediate_size
-    queries = model.num_heads * model.head_dim
-    keys = model.n_kv_heads * model.head_dim
-    embedding = model.vocab_size * hidden
-    attention = hidden * (queries + 2 * keys) + queries * hidden
-    if model.family == "llama":
-        bias = queries + 2 * keys if model.qkv_has_bias else 0
-        layer = attention + bias + 3 * hidden * wide + 2 * hidden
-        around = hidden
-    else:
-        biases = queries + 2 * keys + hidden + wide + hidden
-        layer = attention + 2 * hidden * wide + biases + 4 * hidden
-        # bloom normalises its embedding, gpt2 learns its positions.
-        first = 2 * hidden if model.family == "bloom" else model.seq_length * hidden
-        around = first + 2 * hidden
     heads = 1 if model.tie_word_embeddings else 2
-    return heads * embedding + model.num_layers * layer + around
+    return heads * model.vocab_size * model.hidden_size + COUNTS[model.family](model)
+
+
+def _llama(model: ModelConfig) -> int:
+    hidden = model.hidden_size
+    bias = (model.num_heads + 2 * model.n_kv_heads) * model.head_dim if model.qkv_has_bias else 0
+    layer = _attention(model) + bias + 3 * hidden * model.intermediate_size + 2 * hidden
+    return model.num_layers * layer + hidden
+
+
+def _bloom(model: ModelConfig) -> int:
+    norms = 2 * 2 * model.hidden_size  # behind the embedding, and before the head
+    return model.num_layers * _classic_layer(model) + norms
+
+
+def _gpt2(model: ModelConfig) -> int:
+    positions = model.seq_length * model.hidden_size
+    return model.num_layers * _classic_layer(model) + positions + 2 * model.hidden_size
+
+
+def _attention(model: ModelConfig) -> int:
+    return 2 * model.hidden_size * (model.num_heads + model.n_kv_heads) * model.head_dim
+
+
+def _classic_layer(model: ModelConfig) -> int:
+    hidden, wide = model.hidden_size, model.intermediate_size
+    biases = (model.num_heads + 2 * model.n_kv_heads) * model.head_dim + hidden + wide + hidden
+    return _attention(model) + 2 * hidden * wide + biases + 4 * hidden
+
+
+# By family, all but the embedding and the head; lite_runner.register adds to it.
+COUNTS: dict[str, Callable[[ModelConfig], int]] = {
+    "llama": _llama,
+    "bloom": _bloom,
+    "gpt2": _gpt2,
+}
 
 
 def memory_need(

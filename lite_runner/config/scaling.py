@@ -8,13 +8,13 @@ take longer.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.model import ModelConfig
+from lite_runner.config.parallel import not_divided
 from lite_runner.config.plan import (
     BYTES_OF,
     Memory,
@@ -23,6 +23,7 @@ from lite_runner.config.plan import (
     parameter_count,
     readable,
 )
+from lite_runner.config.ranks import local_model
 from lite_runner.config.schema import DType, RunConfig
 
 PROCESS_BYTES = 450 << 20  # of a process that has imported MindSpore, measured
@@ -53,12 +54,7 @@ def host_processes(ranks: int, *, master: bool) -> int:
 def rank_parameters(model: ModelConfig, tensor: int, *, vocab_parallel: bool = True) -> int:
     """Parameters that each of `tensor` ranks holds; key/value heads fewer than ranks are copied,
     and without `vocab_parallel` the embedding and the head."""
-    local = dataclasses.replace(
-        model,
-        num_heads=model.num_heads // tensor,
-        n_kv_heads=max(1, model.n_kv_heads // tensor),
-        intermediate_size=model.intermediate_size // tensor,
-    )
+    local = local_model(model, tensor)
     if not vocab_parallel:
         return parameter_count(local)
     embeddings = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
@@ -76,8 +72,7 @@ def rank_memory(
     vocab_parallel: bool = True,
 ) -> Memory:
     """Bytes of one rank, for a cache of `slots` sequences of `length` tokens."""
-    local = dataclasses.replace(model, n_kv_heads=max(1, model.n_kv_heads // tensor))
-    cache = memory_need(local, dtype, slots, length, use_past).cache
+    cache = memory_need(local_model(model, tensor), dtype, slots, length, use_past).cache
     parameters = rank_parameters(model, tensor, vocab_parallel=vocab_parallel)
     return Memory(parameters * BYTES_OF[dtype], cache)
 
@@ -109,15 +104,7 @@ def traffic(model: ModelConfig, dtype: DType, slots: int) -> Traffic:
 
 def degrees_of(model: ModelConfig, *, vocab_parallel: bool = True) -> list[int]:
     """The degrees of DEGREES that cut this model evenly."""
-    whole = [model.num_heads, model.intermediate_size]
-    if vocab_parallel:
-        whole.append(model.vocab_size)
-    kv = model.n_kv_heads
-    return [
-        tensor
-        for tensor in DEGREES
-        if not any(size % tensor for size in whole) and 0 in (kv % tensor, tensor % kv)
-    ]
+    return [degree for degree in DEGREES if not not_divided(model, degree, not vocab_parallel)]
 
 
 def scaling_estimate(

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from lite_runner.config.fields import Fault, Range, read
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.model import ModelConfig, RopeScaling
+from lite_runner.config.secret import hidden
 from lite_runner.errors import ConfigError
 
 Count = Annotated[int, Range(1)]
@@ -33,6 +34,7 @@ class Settings:
     checkpoint_name_or_path: str  # where the weights are, unless load_checkpoint says
     compute_dtype: Literal["auto", "float32", "float16", "bfloat16"]
     use_past: bool  # keep keys and values between steps
+    is_sample_acceleration: bool  # an exported graph chooses the likeliest token itself
     # Each is what the top-level option of its name means while that one is null.
     do_sample: bool
     temperature: Positive
@@ -208,6 +210,7 @@ class ParallelConfig:
 @dataclass(frozen=True)
 class Export:
     layout: Literal["auto", "resizable", "dynamic", "static_pair"]
+    target: Literal["auto", "CPU", "Ascend"]
     weight_fp16: bool
 
 
@@ -218,7 +221,9 @@ class Infer:
     increment_model_path: str
     infer_seq_length: Count | None
     model_type: Literal["mindir", "mindir_lite"] | None
-    ge_config_path: str
+    enc_key: str  # "": not encrypted
+    ge_config_path: str | tuple[str, ...]  # one file, or [prefill, increment]
+    ge_options: Mapping[str, Any] | None  # section -> options, whose dots are nesting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +231,7 @@ class RunConfig:
     """One run, whole and resolved; what launch, the workers and the run modes read."""
 
     run_mode: RunMode
-    backend: Literal["ms", "mslite"]
+    backend: Literal["ms", "mslite", "auto"]
     model: Model
     trainer: Trainer
     processor: Processor
@@ -262,7 +267,7 @@ class RunConfig:
     use_parallel: bool
     parallel: Parallel
     parallel_config: ParallelConfig
-    engine: Literal["auto", "lite-worker", "graph-cell"]
+    engine: Literal["auto", "lite", "lite-worker", "graph-cell"]
     export: Export
     infer: Infer
     # Only the yaml of the run modes convert, export and shard have these.
@@ -295,6 +300,11 @@ class RunConfig:
             if field.default is None and plain[field.name] is None:
                 del plain[field.name]
         return plain
+
+    def without_secrets(self) -> RunConfig:
+        """The same config as a file may show it."""
+        infer = dataclasses.replace(self.infer, enc_key=hidden(self.infer.enc_key))
+        return dataclasses.replace(self, infer=infer)
 
     @property
     def model_name(self) -> str:

@@ -7,7 +7,7 @@ import itertools
 
 from lite_runner.config.argv import CommandLine
 from lite_runner.config.compose import GROUPS, options_of, resolve
-from lite_runner.config.fields import accepts, leaves
+from lite_runner.config.fields import accepts, annotation_of, leaves
 from lite_runner.config.grammar import swept_values
 from lite_runner.config.prompts import STANDARD_INPUT
 from lite_runner.config.schema import RunConfig
@@ -53,7 +53,7 @@ def jobs_of(line: CommandLine) -> list[tuple[str, RunConfig, list[str]]]:
 def _values(key: str, value: str | list[str]) -> list[str | list[str]]:
     if isinstance(value, list):
         return [value]
-    annotation = leaves(RunConfig).get(key)
+    annotation = annotation_of(key, leaves(RunConfig))
     if key not in GROUPS and (annotation is None or accepts(annotation, str)):
         return [value]
     try:

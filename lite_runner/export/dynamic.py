@@ -18,6 +18,13 @@ from lite_runner.export.mindir import check_length, write_mindir
 from lite_runner.models.layers import BuildOptions, CacheSize, Weights
 from lite_runner.models.networks import NETWORKS, Prefill
 
+INPUTS = (
+    TensorSpec("tokens", (1, -1), "int32"),
+    TensorSpec("position", (1,), "int32"),  # tokens already in the slot
+    TensorSpec("length", (1,), "int32"),  # tokens in it after this prompt
+    TensorSpec("slot", (1,), "int32"),
+)
+
 
 def export_dynamic(
     model: ModelConfig,
@@ -32,8 +39,7 @@ def export_dynamic(
 ) -> dict[GraphName, Graph]:
     """Write `<name>_graph.mindir` with a cache of `slots` rows of `seq_length` positions.
 
-    Inputs: tokens [1, T], position [1] (tokens already in the slot), length [1] (tokens in it
-    after this prompt), slot [1]; output: logits [1, vocab] after the last token.
+    It takes INPUTS; output: logits [1, vocab] after the last token.
     A seq_length beyond the model's own is a ConfigError.
     """
     check_length(model, seq_length)
@@ -42,10 +48,4 @@ def export_dynamic(
     one = Tensor(np.zeros(1, np.int32))
     inputs = [Tensor(shape=[1, None], dtype=ms.int32), one, one, one]
     file = write_mindir(network, inputs, folder, name, enc_key)
-    scalars = (TensorSpec(key, (1,), "int32") for key in ("position", "length", "slot"))
-    graph = Graph(
-        file,
-        (TensorSpec("tokens", (1, -1), "int32"), *scalars),
-        (TensorSpec("logits", (1, model.vocab_size), "float32"),),
-    )
-    return {"model": graph}
+    return {"model": Graph(file, INPUTS, (TensorSpec("logits", (1, model.vocab_size), "float32"),))}

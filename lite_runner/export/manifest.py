@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lite_runner.config.model import ModelConfig, RopeScaling
+from lite_runner.config.model_dir import MANIFEST as MANIFEST
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.files import sha256_of
 
-MANIFEST = "manifest.json"
 SCHEMA = 1
 MAX_BYTES = 1 << 20
 
@@ -61,6 +61,11 @@ class Manifest:
     tokenizer: tuple[str, ...]  # those of the files that are the tokenizer's
     versions: Mapping[str, str]
     encrypted: bool = False
+    sampled: bool = False  # the graphs end in the likeliest token, not in logits
+
+    def paths(self, folder: Path) -> dict[GraphName, Path]:
+        """Where the graphs are, of an artifact in `folder`."""
+        return {name: folder / graph.file for name, graph in self.graphs.items()}
 
     def write(self, folder: Path) -> None:
         """Write manifest.json into a folder that holds all the files."""

@@ -35,6 +35,10 @@ def write_mindir(
     whole = folder / f"{stem}.mindir"  # so MindSpore calls it where nothing was split off
     if whole.exists():
         whole.rename(folder / f"{stem}{GRAPH_SUFFIX}")
+    for path in (folder / f"{stem}{GRAPH_SUFFIX}", *folder.glob(f"{stem}_variables/*")):
+        path.chmod(0o644)  # MindSpore makes them readable to their owner alone
+    for path in folder.glob(f"{stem}_variables"):
+        path.chmod(0o755)
     return f"{stem}{GRAPH_SUFFIX}"
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from mindspore import Tensor
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.config.model import REGISTERED, ModelConfig
+from lite_runner.errors import ConfigError
 from lite_runner.export.lite_rewrite import rewrite_for_lite
 from lite_runner.export.manifest import Graph, GraphName
 from lite_runner.export.mindir import write_mindir
@@ -32,8 +33,14 @@ def export_resizable(
     """Write `<name>_graph.mindir` into a folder, and above 1 GB `<name>_variables` beside it.
 
     It is traced for `batch_size` rows and may be resized to any other number. Nothing in it
-    depends on `seq_length` (tokens a row, at most), only the tracing must not exceed it.
+    depends on `seq_length` (tokens a row, at most), only the tracing must not exceed it. Raises
+    ConfigError for a family that lite_runner.register has added.
     """
+    if model.family in REGISTERED:
+        raise ConfigError(
+            f"{model.family}: a registered family, which the layout resizable does not have",
+            "export.layout=dynamic or export.layout=static_pair",
+        )
     network = ResizableNetwork(model, weights)
     shape = Shape(batch_size, TRACED_TOKENS, min(TRACED_PAST, seq_length))
     examples = [Tensor(np.zeros(one.shape, one.dtype)) for one in inputs_of(model, shape)]

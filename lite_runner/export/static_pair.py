@@ -6,7 +6,7 @@ a cache that lies inside the graphs as Parameters; both graphs name them alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import mindspore as ms
@@ -14,12 +14,17 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from lite_runner.config.model import ModelConfig
+from lite_runner.errors import ConfigError
 from lite_runner.export.manifest import Graph, GraphName, TensorSpec
 from lite_runner.export.mindir import check_length, write_mindir
+from lite_runner.export.pair_inputs import COMMON, LLAMA, MAPPING, specs_of
 from lite_runner.models.layers import BuildOptions, CacheSize, Weights
 from lite_runner.models.networks import NETWORKS
 
-STEMS: dict[GraphName, str] = {"prefill": "prefill", "increment": "inc"}
+
+def stems_of(model_name: str) -> dict[GraphName, str]:
+    """MindFormers' names of a pair, without `_graph.mindir`."""
+    return {"prefill": f"{model_name}_prefill", "increment": f"{model_name}_inc"}
 
 
 class _Step(nn.Cell):
@@ -81,9 +86,12 @@ class LlamaIncrement(_Step):
         return self.answer(self.gather(logits, slots, 0))
 
 
-STEPS: dict[str, dict[GraphName, Callable[[nn.Cell, int, bool], nn.Cell]]] = {
-    "gpt": {"prefill": GPTPrefill, "increment": GPTIncrement},
-    "llama": {"prefill": LlamaPrefill, "increment": LlamaIncrement},
+Steps = Mapping[GraphName, Callable[[nn.Cell, int, bool], nn.Cell]]
+
+# By the names of the inputs; each is made of the network, the batch size and `sampled`.
+STEPS: dict[tuple[str, ...], Steps] = {
+    COMMON.names: {"prefill": GPTPrefill, "increment": GPTIncrement},
+    LLAMA.names: {"prefill": LlamaPrefill, "increment": LlamaIncrement},
 }
 
 
@@ -91,7 +99,7 @@ def export_static_pair(
     model: ModelConfig,
     weights: Weights,
     folder: Path,
-    name: str,
+    stems: Mapping[GraphName, str],
     *,
     batch_size: int,
     seq_length: int,
@@ -99,36 +107,30 @@ def export_static_pair(
     enc_key: bytes | None,
     sampled: bool,
 ) -> dict[GraphName, Graph]:
-    """Write `<name>_prefill_graph.mindir` and `<name>_inc_graph.mindir`.
+    """Write `<stem>_graph.mindir` of each, above 1 GB with `<stem>_variables/` beside it.
 
     Output: logits [b, V] after each row's last valid token, with `sampled` the token of the
     highest logit [b] int32. A row with valid_length 0 in a prefill, or seq_length in an increment,
     only touches the last position of its slot, which is never read before it is written.
-    A seq_length beyond the model's own is a ConfigError.
+    A seq_length beyond the model's own is a ConfigError, and so is a family without steps.
     """
     check_length(model, seq_length)
+    style = MAPPING[model.family]
+    if style.names not in STEPS:
+        raise ConfigError(
+            f"{model.family}: registered without the steps of its graphs, so there is no pair",
+            "export.layout=dynamic, or give steps to lite_runner.register_inputs",
+        )
     build = BuildOptions(CacheSize(batch_size, seq_length), getattr(ms, dtype))
     network = NETWORKS[model.family](model, weights, build)
-    style = "llama" if model.family == "llama" else "gpt"
     graphs: dict[GraphName, Graph] = {}
-    for graph, stem in STEMS.items():
-        step = STEPS[style][graph](network, batch_size, sampled)
-        length = seq_length if graph == "prefill" else 1
-        specs = _inputs(style, batch_size, length, seq_length)
+    for graph, stem in stems.items():
+        step = STEPS[style.names][graph](network, batch_size, sampled)
+        specs = specs_of(style, graph, batch_size, seq_length)
         inputs = [Tensor(np.zeros(spec.shape, spec.dtype)) for spec in specs]
-        file = write_mindir(step, inputs, folder, f"{name}_{stem}", enc_key)
+        file = write_mindir(step, inputs, folder, stem, enc_key)
         graphs[graph] = Graph(file, specs, (_output(batch_size, model.vocab_size, sampled),))
     return graphs
-
-
-def _inputs(style: str, batch: int, length: int, seq_length: int) -> tuple[TensorSpec, ...]:
-    ids = TensorSpec("input_ids", (batch, length), "int32")
-    valid = TensorSpec("valid_length", (batch,), "int32")
-    if style == "llama":
-        slots = TensorSpec("batch_index", (batch,), "int64")
-        return ids, valid, slots, TensorSpec("zactivate_len", (seq_length,), "int64")
-    current = TensorSpec("current_index", (batch,), "int32")
-    return ids, current, TensorSpec("init_reset", (1,), "bool"), valid
 
 
 def _output(batch: int, vocab: int, sampled: bool) -> TensorSpec:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from lite_runner import environment
 from lite_runner.config.cluster import Cluster
 from lite_runner.config.model import ModelConfig
-from lite_runner.config.plan import BYTES_OF, free_memory, readable
-from lite_runner.config.scaling import PROCESS_BYTES, host_processes, rank_parameters
+from lite_runner.config.plan import free_memory, readable
+from lite_runner.config.scaling import PROCESS_BYTES, host_processes, rank_memory
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import EnvironmentFault
 
 
-def check_machine(config: RunConfig, cluster: Cluster, model: ModelConfig) -> None:
-    """Raises EnvironmentFault for too few devices or, on CPU, too little memory."""
+def check_machine(
+    config: RunConfig, cluster: Cluster, model: ModelConfig, *, slots: int, length: int
+) -> None:
+    """Raises EnvironmentFault for too few devices or, on CPU, too little memory for weights and
+    caches of `slots` sequences of `length` tokens in each copy of the model."""
     device = environment.resolve_device(config.context.device_target)
     count = cluster.local_worker_num
     if device != "CPU":
@@ -24,14 +27,21 @@ def check_machine(config: RunConfig, cluster: Cluster, model: ModelConfig) -> No
             )
         return
     cut = config.parallel_config
-    parameters = rank_parameters(model, cut.model_parallel, vocab_parallel=not cut.vocab_emb_dp)
-    weights = parameters * BYTES_OF[config.compute_dtype(device)]
+    rank = rank_memory(
+        model,
+        config.compute_dtype(device),
+        cut.model_parallel,
+        slots,
+        length,
+        use_past=config.use_past,
+        vocab_parallel=not cut.vocab_emb_dp,
+    )
     processes = host_processes(count, master=cluster.is_master)
-    need, free = count * weights + processes * PROCESS_BYTES, free_memory()
+    need, free = count * rank.total + processes * PROCESS_BYTES, free_memory()
     if need > free:
         raise EnvironmentFault(
-            f"memory: {count} ranks with {readable(weights)} of weights each, and MindSpore's own"
-            f" {readable(PROCESS_BYTES)} in {processes} processes, need {readable(need)}, but"
-            f" {readable(free)} is free",
+            f"memory: {count} ranks with {readable(rank.weights)} of weights and"
+            f" {readable(rank.cache)} of cache each, and MindSpore's own {readable(PROCESS_BYTES)}"
+            f" in {processes} processes, need {readable(need)}, but {readable(free)} is free",
             "fewer ranks or a smaller model, or a machine with more memory",
         )

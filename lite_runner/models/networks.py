@@ -12,7 +12,10 @@ from lite_runner.models.gpt2 import GPT2Model
 from lite_runner.models.layers import BuildOptions, Weights
 from lite_runner.models.llama import LlamaModel
 
-NETWORKS: dict[str, Callable[[ModelConfig, Weights, BuildOptions], nn.Cell]] = {
+Network = Callable[[ModelConfig, Weights, BuildOptions], nn.Cell]
+
+# By family; lite_runner.register adds to it.
+NETWORKS: dict[str, Network] = {
     "bloom": BloomModel,
     "llama": LlamaModel,
     "gpt2": GPT2Model,

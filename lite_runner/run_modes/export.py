@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from lite_runner import model_files, offline, progress
-from lite_runner.artifact import export_artifact
+from lite_runner.artifact import Place, Wanted, export_artifact
 from lite_runner.config.schema import RunConfig
 from lite_runner.report import Result, RunFolder, Timing
 
@@ -19,22 +19,38 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     files = model_files.locate(config)
     tokenizer = model_files.tokenizer_of(config, files)
     length = config.infer.infer_seq_length or min(DEFAULT_LENGTH, files.model.seq_length)
-    want = offline.wanted(config, config.predict_batch_size or 1, length)
-    given = config.export_output or f"{config.output_dir}/{config.model_name}_{want.layout}"
-    target = Path(given).expanduser()
-    manifest = export_artifact(
-        target, config, files, tokenizer, want, overwrite=bool(config.overwrite)
-    )
+    want = offline.wanted(config, files.model.family, config.predict_batch_size or 1, length)
+    engine = offline.engine_for(config, want.layout)
+    if want.target != engine.device:
+        progress.note(
+            f"for {want.target}, which is not here: the graphs are proved in {engine.name} on "
+            f"{engine.device}"
+        )
+    place = place_of(config, want)
+    manifest = export_artifact(place, config, files, tokenizer, want, engine)
     folder.write_result(
         Result(
             run_mode=config.run_mode,
             model=config.model_name,
             backend=config.backend,
-            engine=want.engine,
+            engine=engine.name,
             load_checkpoint=files.source,
             results=[],
             timing=Timing(load_s=time.perf_counter() - began),
         )
     )
-    size = sum((target / name).stat().st_size for name in manifest.files)
-    progress.note(f"wrote {target}: {want.layout}, {size / 1e6:.0f} MB, for engine={want.engine}")
+    size = sum((place.folder / name).stat().st_size for name in manifest.files)
+    progress.note(
+        f"wrote {place.folder}: {want.layout}, {size / 1e6:.0f} MB, runs in engine={engine.name}"
+    )
+
+
+def place_of(config: RunConfig, want: Wanted) -> Place:
+    """Where the config wants the artifact."""
+    overwrite = bool(config.overwrite)
+    if config.infer.prefill_model_path:
+        prefill = Path(config.infer.prefill_model_path).expanduser()
+        increment = Path(config.infer.increment_model_path).expanduser()
+        return Place.of_pair(prefill, increment, overwrite)
+    given = config.export_output or f"{config.output_dir}/{config.model_name}_{want.layout}"
+    return Place(Path(given).expanduser(), overwrite=overwrite)

@@ -7,9 +7,11 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
 
 from lite_runner import environment, model_files, progress
 from lite_runner.backends.base import Backend
+from lite_runner.config.ge import ge_config, render
 from lite_runner.config.plan import plan
 from lite_runner.config.prompts import read_prompts
 from lite_runner.config.ranks import Ranks
@@ -17,7 +19,15 @@ from lite_runner.config.scaling import ranks_plan
 from lite_runner.config.schema import RunConfig
 from lite_runner.generation import Completion, generate
 from lite_runner.report import Result, RowResult, RunFolder
-from lite_runner.session import Job, load, prepare, sequence_length, share, slots_for
+from lite_runner.session import (
+    Job,
+    load,
+    prepare,
+    sequence_length,
+    share,
+    slots_for,
+    with_backend,
+)
 from lite_runner.shares import Share, gather, wait_for_all
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.text.transcript import Transcript
@@ -37,7 +47,9 @@ def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> Non
     prompts = read_prompts(config)
     files = model_files.locate(config)
     tokenizer = model_files.tokenizer_of(config, files)
-    job = share(config, prepare(config, files, tokenizer, prompts), ranks)
+    job = prepare(config, files, tokenizer, prompts)
+    config = with_backend(with_ge_file(config, folder), files, job)
+    job = share(config, job, ranks)
     mine, engine, interrupted = Share(), "", False
     if job.tokens:
         backend = load(config, files, device, job, tokenizer, ranks)
@@ -116,6 +128,15 @@ def _complete(
         prepare_s=prepare_s,
     )
     return done, outcome.interrupted
+
+
+def with_ge_file(config: RunConfig, folder: RunFolder) -> RunConfig:
+    """GE options of the config written as config.ini into the run folder, and read from there."""
+    ge = ge_config(config)
+    if ge is None or not ge.sections:
+        return config
+    path = folder.write_text("config.ini", render(ge.sections))
+    return replace(config, infer=replace(config.infer, ge_config_path=str(path), ge_options=None))
 
 
 def dry_run(config: RunConfig) -> None:

@@ -161,14 +161,15 @@ def model_config_of(path: Path) -> ModelConfig | None:
     beside the file; the special tokens of a generation_config.json win, as in transformers.
     """
     if rank_folders(path):
-        folder = path
-        if (model := shards_model(path)) is not None:
-            return model
-    else:
-        file = weights_file(path)
-        if looks_like_gguf(file):
-            return config_of_gguf(open_gguf(file))
-        folder = file.parent
+        return shards_model(path) or model_config_in(path)
+    file = weights_file(path)
+    if looks_like_gguf(file):
+        return config_of_gguf(open_gguf(file))
+    return model_config_in(file.parent)
+
+
+def model_config_in(folder: Path) -> ModelConfig | None:
+    """The model that the config.json of a folder describes; None where there is none."""
     source = folder / "config.json"
     if not source.is_file():
         return None

@@ -6,7 +6,7 @@ MindFormers' unfused names are the canonical ones. A linear layer is held [out, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +23,7 @@ class Parameter:
     name: str
     shape: tuple[int, ...]
     hugging_face: str  # as transformers saves a ...ForCausalLM
-    gguf: str  # as llama.cpp names it
+    gguf: str = ""  # as llama.cpp names it; "": it does not know the family
     layout: Layout = "plain"
     part: int | None = None  # 0, 1, 2: which of q, k, v, where the source fuses them
     rotary_heads: int = 0  # heads whose rows llama.cpp reorders for its rotary embedding
@@ -31,8 +31,7 @@ class Parameter:
 
 def parameters(config: ModelConfig) -> tuple[Parameter, ...]:
     """Every tensor of the model, in the order of its layers."""
-    of_family = {"bloom": _bloom, "llama": _llama, "gpt2": _gpt2}[config.family]
-    found = list(of_family(config))
+    found = list(TENSORS[config.family](config))
     if not config.tie_word_embeddings:
         head = (config.vocab_size, config.hidden_size)
         found.append(Parameter("lm_head.weight", head, "lm_head.weight", "output.weight"))
@@ -234,3 +233,11 @@ def _classic_block(
             f"{ours}{name}.bias", (width_out,), f"{theirs}.bias", f"{gguf}{gguf_name}.bias"
         )
     yield from _layer_norm(f"{ours}layernorm2", norms[1], f"{gguf}ffn_norm", hidden)
+
+
+# By family, all but a head of its own; lite_runner.register adds to it.
+TENSORS: dict[str, Callable[[ModelConfig], Iterable[Parameter]]] = {
+    "bloom": _bloom,
+    "llama": _llama,
+    "gpt2": _gpt2,
+}

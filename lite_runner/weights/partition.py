@@ -7,7 +7,6 @@ The embedding and the head are cut along the vocabulary.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from lite_runner.config.model import ModelConfig
@@ -69,13 +68,3 @@ def _cut(name: str, axes: int, model: ModelConfig, tensor: int, vocab_parallel: 
     if layer == "projection" and axes == 2:  # [in, out]; the bias is added once, when all is summed
         return Cut(0, tensor)
     return Cut()
-
-
-def local_model(model: ModelConfig, tensor: int) -> ModelConfig:
-    """The sizes of one rank's part; hidden_size and vocab_size stay those of the whole."""
-    return dataclasses.replace(
-        model,
-        num_heads=model.num_heads // tensor,
-        n_kv_heads=max(1, model.n_kv_heads // tensor),
-        intermediate_size=model.intermediate_size // tensor,
-    )

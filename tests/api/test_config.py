@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 import lite_runner
-from lite_runner import AutoConfig, BloomConfig, ContextConfig, build_context, init_context
+from lite_runner import (
+    AutoConfig,
+    BloomConfig,
+    ContextConfig,
+    LlamaConfig,
+    build_context,
+    init_context,
+)
 from lite_runner.api.context import chosen
 from lite_runner.errors import ArtifactError, ConfigError
 
@@ -40,7 +47,7 @@ def test_attributes_may_be_read_and_changed() -> None:
         ("seq_length", "long", "expected an integer"),
         ("seq_length", 0, ">= 1"),
         ("batch_size", 0, "batch_size: got 0"),
-        ("is_sample_acceleration", True, "not available"),
+        ("qkv_concat", True, "not available"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(name: str, value: object, said: str) -> None:
@@ -80,6 +87,25 @@ def test_bloom_config_takes_the_sizes_given() -> None:
     )
     assert (config.hidden_size, config.seq_length) == (64, 32)
     assert config.checkpoint_name_or_path == "random"
+    assert BloomConfig(num_layers=2).checkpoint_name_or_path == "random"  # not bloom_560m's own
+
+
+def test_llama_config_works_out_the_feed_forward_width() -> None:
+    small = LlamaConfig(num_layers=2, hidden_size=32, num_heads=2, seq_length=512)
+    model = small.run_config().model_config()
+    assert model is not None and (model.family, model.head_dim, model.seq_length) == (
+        *("llama", 16, 512),
+    )
+    assert small.intermediate_size == 256 and small.checkpoint_name_or_path == "random"
+    assert LlamaConfig().intermediate_size == 11008  # as Llama 2 has it
+    assert LlamaConfig(seq_length=64).run_config().generation().max_length == 64
+    large = LlamaConfig(hidden_size=8192, multiple_of=4096, ffn_dim_multiplier=1.3)
+    assert large.intermediate_size == 28672  # as Llama 2 70B has it
+    assert LlamaConfig(hidden_size=64, intermediate_size=100).intermediate_size == 100
+    named = LlamaConfig(checkpoint_name_or_path="tiny_llama", seq_length=64)
+    assert (named.hidden_size, named.intermediate_size, named.seq_length) == (64, 128, 64)
+    with pytest.raises(ConfigError, match="hidden_act: got 'relu', expected silu"):
+        LlamaConfig(hidden_act="relu")
 
 
 def test_the_context_holds_for_the_next_configs() -> None:

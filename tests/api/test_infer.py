@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner import InferConfig, InferTask
+from lite_runner import AutoTokenizer, InferConfig, InferTask, pipeline
 from lite_runner.api.infer import files_of, infer_config, offline_config
+from lite_runner.app import main
 from lite_runner.errors import ArtifactError, ConfigError
 
 
@@ -49,25 +50,21 @@ def test_the_files_of_a_folder(tmp_path: Path) -> None:
     assert files_of(folder) == {
         "prefill_model_path": str(folder / pair[0]),
         "increment_model_path": str(folder / pair[1]),
-        "ge_config_path": str(folder / "config.ini"),
     }
-    single = touch(tmp_path / "single", "manifest.json", "y_graph.mindir")
+    single = touch(tmp_path / "single", "y_graph.mindir")
     assert files_of(single) == {"prefill_model_path": str(single / "y_graph.mindir")}
     config, rest = infer_config(folder, {"device_id": 2, "max_length": 9})
-    assert (config.device_id, config.ge_config_path) == (2, str(folder / "config.ini"))
+    # The config.ini in the folder is found by the run itself.
+    assert (config.device_id, config.ge_config_path) == (2, "")
     assert rest == {"max_length": 9}
 
 
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        ((), "neither a manifest.json nor a yaml"),
-        (("a.yaml", "b.yaml"), "2 yaml files"),
-        (("a.yaml",), "got 0 MindIR files"),
-        (("a.yaml", "x.mindir", "y.mindir"), "got 2 MindIR files"),
-        (("a.yaml", "x_prefill_graph.mindir"), "only one of a pair"),
-        (("a.yaml", "x_inc_graph.mindir"), "no file ..._prefill_graph.mindir"),
-        (("a.yaml", "x_inc_graph.mindir", "y_inc_graph.mindir"), "got x_inc_graph.mindir, y_inc"),
+        (("a.yaml", "b.yaml", "x.mindir"), "2 yaml files"),
+        (("a.yaml",), "no MindIR in it"),  # more of these: tests/test_given_model.py
+        (("manifest.json", "x.mindir"), "not a manifest"),
     ],
 )
 def test_folders_that_are_ambiguous(tmp_path: Path, names: tuple[str, ...], said: str) -> None:
@@ -78,10 +75,12 @@ def test_folders_that_are_ambiguous(tmp_path: Path, names: tuple[str, ...], said
 def test_what_no_model_can_be_found_for(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no such folder, and no model"):
         infer_config("missing", {})
+    missing = InferConfig(prefill_model_path=str(tmp_path / "x.mindir"), model_name="tiny_llama")
     with pytest.raises(ArtifactError, match="no such file"):
-        offline_config(InferConfig(prefill_model_path=str(tmp_path / "x.mindir")))
-    with pytest.raises(ConfigError, match="no manifest says which model"):
-        offline_config(InferConfig())
+        InferTask.get_infer_task("text_generation", missing)
+    for nameless in (InferConfig(), InferConfig(prefill_model_path=str(tmp_path / "x.mindir"))):
+        with pytest.raises(ConfigError, match="neither a manifest nor a yaml says which model"):
+            offline_config(nameless)
     with pytest.raises(ConfigError, match="rank_id=1"):
         offline_config(InferConfig(model_name="tiny_llama", rank_id=1))
 
@@ -91,3 +90,32 @@ def test_a_name_is_a_run_with_backend_mslite() -> None:
     run = offline_config(config).run_config()
     assert (run.backend, run.infer.infer_seq_length) == ("mslite", 128)
     assert (run.model_name, run.context.device_target) == ("tiny_llama", "CPU")
+
+
+def test_graphs_from_elsewhere_say_what_ours_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pair with its manifest, without it by name, and with a yaml only."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
+    export = ["run_mode=export", "model=tiny_bloom", "export.layout=static_pair"]
+    assert main([*export, "infer.infer_seq_length=48", "export_output=x"]) == 0
+    tokenizer = AutoTokenizer.from_pretrained("tiny_bloom")
+    paths = tuple(map(str, files_of(Path("x")).values()))
+
+    def said(model: str | tuple[str, ...], **settings: str) -> list[dict[str, list[str]]]:
+        generate = pipeline(
+            "text_generation", model, tokenizer=tokenizer, backend="mslite", **settings
+        )
+        return generate("I love Beijing", max_length=40)
+
+    ours = said("x")
+    assert len(ours[0]["text_generation_text"][0]) > len("I love Beijing")
+    assert said(paths) == ours
+    Path("x/manifest.json").unlink()
+    assert said("x") == ours
+    assert said(paths, model_name="tiny_bloom") == ours
+    Path("x/tiny_bloom.yaml").unlink()
+    assert said(paths, model_name="tiny_bloom") == ours
+    with pytest.raises(ArtifactError, match="which is a llama"):
+        said(paths, model_name="tiny_llama")

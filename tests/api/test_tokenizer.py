@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
-from lite_runner import AutoTokenizer, LlamaTokenizer
+from lite_runner import AutoModel, AutoTokenizer, LlamaTokenizer
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.text.tokenizer import byte_tokenizer
@@ -73,3 +78,37 @@ def test_from_a_file(tmp_path, tokenizer: PreTrainedTokenizer) -> None:
         AutoTokenizer.from_pretrained(tmp_path / "empty")
     with pytest.raises(ConfigError, match="did you mean tiny_gpt2"):
         AutoTokenizer.from_pretrained("tiny_gpt")
+
+
+def test_the_hub_gives_a_tokenizer_without_its_weights(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tokenizer: PreTrainedTokenizer,
+    write_tiny_llama: Callable[..., Path],
+) -> None:
+    import huggingface_hub
+
+    remote = write_tiny_llama("remote")
+    for name, text in byte_tokenizer().files().items():
+        (remote / name).write_text(text, encoding="utf-8")
+    local = tmp_path / "snapshot"
+    local.mkdir()
+
+    def snapshot_download(repository: str, *, allow_patterns: list[str], **options: Any) -> str:
+        for pattern in allow_patterns:
+            for path in remote.glob(pattern):
+                shutil.copy(path, local)
+        return str(local)
+
+    monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *_args, **_options: None)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    loaded = AutoTokenizer.from_pretrained("hf://owner/name")
+    assert loaded.encode("é<s>") == tokenizer.encode("é<s>") and loaded.pad_token_id == 258
+    assert (local / "config.json").is_file() and not (local / "model.safetensors").exists()
+    AutoModel.from_pretrained("hf://owner/name")  # fetches the rest
+    assert (local / "model.safetensors").is_file()
+    (local / "config.json").unlink()
+    (remote / "config.json").unlink()
+    with pytest.raises(ArtifactError, match="holds no sizes of its model"):
+        AutoTokenizer.from_pretrained("hf://owner/name")

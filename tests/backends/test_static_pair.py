@@ -15,7 +15,7 @@ from lite_runner.backends.engines.graph_cell import GraphCellEngine
 from lite_runner.backends.static_pair import StaticPairBackend
 from lite_runner.errors import ConfigError
 from lite_runner.export.manifest import Manifest
-from lite_runner.export.static_pair import export_static_pair
+from lite_runner.export.static_pair import export_static_pair, stems_of
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
 
@@ -38,7 +38,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
             model,
             weights,
             folder,
-            case,
+            stems_of(case),
             batch_size=BATCH,
             seq_length=LENGTH,
             dtype="float32",

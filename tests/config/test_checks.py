@@ -22,22 +22,6 @@ MODEL = "model.model_config"
         (["run_mode=export"], "predict_data has no meaning with run_mode=export"),
         (["run_mode=shard"], "predict_data has no meaning with run_mode=shard"),
         (["run_mode=slora"], "run_mode=slora is not available yet"),
-        (["engine=graph-cell"], "engine has a meaning only with backend=mslite or run_mode=export"),
-        (["export.layout=dynamic"], "export.layout has a meaning only with backend=mslite"),
-        (["infer.model_dir=x"], "infer.model_dir has a meaning only with backend=mslite"),
-        (
-            ["backend=mslite", "export.layout=dynamic", "engine=lite-worker"],
-            "export.layout=dynamic runs in engine=graph-cell, not lite-worker",
-        ),
-        (
-            ["backend=mslite", "infer.model_type=mindir_lite", "engine=graph-cell"],
-            "infer.model_type=mindir_lite is for MindSpore Lite",
-        ),
-        (
-            ["backend=mslite", "export.weight_fp16=true", "infer.model_type=mindir"],
-            "needs infer.model_type=mindir_lite",
-        ),
-        (["backend=mslite", f"{MODEL}.use_past=false"], "use_past=false is not available with"),
         (["export_output=x"], "export_output has a meaning only with run_mode=export"),
         (
             ["parallel=tp2", "backend=mslite"],
@@ -63,10 +47,7 @@ MODEL = "model.model_config"
         (["auto_trans_ckpt=true", "run_mode=export"], "auto_trans_ckpt=true has a meaning only"),
         (["only_save_strategy=true"], "only_save_strategy=true needs run_mode=shard"),
         (["context.mode=1"], "context.mode=1 (pynative) is not available yet"),
-        (["infer.prefill_model_path=a.mindir"], "infer.prefill_model_path=a.mindir is not"),
         (["parallel.parallel_mode=0"], "parallel.parallel_mode=0 is not available yet"),
-        (["infer.model_type=mindir_lite"], "infer.model_type has a meaning only with"),
-        (["infer.infer_seq_length=5"], "infer.infer_seq_length has a meaning only with"),
         (["parallel.strategy_ckpt_save_file=s"], "strategy_ckpt_save_file=s is not available yet"),
         (["temperature=0.7"], "temperature=0.7 has a meaning only with sampling; add do_sample"),
         (["top_k=5", "do_sample=false"], "top_k=5 has a meaning only with sampling"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -8,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lite_runner.config.fields import Fault, Range, describe, leaves, read, show
+from lite_runner.config.fields import (
+    Fault,
+    Range,
+    Scalar,
+    annotation_of,
+    describe,
+    free_mapping,
+    leaves,
+    read,
+    show,
+)
 
 
 @dataclass(frozen=True)
@@ -119,3 +130,55 @@ def test_descriptions_are_words() -> None:
     assert describe(Annotated[float, Range(0, above=True)]) == "a number > 0"
     assert show("x" * 200).endswith("...") and len(show("x" * 200)) == 80
     assert show(10**5000) == "a very long number"
+
+
+@dataclass(frozen=True)
+class Open:
+    free: Mapping[str, Any] | None
+
+
+def read_open(value: Any) -> tuple[Any, list[str]]:
+    found: list[Fault] = []
+    section = read({"free": value}, Open, "", found)
+    return section and section.free, [fault.text for fault in found]
+
+
+def test_a_free_mapping_holds_scalars_under_any_names() -> None:
+    value = {"a": {"b-c": 1, "d": {"e_1": "x", "f": None}}, "g": 2.5, "h": True}
+    assert read_open(value) == (value, [])
+    assert read_open(None) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (3, "free: got 3, expected a section or null"),
+        ({"a": {"b": [1]}}, "free.a.b: got [1], expected a text or an integer or a number or"),
+        ({"a": {1: 2}}, "free.a: got the name 1, expected letters"),
+        ({"a": {"b.c": 2}}, "free.a: got the name 'b.c', expected letters"),
+        ({"a": math.nan}, "free.a: got nan"),
+    ],
+)
+def test_what_a_free_mapping_cannot_hold(value: Any, expected: str) -> None:
+    found, texts = read_open(value)
+    assert found is None and len(texts) == 1 and texts[0].startswith(expected), texts
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=8,
+    )
+)
+def test_any_data_is_a_free_mapping_or_a_fault(value: Any) -> None:
+    found, texts = read_open(value)
+    assert (found == value) != bool(texts)
+
+
+def test_a_key_inside_a_free_mapping_takes_a_scalar() -> None:
+    known = leaves(Open)
+    assert free_mapping("free.a.b", known) == "free"
+    assert annotation_of("free.a.b", known) == Scalar
+    assert free_mapping("free", known) is None and annotation_of("free", known) is known["free"]
+    assert annotation_of("fre.a", known) is None

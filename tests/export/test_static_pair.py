@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lite_runner.backends.engines.graph_cell import GraphCellEngine
 from lite_runner.errors import ConfigError
 from lite_runner.export.manifest import Graph, GraphName
-from lite_runner.export.static_pair import export_static_pair
+from lite_runner.export.static_pair import export_static_pair, stems_of
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
 
@@ -41,7 +41,7 @@ def export(
         model,
         ReadAhead(open_checkpoint(REFERENCE / case, model)),
         folder,
-        "tiny",
+        stems_of("tiny"),
         batch_size=BATCH,
         seq_length=length,
         dtype="float32",

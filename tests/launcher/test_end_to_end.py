@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
+
+from lite_runner.config.argv import parse
+from lite_runner.config.compose import heads, resolve
+from lite_runner.weights.random import random_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "I love Beijing, because"
@@ -33,9 +39,20 @@ class Done:
         return found
 
 
+def write_broken(path: Path) -> None:
+    """A checkpoint of tiny_llama whose logits are not numbers."""
+    model = resolve(parse([*JOB, "predict_data=a"], heads()))[0].model_config()
+    assert model is not None
+    tensors = {name: one.float32() for name, one in random_checkpoint(model, 0).items()}
+    tensors["model.norm_out.weight"] = np.full(model.hidden_size, np.nan, np.float32)
+    save_file(tensors, path)
+
+
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
     """All jobs of this file, run at once: most of their time they wait for ranks to meet."""
+    broken = tmp_path_factory.mktemp("broken") / "nan.safetensors"
+    write_broken(broken)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     node = (*TP2, "predict_data=-", "parallel.local_worker_num=1", f"parallel.master_port={port}")
@@ -45,6 +62,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
         "node 0": (*node, "parallel.node_rank=0"),
         "node 1": (*node, "parallel.node_rank=1"),
         "too long": (*TP2, "max_new_tokens=null", "predict_data=" + "x" * 5000),
+        "broken": (*TP2, "predict_data=a", f"load_checkpoint={broken}"),
     }
     started = {}
     for name, words in commands.items():
@@ -95,10 +113,17 @@ def test_every_rank_has_a_log(jobs: dict[str, Done]) -> None:
     assert "12 tokens, load" in (jobs["tp2"].folder / "run.log").read_text(encoding="utf-8")
 
 
-def test_the_error_of_a_rank_is_the_jobs(jobs: dict[str, Done]) -> None:
+def test_what_is_wrong_shows_before_ranks_start(jobs: dict[str, Done]) -> None:
     failed = jobs["too long"]
     assert (failed.code, failed.out) == (2, "")
+    assert "error: prompt 0 does not fit: 5000 tokens" in failed.err
+    assert not (failed.folder / "msrun").exists()
+
+
+def test_the_error_of_a_rank_is_the_jobs(jobs: dict[str, Done]) -> None:
+    failed = jobs["broken"]
+    assert (failed.code, failed.out) == (1, "")
     error = failed.err[failed.err.index("error:") :]
     assert error.startswith("error: rank ") and error.count("error:") == 1
-    assert "5000" in error or "5001" in error  # the prompt's tokens
+    assert "logits hold NaN" in error
     assert "rank_" in error[error.index("log: ") :]

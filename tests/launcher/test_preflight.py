@@ -23,7 +23,7 @@ def config_of(*settings: str) -> RunConfig:
 def check(config: RunConfig) -> None:
     model = config.model_config()
     assert model is not None
-    preflight.check_machine(config, cluster_of(config), model)
+    preflight.check_machine(config, cluster_of(config), model, slots=1, length=32)
 
 
 def test_more_ranks_than_devices(monkeypatch: pytest.MonkeyPatch) -> None:

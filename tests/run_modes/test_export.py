@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lite_runner import artifact
+from lite_runner import verification
 from lite_runner.app import main
 
 Run = Callable[..., dict[str, Any]]
@@ -71,7 +71,8 @@ def test_an_export_is_a_folder_that_predict_takes(run: Run, layout: str) -> None
     folder = Path(f"outputs/tiny_qwen2_{layout}")
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["layout"] == layout and manifest["model_name"] == "tiny_qwen2"
-    assert {path.name for path in folder.iterdir()} == {"manifest.json", *manifest["files"]}
+    beside = {"manifest.json", "tiny_qwen2.yaml"}
+    assert {path.name for path in folder.iterdir()} == {*beside, *manifest["files"]}
     assert all(graph["file"].endswith(".mindir") for graph in manifest["graphs"].values())
     given = ["model=tiny_qwen2", "backend=mslite", f"infer.model_dir={folder}"]
     online = run("model=tiny_qwen2", *PREDICT)
@@ -128,7 +129,7 @@ def test_an_existing_folder_is_kept(run: Run, capsys: pytest.CaptureFixture[str]
 def test_what_computes_something_else_does_not_get_its_name(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(artifact, "TOLERANCE", {"float32": -1.0})  # the logits are equal
+    monkeypatch.setattr(verification, "TOLERANCE", {"float32": -1.0})  # the logits are equal
     assert main(["run_mode=export", "model=tiny_gpt2", "export.layout=dynamic"]) == 4
     assert "computes something else in graph-cell" in capsys.readouterr().err
     assert not list(Path("outputs").glob("*tiny_gpt2_dynamic*"))
@@ -141,3 +142,96 @@ def test_a_model_too_large_ends_in_3_before_it_is_loaded(
     assert main(["run_mode=export", *big, "export.layout=dynamic"]) == 3
     message = capsys.readouterr().err
     assert "memory: the weights need 551.8 GB" in message and "export llama2_70b" not in message
+
+
+def test_a_graph_that_samples_gives_the_same_tokens(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sampled = "model.model_config.is_sample_acceleration=true"
+    run("run_mode=export", "model=tiny_bloom", sampled, "predict_batch_size=2")
+    manifest = json.loads(Path("outputs/tiny_bloom_static_pair/manifest.json").read_text())
+    assert manifest["sampled"] and manifest["graphs"]["prefill"]["outputs"][0]["name"] == "tokens"
+    given = ["model=tiny_bloom", "backend=mslite", "infer.model_dir=outputs/tiny_bloom_static_pair"]
+    assert tokens(run(*given, *PREDICT)) == tokens(run("model=tiny_bloom", *PREDICT))
+    capsys.readouterr()
+    for asked in ("do_sample=true", "repetition_penalty=1.1", "num_beams=2", "min_new_tokens=3"):
+        assert main([*given, *PREDICT, asked]) == 2
+        message = capsys.readouterr().err
+        assert "load tiny_bloom" not in message  # refused before anything is loaded
+
+
+def test_an_encrypted_export(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MY_KEY", "0123456789abcdef")
+    export = ["run_mode=export", "model=tiny_gpt2", "predict_batch_size=2"]
+    run(*export, "infer.enc_key=0123456789abcdef")
+    assert "0123456789abcdef" not in Path("outputs/latest/config.yaml").read_text()
+    assert "0123456789abcdef" not in Path("outputs/latest/run.log").read_text()
+    folder = Path("outputs/tiny_gpt2_dynamic")
+    assert json.loads((folder / "manifest.json").read_text())["encrypted"]
+    given = ["model=tiny_gpt2", "backend=mslite", f"infer.model_dir={folder}", *PREDICT]
+    right = run(*given, "infer.enc_key=env:MY_KEY")
+    assert tokens(right) == tokens(run("model=tiny_gpt2", *PREDICT))
+    assert main([*given, "infer.enc_key=fedcba9876543210"]) == 4
+    assert "does not open with this key" in capsys.readouterr().err
+    assert main(given) == 4
+    assert "the model is encrypted" in capsys.readouterr().err
+
+
+def test_for_ascend_the_pair_is_in_float16(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("run_mode=export", "model=tiny_llama", "export.target=Ascend", "ge=atlas_800t_a2")
+    assert "for Ascend, which is not here: the graphs are proved in graph-cell on CPU" in (
+        capsys.readouterr().err
+    )
+    folder = Path("outputs/tiny_llama_static_pair")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert (manifest["target"], manifest["precision"]) == ("Ascend", "float16")
+    names = {path.name for path in folder.iterdir()}
+    assert {"tiny_llama_prefill_graph.mindir", "tiny_llama_inc_graph.mindir"} < names
+    assert "ge.exec.formatMode=1" in (folder / "config.ini").read_text().splitlines()
+    assert main(["backend=mslite", "model=tiny_llama", "ge=atlas_800", *PREDICT]) == 2
+    assert "only with engine=lite on Ascend" in capsys.readouterr().err
+
+
+def test_an_export_to_two_paths(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path("models")
+    folder.mkdir()
+    (folder / "mine.txt").write_text("kept")
+    paths = [
+        "infer.prefill_model_path=models/bloom_prefill.mindir",
+        "infer.increment_model_path=models/bloom_inc.mindir",
+    ]
+    export = ["run_mode=export", "model=tiny_bloom", "predict_batch_size=2", *paths]
+    run(*export)
+    names = {path.name for path in folder.iterdir()}
+    assert {"bloom_prefill.mindir", "bloom_inc.mindir", "manifest.json", "mine.txt"} < names
+    given = ["model=tiny_bloom", "backend=mslite", *paths, *PREDICT]
+    assert tokens(run(*given)) == tokens(run("model=tiny_bloom", *PREDICT))
+    assert main(export) == 2
+    assert "exists already" in capsys.readouterr().err
+    run(*export, "overwrite=true")
+    assert (folder / "mine.txt").read_text() == "kept"
+
+
+def test_the_yaml_beside_the_graphs_is_a_config(run: Run) -> None:
+    run("run_mode=export", "model=tiny_qwen2", "export.layout=dynamic", "predict_batch_size=2")
+    folder = Path("outputs/tiny_qwen2_dynamic")
+    given = ["--config", str(folder / "tiny_qwen2.yaml"), "backend=mslite"]
+    again = run(*given, f"infer.model_dir={folder}", *PREDICT)
+    assert tokens(again) == tokens(run("model=tiny_qwen2", *PREDICT))
+
+
+def test_auto_takes_an_exported_model_where_there_is_one(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    auto = ["model=tiny_gpt2", "backend=auto", *PREDICT]
+    online = run(*auto)
+    assert (online["backend"], online["engine"]) == ("ms", "mindspore")
+    assert (
+        "backend=auto: ms, since no exported tiny_gpt2 is in the cache" in capsys.readouterr().err
+    )
+    run("model=tiny_gpt2", "backend=mslite", *PREDICT)
+    offline = run(*auto)
+    assert (offline["backend"], offline["engine"]) == ("mslite", "lite-worker")
+    assert tokens(offline) == tokens(online)

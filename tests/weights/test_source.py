@@ -202,6 +202,10 @@ def test_hub_files_and_place(tmp_path: Path, cache: Path, monkeypatch: pytest.Mo
     assert asked["revision"] == "refs/pr/3"
     assert Path(asked["cache_dir"]) == cache / "hub"
     assert not any(name.endswith((".bin", ".py", ".pt")) for name in asked["allow_patterns"])
+    assert "model*.safetensors" in asked["allow_patterns"]
+    fetch("hf://bigscience/bloom-7b1", weights=False)
+    assert {"tokenizer.json", "tokenizer.model", "config.json"} <= set(asked["allow_patterns"])
+    assert not any("safetensors" in name for name in asked["allow_patterns"])
 
 
 def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,6 +243,11 @@ def test_without_a_network_the_cache_will_do(cache: Path, monkeypatch: pytest.Mo
     snapshot = repository / "snapshots" / commit
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").touch()
+    # A tokenizer was fetched alone: it will do for another, not for a model.
+    assert fetch("hf://owner/name", weights=False) == snapshot.resolve()
+    with pytest.raises(ArtifactError, match="could not be fetched"):
+        fetch("hf://owner/name")
+    (snapshot / "model.safetensors").touch()
     assert fetch("hf://owner/name") == snapshot.resolve()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import Graph, GraphName
+from lite_runner.signals import deferred
 
 AGAIN = "export the model again with the MindSpore of this machine"
 
@@ -32,6 +34,8 @@ class GraphCellEngine:
         graphs: Mapping[GraphName, Path],
         specs: Mapping[GraphName, Graph],
         *,
+        device: str = "CPU",
+        device_id: int = 0,
         threads: int | None,
         dec_key: bytes | None,
     ) -> None:
@@ -41,12 +45,13 @@ class GraphCellEngine:
         encrypted with another key than `dec_key`.
         """
         ms.set_context(mode=ms.GRAPH_MODE, jit_config={"jit_level": "O0"})
-        ms.set_device("CPU")
+        ms.set_device(device, device_id)
         if threads is not None:
             ms.set_context(runtime_num_threads=threads)
         self._paths, self._specs = graphs, specs
         self._cells: dict[GraphName, nn.GraphCell] = {}
         self._bound: dict[GraphName, list[NDArray[Any]]] = {}
+        self._compiled: set[GraphName] = set()
         held: dict[str, ms.Parameter] = {}
         for graph, path in graphs.items():
             cell = nn.GraphCell(_load(path, dec_key))
@@ -71,13 +76,16 @@ class GraphCellEngine:
         """
         # Copies: MindSpore may keep a tensor on its device, where a later change goes unseen.
         inputs = [Tensor(array) for array in self._bound[graph]]
+        first = graph not in self._compiled
         try:
-            outputs = self._cells[graph](*inputs)
+            with deferred() if first else nullcontext():  # interrupted, it leaves a dump
+                outputs = self._cells[graph](*inputs)
         except (RuntimeError, TypeError, ValueError) as error:
             raise ArtifactError(
                 f"{self._paths[graph]}: MindSpore {ms.__version__} cannot run it: {_first(error)}",
                 AGAIN,
             ) from error
+        self._compiled.add(graph)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         return [output.asnumpy() for output in outputs]
 

@@ -10,7 +10,8 @@ inputs and the outputs of a graph.
                                           builds a graph; the last two are file descriptors
     {"op": "bind", "graph", "shapes", "offsets", "size"}
                                           resizes it, its inputs at these places of the memory
-    {"op": "run", "graph"}                the outputs' places, in the same order as the graph's
+    {"op": "run", "graph"}                the outputs' places, in the same order as the graph's;
+                                          nothing while they are where the last run put them
     {"op": "ping"}
 
 The process ends when stdin does, and with its parent.
@@ -55,6 +56,7 @@ class Graph:
         self.outputs_fd = request["outputs"]
         self.arrays: list[Any] = []  # Lite reads their memory, without owning it
         self.outputs = mmap.mmap(-1, 1)
+        self.targets: list[Any] = []  # where in it each output goes; none before a run
 
     def inputs(self) -> Message:
         """Names, shapes and NumPy's dtype names of the inputs as they are now."""
@@ -72,12 +74,24 @@ class Graph:
         for tensor, array in zip(self.tensors, arrays):
             tensor.set_data_from_numpy(array)  # no copy: later runs see what changed in it
         self.arrays = arrays
+        self.targets = []
         return self.inputs()
 
     def run(self) -> Message:
         """Predict, and copy the outputs out: Lite's own memory is overwritten by the next run."""
         tensors = self.model.predict(self.tensors)
         arrays = [tensor.get_data_to_numpy() for tensor in tensors]
+        answer = {}
+        if [target.shape for target in self.targets] != [array.shape for array in arrays]:
+            offsets = self.place(arrays)
+            places = zip(tensors, arrays, offsets)
+            answer["outputs"] = [describe_output(*place) for place in places]
+        for target, array in zip(self.targets, arrays):
+            target[...] = array
+        return answer
+
+    def place(self, arrays: list[Any]) -> list[int]:
+        """Make room for such outputs; where each lies in it."""
         offsets = []
         size = 0
         for array in arrays:
@@ -86,18 +100,11 @@ class Graph:
         if size > len(self.outputs):
             os.ftruncate(self.outputs_fd, size)
             self.outputs = mmap.mmap(self.outputs_fd, size)
-        described = []
-        for tensor, array, offset in zip(tensors, arrays, offsets):
-            np.ndarray(array.shape, array.dtype, self.outputs, offset)[...] = array
-            described.append(
-                {
-                    "name": tensor.name,
-                    "shape": array.shape,
-                    "dtype": array.dtype.name,
-                    "offset": offset,
-                }
-            )
-        return {"outputs": described}
+        self.targets = [
+            np.ndarray(array.shape, array.dtype, self.outputs, offset)
+            for array, offset in zip(arrays, offsets)
+        ]
+        return offsets
 
 
 class Worker:
@@ -133,6 +140,12 @@ def dtype_name(tensor: Any) -> str:
 def describe(tensor: Any) -> Message:
     """What the other end must know of an input."""
     return {"name": tensor.name, "shape": tensor.shape, "dtype": dtype_name(tensor)}
+
+
+def describe_output(tensor: Any, array: Any, offset: int) -> Message:
+    """What the other end must know of an output."""
+    name = array.dtype.name
+    return {"name": tensor.name, "shape": array.shape, "dtype": name, "offset": offset}
 
 
 def read(stream: BinaryIO) -> Message:

@@ -74,6 +74,7 @@ class _Graph:
     outputs: _Memory
     shapes: list[tuple[int, ...]] = field(default_factory=list)  # bound to; none at first
     arrays: list[NDArray[Any]] = field(default_factory=list)
+    results: list[NDArray[Any]] = field(default_factory=list)  # of the last run
 
 
 class WorkerEngine:
@@ -133,7 +134,7 @@ class WorkerEngine:
         self._check_shapes(graph, wanted)
         offsets, size = _places(wanted, [spec.dtype for spec in specs])
         # Until the worker has agreed it is bound to nothing; and the old arrays' memory is reused.
-        known.shapes, known.arrays = [], []
+        known.shapes, known.arrays, known.results = [], [], []
         try:
             known.inputs.grow(size)
             places = zip(wanted, specs, offsets, strict=True)
@@ -163,14 +164,17 @@ class WorkerEngine:
             raise RunnerError(f"{known.path.name}: the graph was not bound to shapes before a run")
         doing = f"running {known.path.name}"
         answer = self._process.ask({"op": "run", "graph": graph}, seconds=RUN_SECONDS, doing=doing)
+        if not answer and known.results:  # they lie where the last run's did
+            return known.results
         try:
-            return [
+            known.results = [
                 known.outputs.view(tuple(one["shape"]), one["dtype"], one["offset"])
                 for one in answer["outputs"]
             ]
         except (KeyError, TypeError, ValueError) as error:
             self.close()
             raise RunnerError(f"{doing}: the worker describes no outputs: {error!r}") from error
+        return known.results
 
     def ping(self) -> None:
         """Ask the worker for a sign of life. Raises RunnerError where there is none."""

@@ -365,6 +365,15 @@ def test_outputs_that_cannot_be(tmp_path: Path, output: str) -> None:
     assert not is_running(engine.pid)
 
 
+def test_outputs_that_are_not_described(tmp_path: Path) -> None:
+    body = f'{{"answer": {{"inputs": [{{{SPEC}}}]}}}}'
+    python = python_that_runs(tmp_path, ANSWER.format(body=body.encode()))
+    engine = WorkerEngine({"model": python}, threads=1, python=python)
+    engine.bind("model", [(2,)])
+    with pytest.raises(RunnerError, match="describes no outputs"):
+        engine.run("model")
+
+
 def test_ctrl_c_does_not_reach_it(lite: WorkerEngine) -> None:
     assert os.getpgid(lite.pid) != os.getpgid(0)
     os.kill(lite.pid, signal.SIGINT)

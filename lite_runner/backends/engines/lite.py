@@ -1,0 +1,275 @@
+"""MindSpore Lite in this process: a vendor wheel, on Ascend (through GE) or on the CPU.
+
+The wheels differ from version to version, so what one can do is read from its own attributes and
+signatures. Their documentation is that of mindspore_lite 2.2 to 2.7.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.config.ge import GeConfig, render
+from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, RunnerError
+from lite_runner.export.manifest import GraphName, TensorSpec
+
+ORDER: tuple[GraphName, ...] = ("model", "prefill", "increment")
+AGAIN = "export the model again"
+NEWER = "install a MindSpore Lite wheel for Ascend, 2.2 or newer, or choose another engine="
+
+
+def available() -> bool:
+    """Whether this Python has a mindspore_lite; looked for, not imported."""
+    return importlib.util.find_spec("mindspore_lite") is not None
+
+
+class LiteEngine:
+    """The Engine over a mindspore_lite that imports here; `inputs` tells what each graph takes.
+
+    A pair of graphs needs Ascend: only there can two graphs share their weights and cache. The
+    arrays that `bind` gives have the dtypes that Lite wants; inputs are known by their order.
+    """
+
+    name = "lite"
+
+    def __init__(
+        self,
+        graphs: Mapping[GraphName, Path],
+        *,
+        model_type: Literal["MINDIR", "MINDIR_LITE"],
+        target: Literal["CPU", "Ascend"],
+        device_id: int,
+        rank_id: int,
+        threads: int | None,
+        ge: GeConfig | None,
+        dec_key: bytes | None,
+    ) -> None:
+        """Load the graphs, prefill before increment. `threads` (of the CPU) None is every processor
+        this process may use; `dec_key` is the AES-GCM key of encrypted files.
+
+        Raises EnvironmentFault where this Lite cannot do what is asked, ArtifactError for a file
+        that it refuses, ConfigError for GE options that do not fit.
+        """
+        _check_ge(ge, target, len(graphs))
+        for path in graphs.values():
+            if not path.is_file():
+                raise ArtifactError(f"{path}: no such file", AGAIN)
+        self._lite = lite = _import()
+        self._version = f"MindSpore Lite {getattr(lite, '__version__', '')}".strip()
+        self._paths = {graph: graphs[graph] for graph in ORDER if graph in graphs}
+        self._models: dict[GraphName, Any] = {graph: lite.Model() for graph in self._paths}
+        self._group = self._share(target) if len(graphs) > 1 else None
+        context = self._context(target, device_id, rank_id, threads)
+        self._tensors: dict[GraphName, list[Any]] = {}
+        self._bound: dict[GraphName, list[NDArray[Any]]] = {}
+        self.inputs: dict[GraphName, tuple[TensorSpec, ...]] = {}
+        kind = getattr(lite.ModelType, model_type)
+        with tempfile.TemporaryDirectory(prefix="lite-runner-") as folder:
+            for index, (graph, model) in enumerate(self._models.items()):
+                more = self._ge_arguments(ge, index, Path(folder)) | self._key_arguments(dec_key)
+                path = self._paths[graph].resolve()
+                doing = f"cannot load it{'' if dec_key is None else ' with this key'}"
+                self._call(graph, doing, model.build_from_file, str(path), kind, context, **more)
+                self._take_inputs(graph)
+
+    def bind(self, graph: GraphName, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
+        """See Engine. Raises ArtifactError where the graph does not take such inputs."""
+        wanted = [tuple(shape) for shape in shapes]
+        bound = self._bound.get(graph)
+        if bound is not None and [array.shape for array in bound] == wanted:
+            return bound
+        specs = self.inputs[graph]
+        self._bound.pop(graph, None)
+        if [spec.shape for spec in specs] != wanted:
+            self._resize(graph, wanted)
+        bound = [np.zeros(shape, spec.dtype) for shape, spec in zip(wanted, specs, strict=True)]
+        self._bound[graph] = bound
+        return bound
+
+    def run(self, graph: GraphName) -> list[NDArray[Any]]:
+        """See Engine. Raises ArtifactError where Lite cannot run the graph."""
+        if graph not in self._bound:
+            raise RunnerError(
+                f"{self._paths[graph].name}: the graph was not bound to shapes before a run"
+            )
+        tensors = self._tensors[graph]
+        outputs: list[NDArray[Any]] = self._call(
+            graph, "cannot run it", self._predict, graph, tensors
+        )
+        return outputs
+
+    def close(self) -> None:
+        """Let go of the models; Lite frees their memory with them."""
+        self._bound.clear()
+        self._tensors.clear()
+        self._models.clear()
+        self._group = None
+
+    def _predict(self, graph: GraphName, tensors: list[Any]) -> list[NDArray[Any]]:
+        for tensor, array in zip(tensors, self._bound[graph], strict=True):
+            tensor.set_data_from_numpy(array)
+        outputs = self._models[graph].predict(tensors)
+        # What Lite gives is a view of its own memory, which the next run overwrites.
+        return [np.array(output.get_data_to_numpy()) for output in outputs]
+
+    def _resize(self, graph: GraphName, wanted: list[tuple[int, ...]]) -> None:
+        specs, file = self.inputs[graph], self._paths[graph]
+        if len(wanted) != len(specs):
+            raise ArtifactError(
+                f"{file}: has {len(specs)} inputs, expected {len(wanted)}: not the graph of this "
+                "layout",
+                AGAIN,
+            )
+        dims = [[int(length) for length in shape] for shape in wanted]
+        shown = wanted if len(wanted) < 5 else wanted[:4]
+        model, tensors = self._models[graph], self._tensors[graph]
+        self._call(graph, f"cannot resize it to {shown}", model.resize, tensors, dims)
+        self._take_inputs(graph)
+        for spec, shape in zip(self.inputs[graph], wanted, strict=True):
+            if spec.shape != shape:
+                raise ArtifactError(
+                    f"{file}: {self._version} left {spec.name} at {list(spec.shape)} when it was "
+                    f"resized to {list(shape)}",
+                    AGAIN,
+                )
+
+    def _take_inputs(self, graph: GraphName) -> None:
+        tensors = self._call(graph, "does not tell its inputs", self._models[graph].get_inputs)
+        self._tensors[graph] = list(tensors)
+        self.inputs[graph] = tuple(
+            self._call(graph, "cannot use an input", _spec, tensor) for tensor in tensors
+        )
+
+    def _share(self, target: str) -> Any:
+        """The group in which the models share weights and cache; it takes them before a build."""
+        lite = self._lite
+        flag = getattr(getattr(lite, "ModelGroupFlag", None), "SHARE_WEIGHT", None)
+        names = " and ".join(path.name for path in self._paths.values())
+        if target != "Ascend":
+            raise EnvironmentFault(
+                f"{names}: two graphs share one cache, which MindSpore Lite does on Ascend only",
+                "engine=graph-cell runs them on the CPU; or export with the resizable layout",
+            )
+        if flag is None or not hasattr(lite, "ModelGroup"):
+            raise EnvironmentFault(
+                f"{names}: two graphs share one cache, but this {self._version} has no ModelGroup "
+                "with SHARE_WEIGHT",
+                NEWER,
+            )
+        try:
+            group = lite.ModelGroup(flag)
+            group.add_model(list(self._models.values()))
+        except Exception as error:
+            raise EnvironmentFault(
+                f"{names}: {self._version} cannot let them share weights: {_first(error)}", NEWER
+            ) from error
+        return group
+
+    def _context(self, target: str, device_id: int, rank_id: int, threads: int | None) -> Any:
+        try:
+            context = self._lite.Context()
+            if target == "CPU":
+                context.target = ["cpu"]
+                context.cpu.thread_num = threads or len(os.sched_getaffinity(0))
+                return context
+            context.target = ["ascend"]
+            wanted = {"device_id": device_id, "rank_id": rank_id, "provider": "ge"}
+            # An older one would take an attribute that it does not know, and ignore it.
+            missing = [name for name in wanted if not hasattr(context.ascend, name)]
+            for name in [] if missing else wanted:
+                setattr(context.ascend, name, wanted[name])
+        except Exception as error:
+            raise EnvironmentFault(
+                f"{self._version} cannot be set up for {target}: {_first(error)}",
+                "context.device_target=CPU runs without Ascend" if target == "Ascend" else "",
+            ) from error
+        if missing:
+            names = ", ".join(f"context.ascend.{name}" for name in missing)
+            raise EnvironmentFault(f"this {self._version} has no {names}", NEWER)
+        return context
+
+    def _ge_arguments(self, ge: GeConfig | None, index: int, folder: Path) -> dict[str, Any]:
+        """How build_from_file is told the GE options of the graph with this index."""
+        if ge is None:
+            return {}
+        takes = _parameters(self._lite.Model.build_from_file)
+        if ge.files and "config_path" in takes:
+            return {"config_path": str(ge.files[min(index, len(ge.files) - 1)])}
+        if not ge.files and "config_dict" in takes:
+            sections = ge.sections.items()
+            return {"config_dict": {name: dict(options) for name, options in sections}}
+        if not ge.files and "config_path" in takes:
+            file = folder / "config.ini"
+            file.write_text(render(ge.sections), encoding="utf-8")
+            return {"config_path": str(file)}
+        raise EnvironmentFault(f"this {self._version} takes no GE options", NEWER)
+
+    def _key_arguments(self, dec_key: bytes | None) -> dict[str, Any]:
+        if dec_key is None:
+            return {}
+        if not {"dec_key", "dec_mode"} <= _parameters(self._lite.Model.build_from_file):
+            raise EnvironmentFault(
+                f"this {self._version} cannot read encrypted models",
+                "install a newer wheel, or export the model without enc_key",
+            )
+        return {"dec_key": dec_key, "dec_mode": "AES-GCM"}
+
+    def _call(
+        self, graph: GraphName, doing: str, function: Callable[..., Any], *given: Any, **more: Any
+    ) -> Any:
+        """What a function of the library gives; what it raises is an ArtifactError."""
+        try:
+            return function(*given, **more)
+        except Exception as error:
+            raise ArtifactError(
+                f"{self._paths[graph]}: {self._version} {doing}: {_first(error)}", AGAIN
+            ) from error
+
+
+def _import() -> Any:
+    try:
+        import mindspore_lite
+    except (ImportError, OSError) as error:
+        raise EnvironmentFault(
+            f"mindspore_lite does not import in this Python: {_first(error)}",
+            "install the wheel of MindSpore Lite for this Python, or choose another engine=",
+        ) from error
+    return mindspore_lite
+
+
+def _check_ge(ge: GeConfig | None, target: str, graphs: int) -> None:
+    if ge is not None and target != "Ascend":
+        raise ConfigError(f"GE options have a meaning only on Ascend, not on {target}", "ge=none")
+    if ge is not None and len(ge.files) > graphs:
+        raise ConfigError(
+            f"infer.ge_config_path: got {len(ge.files)} files for {graphs} graph",
+            "give one file",
+        )
+
+
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    """The names that a function takes, also where a decorator of the wheel (2.7) hides them."""
+    names = set(inspect.signature(function).parameters)
+    for cell in getattr(function, "__closure__", None) or ():
+        if inspect.isfunction(cell.cell_contents):
+            names |= _parameters(cell.cell_contents)
+    return names
+
+
+def _spec(tensor: Any) -> TensorSpec:
+    """Raises TypeError for a dtype that NumPy does not have."""
+    dtype = np.dtype(tensor.dtype.name.lower()).name
+    return TensorSpec(str(tensor.name), tuple(int(length) for length in tensor.shape), dtype)
+
+
+def _first(error: BaseException) -> str:
+    """The line of a message that says something."""
+    return next(iter(str(error).strip().splitlines()), repr(error))

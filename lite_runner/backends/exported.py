@@ -1,0 +1,127 @@
+"""Exported models and the engines that run them: which there are, which is taken, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lite_runner import environment
+from lite_runner.backends.base import Backend
+from lite_runner.backends.engines import lite
+from lite_runner.backends.engines.base import Engine
+from lite_runner.backends.engines.lite_python import find_lite_python
+from lite_runner.config.engines import ENGINES, EngineName
+from lite_runner.config.ge import GeConfig
+from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.export.manifest import GraphName, Layout, Manifest
+
+Device = Literal["CPU", "Ascend"]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What an engine is started with."""
+
+    name: EngineName
+    device: Device = "CPU"
+    device_id: int = 0
+    threads: int | None = None  # None: the engine's own choice
+    ge: GeConfig | None = None
+    key: bytes | None = None  # of an encrypted model
+
+
+def absent(engine: EngineName, layout: Layout, device: Device) -> EnvironmentFault | None:
+    """Why an engine that knows a layout cannot run it on this machine; None: it can."""
+    if layout == "resizable" and device != "CPU":
+        return EnvironmentFault(
+            "the layout resizable is made for a CPU",
+            "export.layout=static_pair runs on Ascend; or context.device_target=CPU",
+        )
+    if engine == "lite":
+        if not lite.available():
+            return EnvironmentFault(
+                "no mindspore_lite in this Python",
+                "install the wheel that the vendor of the device gives, or engine=auto",
+            )
+        if layout == "static_pair" and device != "Ascend":
+            return EnvironmentFault(
+                "MindSpore Lite keeps a cache inside a graph only on Ascend",
+                "export.layout=resizable runs in it on a CPU",
+            )
+    if engine == "lite-worker":
+        try:
+            find_lite_python()
+        except EnvironmentFault as fault:
+            return fault
+    return None
+
+
+def choose_engine(
+    layout: Layout, asked: EngineName | Literal["auto"], device: Device
+) -> EngineName:
+    """The engine that is asked for, or the first one here that runs the layout.
+
+    Raises ConfigError where the one asked for does not know the layout, EnvironmentFault where
+    it, or every one that does, is not here.
+    """
+    engines = ENGINES[layout]
+    if asked != "auto":
+        if asked not in engines:
+            raise ConfigError(
+                f"engine={asked} does not run the layout {layout}", f"engine={engines[-1]}"
+            )
+        engines = (asked,)
+    faults = [absent(engine, layout, device) for engine in engines]
+    for engine, fault in zip(engines, faults, strict=True):
+        if fault is None:
+            return engine
+    assert faults[-1] is not None
+    raise faults[-1]
+
+
+def open_exported(
+    graphs: Mapping[GraphName, Path], manifest: Manifest, options: EngineOptions, *, slots: int
+) -> Backend:
+    """The model in its engine, with a cache of `slots` rows. RunnerError where it does not load."""
+    if manifest.layout == "resizable":
+        from lite_runner.backends.resizable import ResizableBackend
+
+        return ResizableBackend(manifest, _engine(graphs, manifest, options), slots)
+    from lite_runner.backends.dynamic import DynamicBackend
+    from lite_runner.backends.static_pair import StaticPairBackend
+
+    engine = _engine(graphs, manifest, options)
+    if manifest.layout == "static_pair":
+        return StaticPairBackend(manifest, engine)
+    return DynamicBackend(manifest, engine, slots)
+
+
+def _engine(graphs: Mapping[GraphName, Path], manifest: Manifest, options: EngineOptions) -> Engine:
+    if options.name == "lite":
+        return lite.LiteEngine(
+            graphs,
+            model_type=manifest.model_type,
+            target=options.device,
+            device_id=options.device_id,
+            rank_id=0,
+            threads=options.threads,
+            ge=options.ge,
+            dec_key=options.key,
+        )
+    if options.name == "lite-worker":
+        from lite_runner.backends.engines.worker import WorkerEngine
+
+        return WorkerEngine(graphs, threads=options.threads)
+    environment.import_mindspore()
+    from lite_runner.backends.engines.graph_cell import GraphCellEngine
+
+    return GraphCellEngine(
+        graphs,
+        manifest.graphs,
+        device=options.device,
+        device_id=options.device_id,
+        threads=options.threads,
+        dec_key=options.key,
+    )

@@ -1,0 +1,179 @@
+"""Options of the graph engine (GE) that MindSpore Lite compiles with on Ascend.
+
+They come from conf/ge or as ini files of the user's, which are passed on as they are.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lite_runner.config.fields import Fault, show
+from lite_runner.config.schema import RunConfig
+from lite_runner.config.suggest import did_you_mean, nearest
+from lite_runner.errors import ConfigError
+
+MAX_FILE_BYTES = 1 << 20
+# Sections that MindSpore Lite 2.2 to 2.7 reads; it says nothing of one that it does not know.
+SECTIONS = (
+    *("ascend_context", "ge_global_options", "ge_session_options", "ge_graph_options"),
+    *("acl_init_options", "acl_build_options", "acl_option_cfg_param"),
+    *("aoe_global_options", "aoe_tuning_options", "common_context", "execution_plan"),
+    *("model_file", "weight", "ms_cache", "gpu_context", "shared_thread_pool", "om_converter"),
+    *("transformer_context", "inner_common", "lite_inner_group", "inner_model_parallel_runner"),
+)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+Sections = Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class GeConfig:
+    """Either the user's files, one for both graphs or (prefill, increment), or sections."""
+
+    files: tuple[Path, ...] = ()
+    sections: Sections = field(default_factory=dict)
+
+
+def ge_config(config: RunConfig) -> GeConfig | None:
+    """The GE options of a run that `ge_faults` has nothing against; None where it has none."""
+    if config.infer.ge_config_path:
+        return GeConfig(files=_files(config))
+    if config.infer.ge_options is None:
+        return None
+    sections = {
+        section: dict(_flat(options, "")) for section, options in config.infer.ge_options.items()
+    }
+    return GeConfig(sections={name: options for name, options in sections.items() if options})
+
+
+def ge_faults(config: RunConfig) -> Iterator[Fault]:
+    """What is wrong with the GE options of a run; reads the user's files."""
+    paths, options = config.infer.ge_config_path, config.infer.ge_options
+    key = "infer.ge_config_path"
+    if paths and options is not None:
+        yield Fault(
+            (key, "ge"),
+            f"{key} and infer.ge_options are both given; a file is taken as it is: ge=none",
+        )
+    if isinstance(paths, tuple) and paths and len(paths) != 2:
+        yield Fault(
+            (key,),
+            f"{key}: got {len(paths)} files, expected one, or two: [prefill, increment]",
+        )
+    for path in _files(config):
+        try:
+            read_ini(path)
+        except ConfigError as error:
+            yield Fault((key,), f"{key}: {error.message}")
+    for section, entries in (options or {}).items():
+        where = f"infer.ge_options.{section}"
+        if section not in SECTIONS:
+            near = did_you_mean(nearest(section, SECTIONS))
+            yield Fault((where,), f"{where}: MindSpore Lite has no such section{near}")
+        elif not isinstance(entries, Mapping):
+            yield Fault((where,), f"{where}: got {show(entries)}, expected a section of options")
+        else:
+            for name, value in _flat(entries, ""):
+                if _CONTROL.search(value):
+                    text = f"{where}.{name}: got {show(value)}, expected one line of text"
+                    yield Fault((f"{where}.{name}",), text)
+
+
+def ge_notes(config: RunConfig) -> list[str]:
+    """What the user should know of the files given: sections that have no effect."""
+    notes = []
+    for path in _files(config):
+        unknown = unknown_sections(read_ini(path))
+        if unknown:
+            names = ", ".join(f"[{name}]" for name in unknown)
+            notes.append(f"{path}: MindSpore Lite knows no section {names}")
+    return notes
+
+
+def check_ge_used(config: RunConfig, engine: str, target: str) -> None:
+    """ConfigError where GE options are given, but no GE compiles anything.
+
+    `engine` and `target` ("CPU" or "Ascend") are those that the run has come to.
+    """
+    if ge_config(config) is not None and (engine, target) != ("lite", "Ascend"):
+        raise ConfigError(
+            "GE options (ge, infer.ge_config_path) have a meaning only with engine=lite on Ascend, "
+            f"but this runs in {engine} on {target}",
+            "leave them out",
+        )
+
+
+def render(sections: Sections) -> str:
+    """The text of a config.ini."""
+    blocks = []
+    for section, options in sections.items():
+        lines = [f"[{section}]", *(f"{name}={value}" for name, value in options.items())]
+        blocks.append("\n".join(lines) + "\n")
+    return "\n".join(blocks)
+
+
+def read_ini(path: Path) -> dict[str, dict[str, str]]:
+    """The sections of a config.ini. ConfigError: missing, too large, broken, something twice."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except ValueError as error:  # a NUL in the path
+        raise ConfigError(f"{show(str(path))}: {error}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: more than {MAX_FILE_BYTES} bytes; not a file of GE options")
+    # MindSpore Lite has no continuation lines, no default section and takes names as they are.
+    parser = configparser.RawConfigParser(
+        delimiters=("=",), comment_prefixes=("#",), default_section="\n"
+    )
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    try:
+        lines = data.decode("utf-8").splitlines()
+        parser.read_string("\n".join(line.strip() for line in lines))
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text in UTF-8") from None
+    except configparser.Error as error:
+        raise ConfigError(f"{path}: {_reason(error)}") from None
+    return {name: dict(parser.items(name)) for name in parser.sections()}
+
+
+def unknown_sections(sections: Iterable[str]) -> list[str]:
+    """Those that MindSpore Lite does not read."""
+    return [name for name in sections if name not in SECTIONS]
+
+
+def _files(config: RunConfig) -> tuple[Path, ...]:
+    paths = config.infer.ge_config_path
+    if isinstance(paths, tuple):
+        return tuple(Path(path).expanduser() for path in paths)
+    return (Path(paths).expanduser(),) if paths else ()
+
+
+def _flat(options: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    """Dotted names and their values as texts; null leaves an option out."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            yield f"{prefix}{name}", text
+
+
+def _reason(error: configparser.Error) -> str:
+    """What configparser found, without the name that it gives to a text."""
+    if isinstance(error, configparser.DuplicateSectionError):
+        return f"line {error.lineno}: the section [{error.section}] is given twice"
+    if isinstance(error, configparser.DuplicateOptionError):
+        return f"line {error.lineno}: {error.option} is given twice in [{error.section}]"
+    if isinstance(error, configparser.MissingSectionHeaderError):
+        return f"line {error.lineno}: got {show(error.line.strip())}, expected a [section] first"
+    if isinstance(error, configparser.ParsingError):
+        line, text = error.errors[0]
+        return f"line {line}: got {text[:80]}, expected name=value"
+    return str(error)

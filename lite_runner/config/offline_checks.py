@@ -1,0 +1,150 @@
+"""What does not go together in the config of an export, or of a run of what was exported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from lite_runner.config.engines import ENGINES
+from lite_runner.config.fields import Fault, fault, show
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.schema import RunConfig
+from lite_runner.config.secret import encryption_key
+from lite_runner.errors import ConfigError
+
+
+def offline_faults(config: RunConfig) -> Iterator[Fault]:
+    """Exporting, and running what was exported."""
+    offline = config.run_mode == "export" or config.backend != "ms"
+    given = {
+        "engine": config.engine != "auto",
+        "export.layout": config.export.layout != "auto",
+        "export.target": config.export.target != "auto",
+        "export.weight_fp16": config.export.weight_fp16,
+        "infer.model_dir": config.infer.model_dir,
+        "infer.prefill_model_path": config.infer.prefill_model_path,
+        "infer.increment_model_path": config.infer.increment_model_path,
+        "infer.enc_key": config.infer.enc_key,
+        "model.model_config.is_sample_acceleration": _sampled(config),
+        "infer.infer_seq_length": config.infer.infer_seq_length,
+        "infer.model_type": config.infer.model_type is not None,
+        "infer.ge_config_path": config.infer.ge_config_path,
+        "ge": config.infer.ge_options is not None,
+    }
+    for key, value in given.items():
+        if value and not offline:
+            yield fault(key, f"{key} has a meaning only with backend=mslite or run_mode=export")
+    if offline and not config.use_past:
+        yield fault(
+            ("model.model_config.use_past", "backend"),
+            "model.model_config.use_past=false is not available with an exported model",
+        )
+    if config.run_mode == "export" and config.infer.model_dir:
+        yield fault("infer.model_dir", "infer.model_dir is read; give export_output=FOLDER")
+    yield from _engine(config)
+    yield from _given_model(config)
+    if _sampled(config) and config.run_mode == "predict":
+        for asked in more_than_greedy(config.generation()):
+            yield fault(
+                "model.model_config.is_sample_acceleration",
+                f"model.model_config.is_sample_acceleration=true chooses the likeliest token, so"
+                f" {asked} cannot be done",
+            )
+    try:
+        encryption_key(config.infer.enc_key)
+    except ConfigError as error:
+        yield fault("infer.enc_key", error.message)
+
+
+def _engine(config: RunConfig) -> Iterator[Fault]:
+    """Layout, engine and form of an exported model against each other."""
+    layout, engine = config.export.layout, config.engine
+    forced = {
+        "model.model_config.is_sample_acceleration": _sampled(config),
+        "export.target=Ascend": config.export.target == "Ascend",
+        "infer.prefill_model_path": config.run_mode == "export" and config.infer.prefill_model_path,
+    }
+    if layout in ("resizable", "dynamic"):
+        for key, value in forced.items():
+            if value:
+                yield fault(
+                    (key.partition("=")[0], "export.layout"),
+                    f"{key} needs export.layout=static_pair; got {layout}",
+                )
+    if layout != "auto" and engine not in ("auto", *ENGINES[layout]):
+        wants = " or ".join(ENGINES[layout])
+        yield fault(
+            ("export.layout", "engine"),
+            f"export.layout={layout} runs in engine={wants}, not {engine}",
+        )
+    lite_only = layout in ("auto", "resizable") and engine != "graph-cell"
+    if config.infer.model_type == "mindir_lite" and not lite_only:
+        yield fault(
+            ("infer.model_type", "export.layout"),
+            "infer.model_type=mindir_lite is for MindSpore Lite: export.layout=resizable",
+        )
+    if config.export.weight_fp16 and config.infer.model_type == "mindir":
+        yield fault(
+            ("export.weight_fp16", "infer.model_type"),
+            "export.weight_fp16=true needs infer.model_type=mindir_lite",
+        )
+    if config.infer.enc_key and (layout == "resizable" or engine == "lite-worker"):
+        yield fault(
+            ("infer.enc_key", "export.layout"),
+            "infer.enc_key needs export.layout=dynamic or static_pair: the public MindSpore Lite"
+            " reads no encrypted model",
+        )
+
+
+def _given_model(config: RunConfig) -> Iterator[Fault]:
+    """Which exported model is meant, or where it goes."""
+    infer = config.infer
+    paths = {
+        "infer.prefill_model_path": infer.prefill_model_path,
+        "infer.increment_model_path": infer.increment_model_path,
+    }
+    if infer.model_dir and any(paths.values()):
+        yield fault(
+            ("infer.model_dir", *paths),
+            "infer.model_dir and infer.prefill_model_path both say which model; give one of them",
+        )
+    if infer.increment_model_path and not infer.prefill_model_path:
+        yield fault(
+            tuple(paths),
+            "infer.increment_model_path is the second of a pair; infer.prefill_model_path is empty",
+        )
+    if config.run_mode != "export" or not any(paths.values()):
+        return
+    if config.export_output:
+        yield fault(
+            ("export_output", *paths),
+            "export_output and infer.prefill_model_path both say where to write; give one of them",
+        )
+    if infer.prefill_model_path and not infer.increment_model_path:
+        yield fault(
+            tuple(paths), "infer.increment_model_path is empty; an export writes both of a pair"
+        )
+    elif infer.prefill_model_path:
+        first, second = (Path(path) for path in paths.values())
+        names = [path.name.removesuffix(".mindir") for path in (first, second)]
+        if first.parent != second.parent or names[0] == names[1] or not all(names):
+            yield fault(
+                tuple(paths),
+                "infer.prefill_model_path and infer.increment_model_path: expected two names in"
+                f" one folder, got {show(str(first))} and {show(str(second))}",
+            )
+
+
+def _sampled(config: RunConfig) -> bool:
+    return config.model.model_config.is_sample_acceleration
+
+
+def more_than_greedy(generation: GenerationConfig) -> list[str]:
+    """What of these options needs logits, as key=value: it is more than the likeliest token."""
+    asked = {
+        "do_sample=true": generation.do_sample,
+        f"num_beams={generation.num_beams}": generation.num_beams > 1,
+        f"repetition_penalty={generation.repetition_penalty:g}": generation.repetition_penalty != 1,
+        f"min_new_tokens={generation.min_new_tokens}": generation.min_new_tokens > 0,
+    }
+    return [text for text, value in asked.items() if value]

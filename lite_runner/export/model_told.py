@@ -1,0 +1,72 @@
+"""What the parameters of a graph tell of its model, held against a model's sizes.
+
+Ours and MindFormers' names are known, whatever stands before them; what is called otherwise tells
+nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.export.manifest import TensorSpec
+from lite_runner.weights.layouts import expected_tensors
+
+_EMBEDDING = re.compile(
+    r"(?:^|\.)(?:tok_embeddings\.embedding_weight|word_embedding\.embedding_table"
+    r"|embedding\.weight|table)$"
+)
+_LAYER = re.compile(r"(?:^|\.)(?:blocks|layers)\.(\d+)\.")
+_CACHE = re.compile(r"(?:^|\.)(?:keys|values|key_past|value_past)$")
+_FEED_FORWARD = {
+    "llama": (".w1.weight",),
+    "bloom": (".up.weight", ".mapping.weight"),
+    "gpt2": (".up.weight", ".mapping.weight"),
+}
+
+
+def faults_against(
+    model: ModelConfig, parameters: Sequence[TensorSpec], *, cache_rows: int | None
+) -> list[str]:
+    """What of a graph's `parameters` is not the model's, as "name: got .., expected .."; at most 5.
+
+    `cache_rows`: rows times positions that the graph's cache has; None where it has none.
+    """
+    faults = (
+        f"{name}: got {got}, expected {expected}"
+        for name, got, expected in _told(model, parameters, cache_rows)
+        if got != expected
+    )
+    return list(dict.fromkeys(faults))[:5]
+
+
+def _told(
+    model: ModelConfig, parameters: Sequence[TensorSpec], cache_rows: int | None
+) -> Iterator[tuple[str, object, object]]:
+    shapes = {one.name: tuple(size for size in one.shape if size != 1) for one in parameters}
+    layers = {int(found[1]) for name in shapes if (found := _LAYER.search(name))}
+    if layers:
+        yield "num_layers", max(layers) + 1, model.num_layers
+    wide = model.intermediate_size * model.hidden_size
+    feed_forward = _FEED_FORWARD.get(model.family, ())
+    for name, shape in shapes.items():
+        size = math.prod(shape)
+        if _EMBEDDING.search(name) and len(shape) == 2:
+            yield "vocab_size", shape[0], model.vocab_size
+            yield "hidden_size", shape[1], model.hidden_size
+        elif name.endswith(feed_forward):
+            yield "elements of a feed-forward weight", size, wide
+        elif _CACHE.search(name) and cache_rows is not None:
+            expected = cache_rows * model.n_kv_heads * model.head_dim
+            yield "elements of a layer's cache", size, expected
+    if model.family == "llama" and any(name.endswith(".wq.weight") for name in shapes):
+        biased = any(name.endswith(".wq.bias") for name in shapes)
+        yield "qkv_has_bias", biased, model.qkv_has_bias
+    canonical = expected_tensors(model)
+    for name, shape in shapes.items():
+        for start in (0, *(found.end() for found in re.finditer(r"\.", name))):
+            if (wanted := canonical.get(name[start:])) is not None:
+                yield name, shape, tuple(size for size in wanted if size != 1)
+                break

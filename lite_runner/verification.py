@@ -1,0 +1,83 @@
+"""Whether an exported model computes what the online backend computes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner import progress
+from lite_runner.backends.base import Backend, Row
+from lite_runner.backends.exported import EngineOptions, open_exported
+from lite_runner.errors import ArtifactError
+from lite_runner.export.manifest import Manifest
+from lite_runner.model_files import ModelFiles
+from lite_runner.weights.read_ahead import ReadAhead
+
+# Of the largest logit. Lite's own rounding is a tenth of it; a wrong operator is far above.
+TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
+PROBE_PROMPTS = (5, 18)  # tokens
+PROBE_STEPS = 3
+PROBE_THREADS = (1, 2)
+
+
+def verify(folder: Path, manifest: Manifest, files: ModelFiles, engine: EngineOptions) -> None:
+    """Compare the artifact's logits with the online backend's: prompts of two lengths, some steps,
+    each with one thread and with two. Raises ArtifactError where they differ."""
+    prompts = _probes(manifest)
+    expected = _logits(_online(files), prompts)
+    limit = TOLERANCE[manifest.precision]
+    graphs = manifest.paths(folder)
+    for threads in PROBE_THREADS:
+        options = dataclasses.replace(engine, threads=threads)
+        with progress.step(f"verify in {engine.name}, threads={threads}"):
+            backend = open_exported(graphs, manifest, options, slots=1)
+            try:
+                got = _logits(backend, prompts)
+            finally:
+                backend.close()
+        largest = np.abs(expected).max()
+        if manifest.sampled:  # a 1 at the token it chose: how far is that one from the likeliest?
+            error = float((expected.max(-1) - (expected * got).sum(-1)).max() / largest)
+        else:
+            error = float(np.abs(got - expected).max() / largest)
+        if not error <= limit:  # NaN fails too
+            raise ArtifactError(
+                f"the exported {manifest.model_name} computes something else in {engine.name} with "
+                f"threads={threads}: off by {error:.1e} of the largest logit, at most {limit:.0e} "
+                "expected; it is not kept",
+            )
+
+
+def _probes(manifest: Manifest) -> list[NDArray[np.int32]]:
+    generator = np.random.default_rng(0)
+    sizes = [min(size, manifest.seq_length - PROBE_STEPS) for size in PROBE_PROMPTS]
+    vocab = manifest.model.vocab_size
+    return [generator.integers(0, vocab, size + PROBE_STEPS).astype(np.int32) for size in sizes]
+
+
+def _logits(backend: Backend, prompts: list[NDArray[np.int32]]) -> NDArray[np.float32]:
+    """[prompts, steps + 1, vocab]: after each prompt and each of its last tokens, in one slot."""
+    logits = []
+    for tokens in prompts:
+        start = len(tokens) - PROBE_STEPS
+        pieces = [tokens[:start], *np.split(tokens[start:], PROBE_STEPS)]
+        position = 0
+        for piece in pieces:
+            logits.append(backend.forward([Row(0, piece, position)])[0])
+            position += len(piece)
+    together: NDArray[np.float32] = np.stack(logits)
+    return together.reshape(len(prompts), PROBE_STEPS + 1, -1)
+
+
+def _online(files: ModelFiles) -> Backend:
+    from lite_runner.backends.online import OnlineBackend, OnlineOptions
+
+    weights = ReadAhead(files.tensors())
+    try:
+        length = max(PROBE_PROMPTS) + PROBE_STEPS
+        return OnlineBackend(files.model, weights, OnlineOptions(slots=1, length=length))
+    finally:
+        weights.close()

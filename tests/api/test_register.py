@@ -1,0 +1,404 @@
+"""A new architecture, and graphs with inputs of another order, by registering a class each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+from numpy.typing import NDArray
+
+from lite_runner import AutoModel, Trainer, register, register_inputs
+from lite_runner.app import main
+from lite_runner.backends.base import Backend, Row
+from lite_runner.backends.engines.graph_cell import GraphCellEngine
+from lite_runner.backends.online import OnlineBackend, OnlineOptions
+from lite_runner.backends.static_pair import StaticPairBackend
+from lite_runner.config import hf, model, plan
+from lite_runner.config.hf_fields import Fields
+from lite_runner.config.model import ModelConfig
+from lite_runner.config.plan import parameter_count
+from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.export import pair_inputs, static_pair
+from lite_runner.export.manifest import Graph, GraphName, Manifest, TensorSpec, read_manifest
+from lite_runner.export.resizable import export_resizable
+from lite_runner.export.static_pair import export_static_pair
+from lite_runner.models import networks
+from lite_runner.models.layers import (
+    Attention,
+    BuildOptions,
+    Embedding,
+    LastToken,
+    Linear,
+    RMSNorm,
+    StepInputs,
+    Weights,
+)
+from lite_runner.text.tokenizer import byte_tokenizer
+from lite_runner.weights import layouts
+from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.layouts import Parameter
+from lite_runner.weights.read_ahead import ReadAhead
+from lite_runner.weights.safetensors_file import write_safetensors
+from lite_runner.weights.tensor import LazyTensor
+
+VOCAB, HIDDEN, HEADS, LAYERS, LENGTH = 300, 32, 4, 2, 48
+EPS = 1e-5
+Arrays = dict[str, NDArray[np.float32]]
+
+
+class ToyBlock(nn.Cell):
+    """Attention without positions, and no feed-forward."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, prefix: str, options: BuildOptions
+    ) -> None:
+        super().__init__()
+        self.norm = RMSNorm(weights(f"{prefix}.norm"), config.norm_eps)
+        self.q = Linear(options, weights(f"{prefix}.q"))
+        self.k = Linear(options, weights(f"{prefix}.k"))
+        self.v = Linear(options, weights(f"{prefix}.v"))
+        self.attention = Attention(options, config.num_heads, config.n_kv_heads, config.head_dim)
+        self.out = Linear(options, weights(f"{prefix}.out"))
+
+    def construct(self, x: Tensor, rows: Tensor, bias: Tensor, slot: Tensor | None) -> Tensor:
+        h = self.norm(x)
+        return x + self.out(self.attention(self.q(h), self.k(h), self.v(h), rows, bias, slot))
+
+
+class ToyModel(nn.Cell):
+    def __init__(self, config: ModelConfig, weights: Weights, options: BuildOptions) -> None:
+        super().__init__()
+        self.embedding = Embedding(options, weights("toy.words"))
+        self.inputs = StepInputs(config.num_heads, config.n_kv_heads, options.cache)
+        self.last = LastToken()
+        blocks = [
+            ToyBlock(config, weights, f"toy.{index}", options) for index in range(config.num_layers)
+        ]
+        self.blocks = nn.CellList(blocks)
+        self.norm = RMSNorm(weights("toy.norm"), config.norm_eps)
+
+    def construct(
+        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
+    ) -> Tensor:
+        _, rows, bias = self.inputs(tokens, position, length, slot)
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, rows, bias, slot)
+        if slot is not None:
+            x = self.last(x, tokens, position, length)
+        return self.embedding.logits(self.norm(x))
+
+
+def toy_tensors(config: ModelConfig) -> Iterator[Parameter]:
+    hidden = config.hidden_size
+    yield Parameter("toy.words", (config.vocab_size, hidden), "words.weight")
+    for index in range(config.num_layers):
+        yield Parameter(f"toy.{index}.norm", (hidden,), f"layers.{index}.norm.weight")
+        for name in ("q", "k", "v", "out"):
+            theirs = f"layers.{index}.{name}.weight"
+            yield Parameter(f"toy.{index}.{name}", (hidden, hidden), theirs, layout="out_in")
+    yield Parameter("toy.norm", (hidden,), "norm.weight")
+
+
+def toy_config(fields: Fields) -> ModelConfig:
+    hidden, heads = fields.integer("width"), fields.integer("heads")
+    vocab = fields.integer("vocab_size")
+    return ModelConfig(
+        family="toy",
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_layers=fields.integer("depth"),
+        num_heads=heads,
+        n_kv_heads=heads,
+        head_dim=hidden // heads,
+        intermediate_size=hidden,
+        seq_length=fields.integer("positions"),
+        norm_eps=EPS,
+        tie_word_embeddings=True,
+        **fields.tokens(vocab),
+    )
+
+
+class ForeignInputs:
+    """Two inputs, the lengths first."""
+
+    names = ("lengths", "tokens")
+
+    def get_inputs(
+        self, *, input_ids: NDArray[np.int32], valid_length: NDArray[np.int32], **_: Any
+    ) -> list[NDArray[Any]]:
+        return [valid_length.astype(np.int64), input_ids]
+
+
+class ForeignPrefill(nn.Cell):
+    def __init__(self, network: nn.Cell, batch_size: int, sampled: bool) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.start = Tensor(np.zeros(batch_size, np.int32))
+        self.slots = Tensor(np.arange(batch_size, dtype=np.int32))
+
+    def construct(self, lengths: Tensor, tokens: Tensor) -> Tensor:
+        return self.network(tokens, self.start, lengths.astype(ms.int32), self.slots)
+
+
+class ForeignIncrement(ForeignPrefill):
+    def construct(self, lengths: Tensor, tokens: Tensor) -> Tensor:
+        lengths = lengths.astype(ms.int32)
+        return self.network(tokens, lengths - 1, lengths, None)
+
+
+@pytest.fixture(autouse=True)
+def registry() -> Iterator[None]:
+    """What a test registers is gone behind it."""
+    tables: list[dict[Any, Any]] = [
+        *(networks.NETWORKS, layouts.TENSORS, hf.READERS, plan.COUNTS, model.REGISTERED),
+        *(pair_inputs.MAPPING, static_pair.STEPS),
+    ]
+    before = [dict(table) for table in tables]
+    yield
+    for table, old in zip(tables, before, strict=True):
+        table.clear()
+        table.update(old)
+
+
+def register_toy(**options: Any) -> None:
+    register("toy", network=ToyModel, tensors=toy_tensors, config=toy_config, **options)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A toy model as its publisher would keep it."""
+    path = tmp_path / "toy"
+    path.mkdir()
+    sizes = {"width": HIDDEN, "heads": HEADS, "depth": LAYERS, "positions": LENGTH}
+    described = {"model_type": "toy", "vocab_size": VOCAB, **sizes}
+    (path / "config.json").write_text(json.dumps(described))
+    for name, text in byte_tokenizer().files().items():
+        (path / name).write_text(text, encoding="utf-8")
+    generator = np.random.default_rng(3)
+    shapes = {"words.weight": (VOCAB, HIDDEN), "norm.weight": (HIDDEN,)}
+    for index in range(LAYERS):
+        shapes[f"layers.{index}.norm.weight"] = (HIDDEN,)
+        shapes |= {f"layers.{index}.{name}.weight": (HIDDEN, HIDDEN) for name in "qkv"}
+        shapes[f"layers.{index}.out.weight"] = (HIDDEN, HIDDEN)
+    arrays = {
+        name: (generator.standard_normal(shape) * 0.3 + (len(shape) == 1)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    tensors = {
+        name: LazyTensor(array.shape, "F32", lambda array=array: array)
+        for name, array in arrays.items()
+    }
+    write_safetensors(path / "model.safetensors", tensors, {})
+    np.savez(tmp_path / "arrays.npz", **arrays)
+    return path
+
+
+@pytest.fixture
+def arrays(folder: Path) -> Arrays:
+    with np.load(folder.parent / "arrays.npz") as stored:
+        return dict(stored)
+
+
+def reference(arrays: Arrays, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Logits [vocab] after the tokens [n], in plain NumPy and double precision."""
+
+    def norm(x: NDArray[np.float64], gamma: NDArray[np.float32]) -> NDArray[np.float64]:
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * gamma
+
+    x = arrays["words.weight"][tokens].astype(np.float64)
+    seen = np.tril(np.ones((len(tokens), len(tokens)), bool))
+    for index in range(LAYERS):
+        weight = {name: arrays[f"layers.{index}.{name}.weight"] for name in ("q", "k", "v", "out")}
+        h = norm(x, arrays[f"layers.{index}.norm.weight"])
+        q, k, v = ((h @ weight[name].T).reshape(len(h), HEADS, -1) for name in "qkv")
+        scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(HIDDEN // HEADS)
+        scores = np.exp(np.where(seen, scores, -np.inf))
+        mixed = np.einsum("hqk,khd->qhd", scores / scores.sum(-1, keepdims=True), v)
+        x = x + mixed.reshape(len(h), HIDDEN) @ weight["out"].T
+    return norm(x, arrays["norm.weight"])[-1] @ arrays["words.weight"].T
+
+
+def check_logits(backend: Backend, arrays: Arrays) -> None:
+    """Two rows of a batch, a prompt and three steps each, against the reference."""
+    tokens = np.random.default_rng(1).integers(0, VOCAB, (2, 15)).astype(np.int32)
+    lengths = [12, 7]
+    for step in range(4):
+        rows = [
+            Row(slot, tokens[slot, :length], 0)
+            if step == 0
+            else Row(slot, tokens[slot, length + step - 1 : length + step], length + step - 1)
+            for slot, length in enumerate(lengths)
+        ]
+        got = backend.forward(rows)
+        wanted = np.stack([reference(arrays, tokens[i, : lengths[i] + step]) for i in range(2)])
+        assert np.abs(got - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
+def export(folder: Path, target: Path) -> Manifest:
+    """The static pair of the model in a folder, in another folder."""
+    config = model_config_of(folder)
+    assert config is not None
+    target.mkdir()
+    stems: dict[GraphName, str] = {"prefill": "toy_prefill", "increment": "toy_inc"}
+    graphs = export_static_pair(
+        config,
+        ReadAhead(open_checkpoint(folder, config)),
+        target,
+        stems,
+        batch_size=2,
+        seq_length=LENGTH,
+        dtype="float32",
+        enc_key=None,
+        sampled=False,
+    )
+    return manifest_of(config, graphs)
+
+
+def manifest_of(config: ModelConfig, graphs: dict[GraphName, Graph]) -> Manifest:
+    return Manifest(
+        layout="static_pair",
+        model_name="toy",
+        model=config,
+        source="toy",
+        target="CPU",
+        model_type="MINDIR",
+        precision="float32",
+        batch_size=2,
+        seq_length=LENGTH,
+        graphs=graphs,
+        files={},
+        tokenizer=(),
+        versions={},
+    )
+
+
+def opened(manifest: Manifest, folder: Path) -> StaticPairBackend:
+    paths = {name: folder / graph.file for name, graph in manifest.graphs.items()}
+    engine = GraphCellEngine(paths, manifest.graphs, threads=None, dec_key=None)
+    return StaticPairBackend(manifest, engine)
+
+
+def test_an_unknown_family_is_refused(folder: Path) -> None:
+    with pytest.raises(ArtifactError, match="model_type is 'toy', expected one of bloom, llama"):
+        model_config_of(folder)
+
+
+def test_online_and_exported_logits_are_right(folder: Path, tmp_path: Path, arrays: Arrays) -> None:
+    register_toy()
+    config = model_config_of(folder)
+    assert config is not None and config.family == "toy"
+    assert parameter_count(config) == sum(array.size for array in arrays.values())
+    weights = ReadAhead(open_checkpoint(folder, config))
+    check_logits(OnlineBackend(config, weights, OnlineOptions(slots=2, length=LENGTH)), arrays)
+    manifest = export(folder, tmp_path / "pair")
+    assert [one.name for one in manifest.graphs["prefill"].inputs] == [
+        *("input_ids", "current_index", "init_reset", "valid_length")
+    ]
+    check_logits(opened(manifest, tmp_path / "pair"), arrays)
+
+
+def test_inputs_in_a_foreign_order(folder: Path, tmp_path: Path, arrays: Arrays) -> None:
+    register_toy(inputs=ForeignInputs)
+    with pytest.raises(ConfigError, match="registered without the steps"):
+        export(folder, tmp_path / "none")
+    steps: static_pair.Steps = {"prefill": ForeignPrefill, "increment": ForeignIncrement}
+    register_inputs("foreign", ForeignInputs, steps=steps)
+    manifest = export(folder, tmp_path / "pair")
+    assert manifest.graphs["increment"].inputs == (
+        TensorSpec("lengths", (2,), "int64"),
+        TensorSpec("tokens", (2, 1), "int32"),
+    )
+    check_logits(opened(manifest, tmp_path / "pair"), arrays)
+    # Without its class the graph cannot be fed, and says so.
+    del pair_inputs.MAPPING["foreign"], pair_inputs.MAPPING["toy"]
+    with pytest.raises(ArtifactError, match=r"inputs \(lengths, tokens\), expected .*init_reset"):
+        opened(manifest, tmp_path / "pair")
+
+
+def test_a_class_that_gives_other_shapes(folder: Path, tmp_path: Path) -> None:
+    class Other(ForeignInputs):
+        names = ("input_ids", "lengths")
+
+    register_toy()
+    register_inputs("other", Other)
+    manifest = export(folder, tmp_path / "pair")
+    names = {
+        name: Graph(graph.file, graph.inputs[:2], graph.outputs)
+        for name, graph in manifest.graphs.items()
+    }
+    for name, graph in names.items():
+        specs = (graph.inputs[0], TensorSpec("lengths", (2,), "int32"))
+        names[name] = Graph(graph.file, specs, graph.outputs)
+    with pytest.raises(ArtifactError, match=r"takes input_ids int32 \[2, 48\].*Other gives"):
+        opened(manifest_of(manifest.model, names), tmp_path / "pair")
+
+
+def test_the_command_line_and_the_api_know_it(
+    folder: Path, tmp_path: Path, arrays: Arrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_toy()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
+    prompt = list(b"some words")
+    tokens = list(prompt)
+    for _ in range(5):
+        tokens.append(int(reference(arrays, np.array(tokens)).argmax()))
+    options = {"max_new_tokens": 5, "eos_token_id": []}
+    assert AutoModel.from_pretrained(folder).generate(prompt, **options) == [tokens]
+    common = ["model=auto", f"load_checkpoint={folder}"]
+    layout = ["export.layout=static_pair", "export_output=pair", "infer.infer_seq_length=32"]
+    assert main(["run_mode=export", *common, *layout]) == 0
+    exported = Trainer(model=folder).export()
+    assert read_manifest(exported).layout == "dynamic"  # what a registered family has by default
+    predict = ["predict_data=some words", "max_new_tokens=5", "eos_token_id=[]"]
+    assert main([*common, *predict, "backend=mslite", "infer.model_dir=pair"]) == 0
+    result = json.loads(Path("outputs/latest/result.json").read_text(encoding="utf-8"))
+    assert result["engine"] == "graph-cell"
+    assert result["results"][0]["token_ids"] == tokens[len(prompt) :]
+
+
+def test_what_lite_does_not_have(folder: Path, tmp_path: Path) -> None:
+    register_toy()
+    config = model_config_of(folder)
+    assert config is not None
+    weights = ReadAhead(open_checkpoint(folder, config))
+    with pytest.raises(ConfigError, match="layout resizable does not have"):
+        export_resizable(config, weights, tmp_path, "toy", batch_size=1, seq_length=LENGTH)
+    weights.close()
+    with pytest.raises(ConfigError, match="toy: a registered family"):
+        hf.hf_from_model_config(config)
+
+
+def test_what_cannot_be_registered() -> None:
+    for name in ("llama", "qwen2"):
+        with pytest.raises(ConfigError, match=f"{name} is there already"):
+            register(name, network=ToyModel, tensors=toy_tensors, config=toy_config)
+    with pytest.raises(ConfigError, match="expected letters"):
+        register("a toy", network=ToyModel, tensors=toy_tensors, config=toy_config)
+    with pytest.raises(ConfigError, match="source can be read"):
+        register("toy", network=len, tensors=toy_tensors, config=toy_config)  # type: ignore[arg-type]
+    assert "toy" not in networks.NETWORKS and "toy" not in hf.READERS
+    register_toy()
+    register_toy()  # as a notebook does
+    with pytest.raises(ConfigError, match="bloom is there already"):
+        register_inputs("bloom", ForeignInputs)
+    with pytest.raises(ConfigError, match="expected \\['increment', 'prefill'\\]"):
+        register_inputs("foreign", ForeignInputs, steps={"prefill": ForeignPrefill})
+
+    class Same(ForeignInputs):
+        names = pair_inputs.LLAMA.names
+
+    class Nameless(ForeignInputs):
+        names = ()
+
+    with pytest.raises(ConfigError, match="LlamaInputsOfInfer has the inputs input_ids, valid_len"):
+        register_inputs("same", Same)
+    with pytest.raises(ConfigError, match="expected a tuple of names"):
+        register_inputs("nameless", Nameless)

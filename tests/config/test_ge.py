@@ -1,0 +1,242 @@
+"""GE options: conf/ge, overrides, and the user's own files."""
+
+from __future__ import annotations
+
+import configparser
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lite_runner.config.ge import (
+    MAX_FILE_BYTES,
+    SECTIONS,
+    check_ge_used,
+    ge_config,
+    read_ini,
+    render,
+    unknown_sections,
+)
+from lite_runner.config.schema import RunConfig
+from lite_runner.errors import ConfigError
+
+Resolve = Callable[..., RunConfig]
+Faults = Callable[..., str]
+SESSION = "infer.ge_options.ge_session_options.ge"
+
+# MindFormers' documentation of offline inference, "config.ini" of each device.
+RECOMMENDED = {
+    "atlas_800": """
+[ascend_context]
+plugin_custom_ops=All
+provider=ge
+
+[ge_session_options]
+ge.externalWeight=1
+ge.exec.atomicCleanPolicy=1
+ge.event=notify
+ge.exec.staticMemoryPolicy=2
+ge.exec.precision_mode=must_keep_origin_dtype
+""",
+    "atlas_800t_a2": """
+[ascend_context]
+plugin_custom_ops=All
+provider=ge
+
+[ge_session_options]
+ge.externalWeight=1
+ge.exec.formatMode=1
+ge.exec.atomicCleanPolicy=1
+ge.event=notify
+ge.exec.staticMemoryPolicy=2
+ge.exec.precision_mode=must_keep_origin_dtype
+""",
+}
+
+
+def parsed(text: str) -> dict[str, dict[str, str]]:
+    """As Python's own parser reads an ini file."""
+    parser = configparser.RawConfigParser()
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string(text)
+    return {name: dict(parser.items(name)) for name in parser.sections()}
+
+
+def given(*args: str) -> tuple[str, ...]:
+    return ("backend=mslite", "model=tiny_llama", "predict_data=x", *args)
+
+
+def session(config: RunConfig) -> Any:
+    ge = ge_config(config)
+    assert ge is not None
+    return ge.sections["ge_session_options"]
+
+
+@pytest.mark.parametrize("device", RECOMMENDED)
+def test_the_groups_are_what_mindformers_recommends(device: str, resolve: Resolve) -> None:
+    config = resolve(*given(f"ge={device}"))
+    ge = ge_config(config)
+    assert ge is not None and ge.files == ()
+    assert parsed(render(ge.sections)) == parsed(RECOMMENDED[device])
+    # The snapshot that a rank reads says the same.
+    assert ge_config(RunConfig.from_dict(config.to_dict())) == ge
+
+
+def test_there_are_none_unless_they_are_asked_for(resolve: Resolve) -> None:
+    config = resolve(*given())
+    assert config.infer.ge_options is None and ge_config(config) is None
+
+
+def test_any_option_can_be_set_added_and_left_out(resolve: Resolve) -> None:
+    options = session(
+        resolve(
+            *given("ge=atlas_800t_a2"),
+            f"{SESSION}.exec.precision_mode=force_fp16",
+            f"{SESSION}.exec.formatMode=null",
+            f"{SESSION}.opSelectImplmode=high_precision",
+            f"++{SESSION}.event=a=b, [c]",
+            f"--{SESSION}.externalWeight",
+            "0",
+        )
+    )
+    assert options == {
+        "ge.externalWeight": "0",
+        "ge.exec.atomicCleanPolicy": "1",
+        "ge.exec.staticMemoryPolicy": "2",
+        "ge.exec.precision_mode": "force_fp16",
+        "ge.event": "a=b, [c]",
+        "ge.opSelectImplmode": "high_precision",
+    }
+
+
+def test_a_section_can_be_added_to_a_group_and_to_none(resolve: Resolve) -> None:
+    shape = "ids:1,2;valid:1"
+    for group in ("atlas_800", "none"):
+        setting = f"infer.ge_options.ge_graph_options.ge.inputShape={shape}"
+        ge = ge_config(resolve(*given(f"ge={group}", setting)))
+        assert ge is not None
+        assert ge.sections["ge_graph_options"] == {"ge.inputShape": shape}
+
+
+def test_options_of_a_file(resolve: Resolve, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "infer:\n  ge_options:\n    ge_session_options:\n      ge: {a: 1, b: 2.5, c: true, d: x}\n"
+    )
+    options = session(resolve(*given("--config", str(file), f"{SESSION}.b=3")))
+    assert options == {"ge.a": "1", "ge.b": "3", "ge.c": "true", "ge.d": "x"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        (f"{SESSION}.event.x=1", f"{SESSION}.event has a value, 'notify', and is no section"),
+        (f"{SESSION}.exec=1", f"{SESSION}.exec: a section; its keys are set one by one"),
+        (f"{SESSION}..x=1", "expected names of letters"),
+        ("infer.ge_options.ge_sesion_options.ge.x=1", "did you mean ge_session_options?"),
+        ("infer.ge_options.ascend_context=1", "infer.ge_options.ascend_context: a section"),
+        ("infer.ge_options.ge_graph_options=1", "got '1', expected a section of options"),
+        ("infer.ge_options=1", "infer.ge_options: got 1, expected a section or null"),
+        ("infer.ge_options={ascend_context: {a: [1]}}", "ascend_context.a: got [1], expected a t"),
+        ("infer.ge_options={ascend_context: {a.b: 1}}", "got the name 'a.b', expected letters"),
+        (f"{SESSION}.x=a\nb", "x: got 'a\\nb', expected one line of text"),
+        (f"+{SESSION}.x=1", "leave out the +"),
+        (f"~{SESSION}.exec.formatMode", "formatMode=null leaves it open"),
+    ],
+)
+def test_settings_that_cannot_be(setting: str, expected: str, faults: Faults) -> None:
+    assert expected in faults(*given("ge=atlas_800", setting))
+
+
+def test_a_yaml_that_contains_itself(faults: Faults, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("infer:\n  ge_options: &a\n    ascend_context: *a\n")
+    assert "nested too deeply" in faults(*given("--config", str(file)))
+
+
+def test_an_own_file_is_taken_as_it_is(resolve: Resolve, tmp_path: Path) -> None:
+    paths = [tmp_path / "prefill.ini", tmp_path / "inc.ini"]
+    for path in paths:
+        path.write_text(RECOMMENDED["atlas_800"])
+    one = ge_config(resolve(*given(f"infer.ge_config_path={paths[0]}")))
+    two = ge_config(resolve(*given(f"infer.ge_config_path=[{paths[0]},{paths[1]}]")))
+    assert one is not None and (one.files, one.sections) == ((paths[0],), {})
+    assert two is not None and two.files == tuple(paths)
+
+
+def test_files_that_cannot_be(faults: Faults, tmp_path: Path) -> None:
+    good, absent = tmp_path / "good.ini", tmp_path / "absent.ini"
+    good.write_text("[ascend_context]\nprovider=ge\n")
+    key = "infer.ge_config_path"
+    said = faults(*given(f"{key}=[{good},{absent}]"))
+    assert said == f"{key}: {absent}: No such file or directory"
+    assert "got 3 files, expected one, or two" in faults(*given(f"{key}=[{good},{good},{good}]"))
+    assert "ge=none" in faults(*given("ge=atlas_800", f"{key}={good}"))
+    assert "Is a directory" in faults(*given(f"{key}={tmp_path}"))
+    assert "null byte" in faults(*given(f"{key}=a\0b"))
+
+
+def test_online_they_have_no_meaning(faults: Faults, tmp_path: Path) -> None:
+    good = tmp_path / "good.ini"
+    good.write_text("[ascend_context]\n")
+    online = ("model=tiny_llama", "predict_data=x")
+    assert "ge has a meaning only with backend=mslite" in faults(*online, "ge=atlas_800")
+    said = faults(*online, f"infer.ge_config_path={good}")
+    assert "infer.ge_config_path has a meaning only with backend=mslite" in said
+
+
+@pytest.mark.parametrize("asked", ["ge=atlas_800", "infer.ge_config_path={}"])
+def test_only_lite_on_ascend_uses_them(asked: str, resolve: Resolve, tmp_path: Path) -> None:
+    file = tmp_path / "good.ini"
+    file.write_text("[ascend_context]\n")
+    config = resolve(*given(asked.format(file)))
+    check_ge_used(config, "lite", "Ascend")
+    for engine, target in (("lite", "CPU"), ("graph-cell", "Ascend"), ("lite-worker", "CPU")):
+        with pytest.raises(ConfigError, match=f"this runs in {engine} on {target}"):
+            check_ge_used(config, engine, target)
+    check_ge_used(resolve(*given()), "graph-cell", "CPU")
+
+
+def test_unknown_sections_of_a_file_are_a_note(
+    notes: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    file = tmp_path / "own.ini"
+    file.write_text("[ascend_context]\nprovider=ge\n[ge_sessions]\na=1\n[more]\n")
+    said = f"{file}: MindSpore Lite knows no section [ge_sessions], [more]"
+    assert notes(*given(f"infer.ge_config_path={file}")) == [said]
+    assert unknown_sections(read_ini(file)) == ["ge_sessions", "more"]
+    assert unknown_sections(SECTIONS) == []
+
+
+def test_what_lite_reads_is_what_we_read(tmp_path: Path) -> None:
+    file = tmp_path / "own.ini"
+    file.write_text(
+        "# a comment\n[ascend_context]\n  provider = ge\n  Provider=GE\nx=a=b;c # d\ny=\n"
+        "[DEFAULT]\nz=1\n"
+    )
+    assert read_ini(file) == {
+        "ascend_context": {"provider": "ge", "Provider": "GE", "x": "a=b;c # d", "y": ""},
+        "DEFAULT": {"z": "1"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"provider=ge\n", "line 1: got 'provider=ge', expected a [section] first"),
+        (b"[a]\nx=1\nx=2\n", "line 3: x is given twice in [a]"),
+        (b"[a]\n[b]\n[a]\n", "line 3: the section [a] is given twice"),
+        (b"[a]\nno value\n", "line 2: got 'no value', expected name=value"),
+        (b"[a]\nx=\xff\n", "not a text in UTF-8"),
+        (b"#" * (MAX_FILE_BYTES + 1), f"more than {MAX_FILE_BYTES} bytes"),
+    ],
+    ids=["header", "option", "section", "value", "bytes", "size"],
+)
+def test_a_broken_file(content: bytes, expected: str, tmp_path: Path, faults: Faults) -> None:
+    file = tmp_path / "broken.ini"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        read_ini(file)
+    assert expected in faults(*given(f"infer.ge_config_path={file}"))

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from lite_runner.config.schema import RunConfig
+
+Resolve = Callable[..., RunConfig]
+Faults = Callable[..., str]
+TINY = "model=tiny_llama"
+MODEL = "model.model_config"
+SAMPLED = f"{MODEL}.is_sample_acceleration=true"
+PATHS = ("infer.prefill_model_path=d/a.mindir", "infer.increment_model_path=d/b.mindir")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["engine=graph-cell"], "engine has a meaning only with backend=mslite or run_mode=export"),
+        (["export.layout=dynamic"], "export.layout has a meaning only with backend=mslite"),
+        (["infer.model_dir=x"], "infer.model_dir has a meaning only with backend=mslite"),
+        (
+            ["backend=mslite", "export.layout=dynamic", "engine=lite-worker"],
+            "export.layout=dynamic runs in engine=graph-cell, not lite-worker",
+        ),
+        (
+            ["backend=mslite", "infer.model_type=mindir_lite", "engine=graph-cell"],
+            "infer.model_type=mindir_lite is for MindSpore Lite",
+        ),
+        (
+            ["backend=mslite", "export.weight_fp16=true", "infer.model_type=mindir"],
+            "needs infer.model_type=mindir_lite",
+        ),
+        (["backend=mslite", f"{MODEL}.use_past=false"], "use_past=false is not available with"),
+        (["infer.model_type=mindir_lite"], "infer.model_type has a meaning only with"),
+        (["infer.infer_seq_length=5"], "infer.infer_seq_length has a meaning only with"),
+        (["export.target=Ascend"], "export.target has a meaning only with"),
+        (["infer.enc_key=0123456789abcdef"], "infer.enc_key has a meaning only with"),
+        ([SAMPLED], "is_sample_acceleration has a meaning only with"),
+        (
+            ["backend=mslite", SAMPLED, "do_sample=true"],
+            "chooses the likeliest token, so do_sample=true cannot be done",
+        ),
+        (["backend=mslite", SAMPLED, "num_beams=2"], "so num_beams=2 cannot be done"),
+        (
+            ["backend=mslite", SAMPLED, "repetition_penalty=1.2"],
+            "so repetition_penalty=1.2 cannot be done",
+        ),
+        (["backend=mslite", SAMPLED, "min_new_tokens=2"], "so min_new_tokens=2 cannot be done"),
+        (
+            ["backend=mslite", SAMPLED, "export.layout=dynamic"],
+            "is_sample_acceleration needs export.layout=static_pair; got dynamic",
+        ),
+        (
+            ["backend=mslite", "export.target=Ascend", "export.layout=resizable"],
+            "export.target=Ascend needs export.layout=static_pair; got resizable",
+        ),
+        (
+            ["backend=mslite", "export.layout=resizable", "infer.enc_key=0123456789abcdef"],
+            "infer.enc_key needs export.layout=dynamic or static_pair",
+        ),
+        (["backend=mslite", "infer.enc_key=short"], "infer.enc_key: got 5 bytes, expected one of"),
+        (["backend=mslite", "infer.enc_key=env:NO_SUCH"], "no environment variable NO_SUCH"),
+        (
+            ["backend=mslite", "infer.increment_model_path=a.mindir"],
+            "the second of a pair; infer.prefill_model_path is empty",
+        ),
+        (["backend=mslite", "infer.model_dir=d", *PATHS], "both say which model"),
+        (["backend=mslite", "infer.infer_seq_length=1000"], "at most the model's context of 256"),
+        (["backend=mslite", "engine=lite", "export.layout=dynamic"], "runs in engine=graph-cell"),
+    ],
+)
+def test_what_does_not_go_together(faults: Faults, settings: list[str], expected: str) -> None:
+    assert expected in faults(TINY, "predict_data=hi", *settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ([PATHS[0]], "infer.increment_model_path is empty; an export writes both of a pair"),
+        ([*PATHS, "export_output=x"], "both say where to write"),
+        ([*PATHS, "export.layout=dynamic"], "infer.prefill_model_path needs export.layout="),
+        (
+            [PATHS[0], "infer.increment_model_path=e/b.mindir"],
+            "expected two names in one folder",
+        ),
+        ([PATHS[0], "infer.increment_model_path=d/a.mindir"], "expected two names in one folder"),
+        ([PATHS[0], "infer.increment_model_path=d/a"], "expected two names in one folder"),
+        (["infer.model_dir=x"], "infer.model_dir is read; give export_output=FOLDER"),
+    ],
+)
+def test_where_an_export_cannot_go(faults: Faults, settings: list[str], expected: str) -> None:
+    assert expected in faults(TINY, "run_mode=export", *settings)
+
+
+def test_a_key_is_never_shown(faults: Faults) -> None:
+    assert "secret" not in faults(TINY, "run_mode=export", "infer.enc_key=secret")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["run_mode=export", *PATHS],
+        ["run_mode=export", SAMPLED, "export.layout=static_pair"],
+        ["backend=auto", "predict_data=hi"],
+        ["backend=mslite", "predict_data=hi", SAMPLED],
+        ["backend=mslite", "predict_data=hi", "infer.prefill_model_path=one.mindir"],
+    ],
+)
+def test_what_does(resolve: Resolve, settings: list[str]) -> None:
+    resolve(TINY, *settings)

@@ -1,0 +1,91 @@
+"""scripts/export.py with MindFormers' flags, and run_infer_main.py on what it wrote."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lite_runner.config.argv import parse
+from lite_runner.config.compose import heads, resolve
+from lite_runner.export.manifest import read_manifest
+from lite_runner.weights.ckpt_file import write_ckpt
+from lite_runner.weights.random import random_checkpoint
+
+ROOT = Path(__file__).resolve().parent.parent
+YAML = """
+run_mode: predict
+use_parallel: True
+trainer: {model_name: tiny_llama}
+model:
+  model_config: {type: LlamaConfig, seq_length: 128, batch_size: 1, use_past: True}
+  arch: {type: LlamaForCausalLM}
+infer:
+  prefill_model_path: "mindirs/x_7.1b_prefill"
+  increment_model_path: "mindirs/x_7.1b_inc.mindir"
+  infer_seq_length: 64
+  model_type: mindir
+"""
+
+
+def run(folder: Path, script: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / script), *flags],
+        cwd=folder,
+        env={**os.environ, "LITE_RUNNER_CACHE": str(folder / "cache")},
+        capture_output=True,
+        encoding="utf-8",
+    )
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    """A folder with one yaml file and one checkpoint, of weights that no name has."""
+    folder = tmp_path / "test_model_dir"
+    folder.mkdir()
+    (folder / "test.yaml").write_text(YAML)
+    config, _ = resolve(parse(["model=tiny_llama", "predict_data=x"], heads()))
+    model = config.model_config()
+    assert model is not None
+    write_ckpt(folder / "test.ckpt", random_checkpoint(model, seed=7))
+    return folder
+
+
+def test_a_folder_is_exported_and_asked(tmp_path: Path, model_dir: Path) -> None:
+    done = run(tmp_path, "export.py", "--model_dir", "test_model_dir", "--batch_size", "2")
+    assert done.returncode == 0, done.stderr
+    written = tmp_path / "mindirs"
+    manifest = read_manifest(written)
+    assert (manifest.layout, manifest.batch_size, manifest.seq_length) == ("static_pair", 2, 64)
+    assert manifest.source == "test_model_dir" and manifest.model.seq_length == 128
+    assert {graph.file for graph in manifest.graphs.values()} == {
+        *("x_7.1b_prefill.mindir", "x_7.1b_inc.mindir")
+    }
+    flags = ["--model_dir", "mindirs", "--seq_length", "64", "--max_length", "24"]
+    asked = run(tmp_path, "run_infer_main.py", *flags, "--predict_data", "what color")
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout.count("one token takes ") >= 10 and "['what color" in asked.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (["--config_path", "missing.yaml"], 2, "missing.yaml: No such file"),
+        (["--model_dir", "missing"], 4, "missing: no such folder"),
+        (["--model_dir", "."], 4, "no yaml file of the model"),
+        (["--model_dir", "two"], 4, "got 2 yaml files (a.yaml, b.yaml)"),
+        (["--config_path", "two/a.yaml", "--batch_size", "0"], 2, "predict_batch_size: got 0"),
+        (["--config_path", "two/a.yaml", "--model_type", "onnx"], 2, "invalid choice: 'onnx'"),
+        (["--config_path", "two/a.yaml", "--model_dir", "."], 2, "not allowed with"),
+        ([], 2, "one of the arguments --config_path --model_dir is required"),
+    ],
+)
+def test_what_cannot_be_exported(tmp_path: Path, flags: list[str], code: int, said: str) -> None:
+    (tmp_path / "two").mkdir()
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / "two" / name).write_text(YAML)
+    done = run(tmp_path, "export.py", *flags)
+    assert (done.returncode, done.stdout) == (code, "") and said in done.stderr, done.stderr
