@@ -34,6 +34,7 @@ from lite_runner.model_files import ModelFiles
 from lite_runner.report import versions
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.verification import verify
+from lite_runner.weights.adapter import digest
 from lite_runner.weights.files import make_folder, require_space, sha256_of, sync_folder
 from lite_runner.weights.read_ahead import ReadAhead
 
@@ -152,6 +153,8 @@ def export_artifact(
             versions=versions(),
             encrypted=want.key is not None,
             sampled=want.sampled,
+            adapter=files.adapter.name if files.adapter else "",
+            adapter_sha256=digest(files.adapter) if files.adapter else "",
         )
         manifest.write(folder)
         verify(folder, read_manifest(folder), files, engine)

@@ -41,7 +41,7 @@ def given_model(config: RunConfig) -> GivenModel | None:
     Raises ArtifactError: a file is missing or another one, half of a pair, ambiguous, no MindIR,
     or not of the model that the config names.
     """
-    if config.run_mode != "predict":  # an export writes to these paths
+    if not config.predicts:  # an export writes to these paths
         return None
     try:
         return _found(config)

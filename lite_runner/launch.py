@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lite_runner import environment, progress, worker
 from lite_runner.config.cluster import cluster_of, ranks_of
-from lite_runner.config.prompts import read_prompts
+from lite_runner.config.requests import read_requests
 from lite_runner.config.schema import RunConfig
 from lite_runner.report import RunFolder
 
@@ -25,7 +25,7 @@ def launch(config: RunConfig) -> int:
     with RunFolder.create(config.output_dir, config.run_mode, config.model_name) as folder:
         folder.open_log()
         # The other run modes only name ranks: one process does their work.
-        if ranks_of(config).size > 1 and config.run_mode == "predict":
+        if ranks_of(config).size > 1 and config.predicts:
             _launch_ranks(config, folder)
         else:
             folder.write_config(config.without_secrets().to_dict())
@@ -42,13 +42,15 @@ def _launch_ranks(config: RunConfig, folder: RunFolder) -> None:
     from lite_runner.launcher.preflight import check_machine
 
     # Standard input is this process's alone, and can be read once.
-    prompts = tuple(read_prompts(config))
-    config = dataclasses.replace(config, predict_data=prompts)
+    prompts, names = read_requests(config)
+    config = dataclasses.replace(config, predict_data=tuple(prompts))
+    if config.adapter_path:
+        config = dataclasses.replace(config, adapter_id=tuple(names))
     cluster, parallel = cluster_of(config), config.parallel
     # Fetched once, here: the ranks find it in the cache. What is wrong shows before they start.
     files = model_files.locate(config)
     raise_faults(list(division_faults(config, files.model)))
-    job = session.prepare(config, files, model_files.tokenizer_of(config, files), prompts)
+    job = session.prepare(config, files, model_files.tokenizer_of(config, files), prompts, names)
     ranks = ranks_of(config)
     files.tensors(ranks, vocab_parallel=not config.parallel_config.vocab_emb_dp)
     slots = session.share(config, job, ranks).slots

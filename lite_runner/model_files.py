@@ -6,7 +6,7 @@ Nothing large is read here, so that whatever is wrong with the files shows at on
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,9 @@ from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.given_model import GivenModel, given_model
 from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer, byte_tokenizer
+from lite_runner.weights.adapter import Adapter, open_adapters
 from lite_runner.weights.checkpoint import model_config_in, model_config_of
+from lite_runner.weights.merge import merged, merged_model
 from lite_runner.weights.pieces import pieces
 from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.recut import tensors_for, whole_tensors
@@ -42,6 +44,8 @@ class ModelFiles:
     given: GivenModel | None = None  # an exported model, which needs no checkpoint
     strategy: Path | None = None  # how a sharded checkpoint is cut
     auto_trans: bool = False  # whether one that is cut otherwise than wanted is cut anew
+    base: ModelConfig | None = None  # with an adapter: the model that it is merged into
+    adapter: Adapter | None = None
 
     def tensors(
         self, ranks: Ranks | None = None, *, vocab_parallel: bool = True
@@ -52,9 +56,8 @@ class ModelFiles:
         """
         self._check_there_are_weights()
         ranks = ranks or Ranks()
-        if self.path is None:
-            whole = random_checkpoint(self.model, self.seed)
-            return pieces(whole, self.model, ranks, vocab_parallel=vocab_parallel)
+        if self.path is None or self.adapter is not None:
+            return pieces(self.whole(), self.model, ranks, vocab_parallel=vocab_parallel)
         return tensors_for(
             self.path,
             self.model,
@@ -65,11 +68,17 @@ class ModelFiles:
         )
 
     def whole(self) -> Mapping[str, LazyTensor]:
-        """Every tensor of the model, a sharded one put together. Raises ArtifactError."""
+        """Every tensor of the model, a sharded one put together, an adapter merged into them.
+
+        Raises ArtifactError.
+        """
         self._check_there_are_weights()
+        base = self.base or self.model
         if self.path is None:
-            return random_checkpoint(self.model, self.seed)
-        return whole_tensors(self.path, self.model, self.strategy)
+            tensors: Mapping[str, LazyTensor] = random_checkpoint(base, self.seed)
+        else:
+            tensors = whole_tensors(self.path, base, self.strategy)
+        return tensors if self.adapter is None else merged(tensors, self.adapter, base)
 
     def _check_there_are_weights(self) -> None:
         if self.given is not None:
@@ -116,6 +125,39 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
         strategy=Path(strategy).expanduser() if strategy else None,
         auto_trans=config.auto_trans_ckpt,
     )
+
+
+def with_adapter(files: ModelFiles, config: RunConfig) -> ModelFiles:
+    """The model with the adapter of adapter_path merged into it, where the config names one.
+
+    Raises ConfigError where it leaves open which, ArtifactError where it does not fit the model.
+    """
+    if not config.adapter_path:
+        return files
+    adapters = adapters_of(config, files.model)
+    if len(adapters) != 1:
+        raise ConfigError(
+            f"adapter_path={config.adapter_path} lists {len(adapters)} adapters, one can be merged",
+            f"adapter_id={next(iter(adapters))}",
+        )
+    (adapter,) = adapters.values()
+    model = merged_model(files.model, adapter)
+    return dataclasses.replace(files, model=model, base=files.model, adapter=adapter)
+
+
+def adapters_of(
+    config: RunConfig, model: ModelConfig, names: Sequence[str] | None = None
+) -> dict[str, Adapter]:
+    """The adapters of adapter_path that have these `names`; without any those that adapter_id
+    names, all where it names none.
+
+    Raises ArtifactError.
+    """
+    ids = config.adapter_id
+    if names is None and ids is not None:
+        names = [ids] if isinstance(ids, str) else [name for name in ids if name is not None]
+    root = Path(config.adapter_root).expanduser() if config.adapter_root else None
+    return open_adapters(Path(config.adapter_path).expanduser(), model, names, root=root)
 
 
 def files_of(given: GivenModel, config: RunConfig) -> ModelFiles:

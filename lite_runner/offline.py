@@ -33,6 +33,7 @@ from lite_runner.export.manifest import Layout, Manifest, read_manifest
 from lite_runner.model_files import ModelFiles
 from lite_runner.report import versions
 from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.weights.adapter import digest
 from lite_runner.weights.files import sha256_of
 from lite_runner.weights.source import cache_dir
 
@@ -206,6 +207,7 @@ def folder_in_cache(files: ModelFiles, config: RunConfig, want: Wanted) -> Path:
         "origin": origin,
         "network": REGISTERED.get(files.model.family),
         "seed": files.seed if files.path is None else None,
+        "adapter": digest(files.adapter) if files.adapter else None,
         "form": form,
         "versions": versions(),
         "code": sha256_of(*sorted([*PACKAGE.glob("export/*.py"), *PACKAGE.glob("models/*.py")])),

@@ -52,6 +52,27 @@ class RowResult:
 
 
 @dataclass(frozen=True)
+class AdapterUse:
+    """What a run did with one adapter, or with the base model alone."""
+
+    modules: int  # weights that it changes
+    prompts: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    seconds: float = 0.0  # of prefill and decode; rows of a step have equal parts in it
+
+
+@dataclass(frozen=True)
+class AdapterReport:
+    """The adapters of a run."""
+
+    places: int  # loaded at a time
+    pool_bytes: int  # on the devices
+    loads: int
+    used: Mapping[str, AdapterUse]  # by name; "base" without an adapter
+
+
+@dataclass(frozen=True)
 class Timing:
     """Seconds and tokens a second, None where not measured. Rates never include compiling."""
 
@@ -94,12 +115,16 @@ class Result:
     config_file: str = "config.yaml"  # beside result.json
     versions: Mapping[str, str] = field(default_factory=versions)
     results: Sequence[RowResult]
+    adapters: AdapterReport | None = None  # left out where there are none
     timing: Timing
     peak_rss_mib: float = field(default_factory=peak_rss_mib)
 
     def to_json(self) -> str:
         """Readable JSON, text un-escaped. A NaN or infinity is a ValueError: JSON has none."""
-        return json.dumps(asdict(self), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+        plain = asdict(self)
+        if self.adapters is None:
+            del plain["adapters"]
+        return json.dumps(plain, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
 
 
 class RunFolder:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lite_runner import environment, model_files, progress
+from lite_runner.adapters import AdapterJob, check_values, open_wanted, pieces_of
 from lite_runner.backends.base import Backend
 from lite_runner.config.checks import fits_model
 from lite_runner.config.compose import raise_faults
@@ -32,17 +33,33 @@ class Job:
     slots: int
     length: int  # tokens of the longest sequence, prompt and new ones
     first: int = 0  # index of the first prompt, where these are one copy's share
+    adapters: AdapterJob | None = None  # None: the base model alone
+
+    def adapter_name(self, prompt_index: int) -> str | None:
+        """Of a prompt's adapter; None: the base model."""
+        return None if self.adapters is None else self.adapters.name(prompt_index - self.first)
 
 
 def prepare(
-    config: RunConfig, files: ModelFiles, tokenizer: Tokenizer, prompts: Sequence[str]
+    config: RunConfig,
+    files: ModelFiles,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    names: Sequence[str | None] = (),
 ) -> Job:
-    """Encode the prompts and check that everything fits. Raises ConfigError."""
+    """Encode the prompts and check that everything fits; `names` are those of their adapters.
+
+    Raises ConfigError, and ArtifactError for an adapter.
+    """
+    adapters = open_wanted(config, files.model, names)
     if config.chat:
         tokens = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in prompts]
     else:
         tokens = [tokenizer.encode(text) for text in prompts]
-    return fit(config, files, tokenizer, tokens, prompts)
+    job = fit(config, files, tokenizer, tokens, prompts)
+    if adapters is not None:
+        check_values(adapters, files)
+    return replace(job, adapters=adapters)
 
 
 def fit(
@@ -109,13 +126,24 @@ def share(config: RunConfig, job: Job, ranks: Ranks) -> Job:
         tokens=job.tokens[first:end],
         slots=slots_for(config, job.generation, end - first, ranks.data),
         first=first,
+        adapters=job.adapters and job.adapters.share(first, end),
     )
+
+
+def places_for(config: RunConfig, job: Job) -> int:
+    """Adapters to hold on the device at a time; by default as many as can run together."""
+    if job.adapters is None:
+        return 0
+    together = job.slots // max(job.generation.num_beams, job.generation.num_return_sequences)
+    return min(config.max_loaded_adapters or max(1, together), len(job.adapters.adapters))
 
 
 def with_backend(config: RunConfig, files: ModelFiles, job: Job) -> RunConfig:
     """The config with backend=auto decided."""
     if config.backend != "auto":
         return config
+    if job.adapters is not None:
+        return replace(config, backend="ms")
     from lite_runner.offline import chosen_backend
 
     backend = chosen_backend(config, files, job.generation, slots=job.slots, length=job.length)
@@ -145,10 +173,13 @@ def load(
             config, files, tokenizer, job.generation, slots=job.slots, length=job.length
         )
     dtype = config.compute_dtype(device)
+    places = places_for(config, job)
     if device == "CPU" and ranks.size == 1:
         need = memory_need(files.model, dtype, job.slots, job.length, config.use_past)
-        check_memory(need, free_memory())
+        pool = job.adapters.pool_bytes(places, dtype) if job.adapters and places else 0
+        check_memory(replace(need, adapters=pool), free_memory())
     vocab_parallel = not config.parallel_config.vocab_emb_dp
+    adapters = pieces_of(job.adapters, config, files.model, ranks) if job.adapters else []
     tensors = files.tensors(ranks, vocab_parallel=vocab_parallel)
     name = f"load {files.path.name}" if files.path else "make random weights"
     with progress.step(name, total=len(tensors), unit="tensors") as step:
@@ -167,9 +198,10 @@ def load(
             use_past=config.use_past,
             ranks=ranks,
             vocab_parallel=vocab_parallel,
+            loaded_adapters=places,
         )
         weights = ReadAhead(tensors, step.advance)
         try:
-            return OnlineBackend(files.model, weights, options)
+            return OnlineBackend(files.model, weights, options, adapters)
         finally:
             weights.close()

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 from lite_runner.config.ranks import Ranks
 from lite_runner.generation import GenerationTiming
-from lite_runner.report import RowResult, Timing, peak_rss_mib
+from lite_runner.report import AdapterReport, AdapterUse, RowResult, Timing, peak_rss_mib
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,7 @@ class Share:
     load_s: float = 0.0
     compile_s: float = 0.0
     prepare_s: float = 0.0  # the part of compile_s that the first token waited for
+    adapters: AdapterReport | None = None
     peak_rss_mib: float = field(default_factory=peak_rss_mib)  # of all ranks of the copy
 
     def timing(self) -> Timing:
@@ -44,7 +45,11 @@ class Share:
         raw = json.loads(data)
         rows = [RowResult(**row) for row in raw.pop("rows")]
         generation = GenerationTiming(**raw.pop("generation"))
-        return cls(rows=rows, generation=generation, **raw)
+        adapters = raw.pop("adapters")
+        if adapters is not None:
+            used = {name: AdapterUse(**use) for name, use in adapters.pop("used").items()}
+            adapters = AdapterReport(used=used, **adapters)
+        return cls(rows=rows, generation=generation, adapters=adapters, **raw)
 
 
 def wait_for_all(ranks: Ranks) -> None:
@@ -82,5 +87,30 @@ def together(shares: Sequence[Share], ranks_a_copy: int) -> Share:
         load_s=max(share.load_s for share in copies),
         compile_s=max(share.compile_s for share in copies),
         prepare_s=max(share.prepare_s for share in copies),
+        adapters=_adapters([share.adapters for share in copies], ranks_a_copy),
         peak_rss_mib=round(sum(share.peak_rss_mib for share in shares), 1),
+    )
+
+
+def _adapters(reports: Sequence[AdapterReport | None], ranks_a_copy: int) -> AdapterReport | None:
+    """What all copies did with their adapters; one that had no prompt has no report."""
+    there = [report for report in reports if report is not None]
+    if not there:
+        return None
+    used: dict[str, AdapterUse] = {}
+    for report in there:
+        for name, use in report.used.items():
+            before = used.get(name, AdapterUse(use.modules))
+            used[name] = AdapterUse(
+                use.modules,
+                before.prompts + use.prompts,
+                before.prompt_tokens + use.prompt_tokens,
+                before.generated_tokens + use.generated_tokens,
+                before.seconds + use.seconds,
+            )
+    return AdapterReport(
+        places=max(report.places for report in there),
+        pool_bytes=sum(report.pool_bytes for report in there) * ranks_a_copy,
+        loads=sum(report.loads for report in there),
+        used=used,
     )

@@ -14,20 +14,18 @@ def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> Non
 
     Raises RunnerError.
     """
-    if config.run_mode == "predict":
+    if config.predicts:
         predict.run(config, folder, ranks)
     elif config.run_mode == "convert":
         convert.run(config, folder)
     elif config.run_mode == "export":
         export.run(config, folder)
-    elif config.run_mode == "shard":
-        shard.run(config, folder)
     else:
-        raise ConfigError(f"run_mode={config.run_mode} is not available yet")
+        shard.run(config, folder)
 
 
 def dry_run(config: RunConfig) -> None:
     """Print what `run` would do and take."""
-    if config.run_mode != "predict":
+    if not config.predicts:
         raise ConfigError(f"dry_run=true is not available yet with run_mode={config.run_mode}")
     predict.dry_run(config)

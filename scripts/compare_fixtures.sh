@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes every fixture of the tests anew with torch and transformers and compares it with what is
-# committed:  scripts/compare_fixtures.sh GGUF
+# Makes every fixture of the tests anew with torch, transformers and peft and compares it with what
+# is committed:  scripts/compare_fixtures.sh GGUF
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -9,6 +9,7 @@ fresh=$(mktemp -d)
 trap 'rm -rf "$fresh"' EXIT
 
 "$python" scripts/make_reference.py --check --model "$gguf"
+"$python" -W ignore scripts/make_adapters.py --check "$fresh/adapters"
 "$python" -W ignore tests/fixtures/generation/make_fixtures.py "$fresh"
 "$python" -W ignore tests/fixtures/tokenizers/make_fixtures.py "$gguf" "$fresh"
 for file in "$fresh"/*.json; do

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_tensors
 from tokenizers import pre_tokenizers
 from transformers import (
     AutoConfig,
@@ -433,10 +434,20 @@ def compare_values(got: Any, expected: Any, place: str) -> Iterator[str]:
         yield f"{place}: got {got!r}, expected {expected!r}"
 
 
+def read_arrays(path: Path) -> dict[str, NDArray]:
+    """The arrays of an .npz or .safetensors file; NumPy has no bfloat16, it comes as float32."""
+    if path.suffix != ".safetensors":
+        return dict(np.load(path))
+    tensors = load_tensors(path)
+    return {
+        name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        for name, tensor in tensors.items()
+    }
+
+
 def compare_arrays(got: Path, expected: Path, place: str) -> Iterator[str]:
     """The faults between two .npz or .safetensors files."""
-    read = load_file if got.suffix == ".safetensors" else lambda path: dict(np.load(path))
-    new, old = read(got), read(expected)
+    new, old = read_arrays(got), read_arrays(expected)
     if new.keys() != old.keys():
         yield f"{place}: got arrays {sorted(new)}, expected {sorted(old)}"
         return

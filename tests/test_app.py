@@ -78,7 +78,7 @@ def test_both_styles_start_the_same_run(launched: Launched, argv: list[str]) -> 
         (["predict_data=['a','']"], "predict_data[1]: an empty prompt"),
         (["predict_data=['']", "chat=true"], "predict_data[0]: an empty prompt"),
         ([], "predict_data is empty"),
-        (["run_mode=slora"], "not available yet"),
+        (["run_mode=slora"], "needs adapter_path="),
         (["predict_data=gone.txt"], "no file gone.txt"),
     ],
 )

@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "given_model": {"config", "environment", "errors", "export"},
     "model_files": {"config", "errors", "given_model", "progress", "text", "weights"},
+    "adapters": {"config", "errors", "model_files", "weights"},
     "generation": {"backends", "config", "errors"},
     "verification": {
         *("backends", "config", "errors", "export", "model_files", "progress", "weights"),
@@ -57,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "shares": {"backends", "config", "generation", "report"},
     "session": {
-        *("offline", "backends", "config", "environment", "errors", "generation"),
+        *("adapters", "offline", "backends", "config", "environment", "errors", "generation"),
         *("model_files", "progress", "text", "weights"),
     },
     "run_modes": {

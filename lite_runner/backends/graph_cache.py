@@ -24,6 +24,7 @@ from lite_runner.weights.source import cache_dir
 
 if TYPE_CHECKING:
     from lite_runner.backends.online import OnlineOptions
+    from lite_runner.models.lora import LoraSize
 
 SEAL = ".sha256"
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -40,13 +41,20 @@ class GraphCache:
     gets a folder (a run has one), and it must compile its graphs in an order that never varies.
     """
 
-    def __init__(self, config: ModelConfig, options: OnlineOptions, length: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: OnlineOptions,
+        length: int,
+        adapters: LoraSize | None = None,
+    ) -> None:
         global _claimed
         described = {
             "model": asdict(config),
             "shapes": [options.slots, length, options.use_past],
             "placed": [options.dtype, options.device],
             "ranks": [*astuple(options.ranks), options.vocab_parallel],
+            "adapters": adapters and [adapters.places, adapters.rank, sorted(adapters.targets)],
             "mindspore": ms.__version__,
             "code": sha256_of(*COMPILED_FROM),
             "network": REGISTERED.get(config.family),

@@ -8,8 +8,8 @@ prefilled alone, so what stands beside it cannot change its logits.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import mindspore as ms
@@ -18,6 +18,7 @@ from mindspore import Tensor, nn, ops
 from numpy.typing import NDArray
 
 from lite_runner import progress
+from lite_runner.backends.adapter_pool import AdapterPool, pool_size
 from lite_runner.backends.base import Row
 from lite_runner.backends.collectives import tensor_parallel
 from lite_runner.backends.graph_cache import GraphCache
@@ -26,8 +27,9 @@ from lite_runner.config.model import ModelConfig
 from lite_runner.config.ranks import Ranks, local_model
 from lite_runner.errors import EnvironmentFault
 from lite_runner.models.layers import BuildOptions, CacheSize, Weights
-from lite_runner.models.networks import NETWORKS, Decode, Prefill
+from lite_runner.models.networks import NETWORKS, Decode, LoraDecode, LoraPrefill, Prefill
 from lite_runner.signals import deferred
+from lite_runner.weights.adapter import Adapter
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class OnlineOptions:
     use_past: bool = True  # False: no cache, every step computes the whole row anew
     ranks: Ranks = Ranks()  # noqa: RUF009  (frozen)
     vocab_parallel: bool = True  # several ranks: the embedding and the head are cut too
+    loaded_adapters: int = 0  # of the adapters, how many are on the device at a time
 
 
 class OnlineBackend:
@@ -59,8 +62,10 @@ class OnlineBackend:
         config: ModelConfig,
         weights: Weights,
         options: OnlineOptions,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
-        """`config` is the whole model's, `weights` give this rank's pieces.
+        """`config` is the whole model's, `weights` give this rank's pieces, as do `adapters`:
+        a row's adapter is one of these, counted from 1.
 
         Several ranks must have met before: see `lite_runner.backends.collectives`.
         """
@@ -73,10 +78,12 @@ class OnlineBackend:
         self.compile_s = 0.0  # so far; a part of the forward that it happened in
         size = CacheSize(options.slots, self.max_length) if options.use_past else None
         parallel = tensor_parallel(options.ranks, cut_vocabulary=options.vocab_parallel)
-        build = BuildOptions(size, getattr(ms, options.dtype), parallel)
+        pool = pool_size(adapters, options.loaded_adapters) if adapters else None
+        build = BuildOptions(size, getattr(ms, options.dtype), parallel, pool)
         local = local_model(config, options.ranks.tensor)
         self._network = NETWORKS[config.family](local, weights, build)
-        self._graphs = GraphCache(config, options, self.max_length)
+        self.adapters = AdapterPool(self._network, adapters, pool) if pool else None
+        self._graphs = GraphCache(config, options, self.max_length, pool)
         self._chunk = chunk_length(local.num_heads, self.max_length)
         self._compiled: dict[str, nn.Cell] = {}
         self._history: dict[int, NDArray[np.int32]] = {}  # use_past=False: tokens of each slot
@@ -102,9 +109,12 @@ class OnlineBackend:
             if self._use_past and row.position > 0 and len(row.tokens) == 1:
                 decoded.append(index)
             else:
-                logits[index] = self._prefill(row)
+                with self._timed([row]):
+                    logits[index] = self._prefill(row)
         if decoded:
-            logits[decoded] = self._decode([rows[index] for index in decoded])
+            together = [rows[index] for index in decoded]
+            with self._timed(together):
+                logits[decoded] = self._decode(together)
         return logits
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -132,6 +142,15 @@ class OnlineBackend:
         self._history.clear()
         self._network = None
 
+    @contextmanager
+    def _timed(self, rows: Sequence[Row]) -> Iterator[None]:
+        """Count the time of a step, without compiling, for the adapters of its rows."""
+        began, compiled = time.perf_counter(), self.compile_s
+        yield
+        if self.adapters is not None:
+            seconds = time.perf_counter() - began - (self.compile_s - compiled)
+            self.adapters.spent(seconds, [row.adapter for row in rows])
+
     def _prefill(self, row: Row) -> NDArray[np.float32]:
         tokens, position = row.tokens, row.position
         if not self._use_past:
@@ -143,7 +162,10 @@ class OnlineBackend:
         logits: NDArray[np.float32]
         for start in range(0, len(tokens), step):
             piece = tokens[None, start : start + step]
-            logits = self._run("prefill", piece, [position + start], [length], [row.slot])[0]
+            inputs = [piece, [position + start], [length], [row.slot]]
+            if self.adapters is not None:
+                inputs.append(self.adapters.places_of([row.adapter]))
+            logits = self._run("prefill", *inputs)[0]
         return logits
 
     def _decode(self, rows: Sequence[Row]) -> NDArray[np.float32]:
@@ -152,7 +174,12 @@ class OnlineBackend:
         position = np.full(self.slots, self.max_length - 1, np.int32)  # the scratch place
         tokens[slots, 0] = [row.tokens[0] for row in rows]
         position[slots] = [row.position for row in rows]
-        logits = self._run("decode", tokens, position)
+        inputs = [tokens, position]
+        if self.adapters is not None:
+            place = np.full(self.slots, self.adapters.places, np.int32)
+            place[slots] = self.adapters.places_of([row.adapter for row in rows])
+            inputs.append(place)
+        logits = self._run("decode", *inputs)
         return logits if slots == list(range(self.slots)) else logits[slots]
 
     def _run(self, kind: str, *arrays: object) -> NDArray[np.float32]:
@@ -170,13 +197,15 @@ class OnlineBackend:
         one = Tensor(np.zeros(1, np.int32))
         graph: nn.Cell
         if kind == "prefill":
-            graph = Prefill(self._network)
-            graph.set_inputs(Tensor(shape=[1, None], dtype=ms.int32), one, one, one)
-            inputs = [Tensor(np.zeros((1, 2), np.int32)), one, one, one]
+            ones = [one] * (3 if self.adapters is None else 4)
+            graph = (Prefill if self.adapters is None else LoraPrefill)(self._network)
+            graph.set_inputs(Tensor(shape=[1, None], dtype=ms.int32), *ones)
+            inputs = [Tensor(np.zeros((1, 2), np.int32)), *ones]
         else:
-            graph = Decode(self._network)
-            shape = (self.slots, 1)
-            inputs = [Tensor(np.zeros(shape, np.int32)), Tensor(np.zeros(self.slots, np.int32))]
+            graph = (Decode if self.adapters is None else LoraDecode)(self._network)
+            each = Tensor(np.zeros(self.slots, np.int32))
+            each_row = [each] * (1 if self.adapters is None else 2)
+            inputs = [Tensor(np.zeros((self.slots, 1), np.int32)), *each_row]
         graph.set_train(False)
         with self._graphs.entry() as cached:
             shown = nullcontext() if cached else progress.step(f"compile the {kind} graph")

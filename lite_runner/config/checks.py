@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 from lite_runner.config.cluster import cluster_faults
 from lite_runner.config.fields import Fault, fault, show
@@ -16,7 +17,9 @@ from lite_runner.config.model import ModelConfig
 from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.parallel import division_faults, parallel_faults
 from lite_runner.config.prompts import prompt_file
+from lite_runner.config.requests import request_faults
 from lite_runner.config.schema import (
+    AdapterFormat,
     AutoSettings,
     LayerNormSettings,
     LlamaSettings,
@@ -32,6 +35,7 @@ _GENERATION = (
 _ONLY_IN = {  # keys that one or two run modes have
     "convert_format": ("convert",),
     "convert_output": ("convert",),
+    "merge": ("convert",),
     "export_output": ("export",),
     "shard_output": ("shard",),
     "shard_format": ("shard",),
@@ -52,8 +56,9 @@ def run_faults(config: RunConfig) -> Iterator[Fault]:
     """Everything that stands against this run, as far as the config shows it."""
     yield from _unavailable(config)
     yield from _model(config)
-    if config.run_mode == "predict":
+    if config.predicts:
         yield from _prompts(config)
+        yield from request_faults(config)
         yield from _sampling(config)
         yield from _beams(config)
         yield from _lengths(config)
@@ -61,6 +66,7 @@ def run_faults(config: RunConfig) -> Iterator[Fault]:
         yield from _convert(config)
     if config.run_mode == "export":
         yield from _no_predicting(config)
+    yield from _adapters(config)
     yield from _shards(config)
     yield from offline_faults(config)
     yield from ge_faults(config)
@@ -110,10 +116,7 @@ def fits_model(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
 
 def _unavailable(config: RunConfig) -> Iterator[Fault]:
     """What is planned and named, but not built: refused, never ignored."""
-    if config.run_mode == "slora":
-        yield fault("run_mode", f"run_mode={config.run_mode} is not available yet")
     asked = {
-        "adapter_id": config.adapter_id,
         "parallel.strategy_ckpt_save_file": not config.use_parallel
         and config.parallel.strategy_ckpt_save_file,
     }
@@ -142,8 +145,10 @@ def _model(config: RunConfig) -> Iterator[Fault]:
         )
     # An exported model has its weights in it.
     infer = config.infer
-    given = config.run_mode == "predict" and (infer.model_dir or infer.prefill_model_path)
-    if not config.checkpoint_source and not given:
+    given = config.predicts and (infer.model_dir or infer.prefill_model_path)
+    # Adapters are converted by the model's sizes alone.
+    alone = config.convert_format in get_args(AdapterFormat) and settings.type != "auto"
+    if not config.checkpoint_source and not given and not alone:
         which = "model=auto" if settings.type == "auto" else f"model={config.model_name}"
         yield fault(
             ("load_checkpoint", "model"),
@@ -326,12 +331,45 @@ def _convert(config: RunConfig) -> Iterator[Fault]:
     yield from _no_predicting(config)
 
 
+def _adapters(config: RunConfig) -> Iterator[Fault]:
+    """LoRA adapters: where they are, and what a conversion makes of them."""
+    path, form = config.adapter_path, config.convert_format
+    if config.run_mode == "shard" and path:
+        yield fault("adapter_path", f"adapter_path={path} has no meaning with run_mode=shard")
+    for key in ("adapter_id", "adapter_root"):
+        if getattr(config, key) and not path:
+            yield fault((key, "adapter_path"), f"{key} needs adapter_path=lora_adapter.json")
+    if isinstance(config.adapter_id, tuple) and not config.predicts:
+        got = show(config.adapter_id)
+        yield fault("adapter_id", f"adapter_id: got {got}, expected the name of one adapter")
+    if config.run_mode != "convert":
+        return
+    keys = ("convert_format", "merge", "adapter_path")
+    if config.merge and not path:
+        yield fault(keys, "merge=true needs adapter_path=, the adapter to merge")
+    elif form in get_args(AdapterFormat):
+        if config.merge:
+            yield fault(
+                keys,
+                f"convert_format={form} is of adapters; merge=true writes a checkpoint: ckpt,"
+                " safetensors or huggingface",
+            )
+        elif not path:
+            yield fault(keys, f"convert_format={form} needs adapter_path=, the adapters to convert")
+    elif path and not config.merge:
+        yield fault(
+            keys,
+            f"convert_format={form} with adapter_path=: expected peft or mindformers to convert"
+            " adapters, or merge=true to merge one into the checkpoint",
+        )
+
+
 def _shards(config: RunConfig) -> Iterator[Fault]:
     """Checkpoints that are cut for many ranks: made, and read."""
     sharding = config.run_mode == "shard"
     if config.only_save_strategy and not sharding:
         yield fault("only_save_strategy", "only_save_strategy=true needs run_mode=shard")
-    if config.run_mode not in ("shard", "predict") or config.backend == "mslite":
+    if not (sharding or config.predicts) or config.backend == "mslite":
         for key in ("src_strategy_path_or_dir", "auto_trans_ckpt"):
             if value := getattr(config, key):
                 yield fault(
@@ -392,6 +430,8 @@ def _places(config: RunConfig) -> Iterator[Fault]:
     places = {
         "output_dir": config.output_dir,
         "load_checkpoint": config.load_checkpoint,
+        "adapter_path": config.adapter_path,
+        "adapter_root": config.adapter_root,
         "convert_output": config.convert_output,
         "export_output": config.export_output,
         "shard_output": config.shard_output,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from lite_runner.config.fields import accepts
 
@@ -43,7 +43,7 @@ def value_of(text: str, annotation: Any) -> Any:
         if text == "null" and accepts(annotation, types.NoneType):
             return None
         listed = accepts(annotation, tuple) and text.startswith("[") and text.endswith("]")
-        texts = _list_of_texts(text) if listed else None
+        texts = _list_of_texts(text, null=_takes_null(annotation)) if listed else None
         return text if texts is None else texts
     override = _parse(text)
     if override.is_sweep_override():
@@ -51,12 +51,19 @@ def value_of(text: str, annotation: Any) -> Any:
     return override.value()
 
 
-def _list_of_texts(text: str) -> list[str] | None:
+def _takes_null(annotation: Any) -> bool:
+    """Whether null may stand in the list that an annotation takes."""
+    lists = (member for member in get_args(annotation) if get_origin(member) is tuple)
+    return any(accepts(get_args(one)[0], types.NoneType) for one in lists)
+
+
+def _list_of_texts(text: str, *, null: bool) -> list[str | None] | None:
     try:
         value = _parse(text).value()
     except ValueError:
         return None
-    if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+    kinds = (str, types.NoneType) if null else str
+    if isinstance(value, list) and all(isinstance(entry, kinds) for entry in value):
         return value
     return None
 

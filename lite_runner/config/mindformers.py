@@ -89,7 +89,6 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "model.model_config.mlp_concat": (False, None),
     "model.model_config.qkv_concat": (False, None),
     "model.model_config.quant": ("", None),
-    "model.model_config.pet_config.adapter_path": ("", None),
     "model.model_config.pet_config.pet_type": ("slora", "", None),
 }
 _ACTIVATIONS = {"LlamaConfig": "silu", "BloomConfig": "gelu", "GPT2Config": "gelu"}
@@ -251,6 +250,10 @@ def _translate_model(
     if expected and settings.get("hidden_act") not in (None, expected):
         got = show(settings["hidden_act"])
         result.faults.append(f"{prefix}hidden_act: got {got}, expected {expected}")
+    adapters = at(settings, "pet_config.adapter_path")
+    if adapters not in ("", None):
+        result.assignments["adapter_path"] = adapters
+        result.ignored.remove(f"{prefix}pet_config")  # the rest of it each adapter says itself
     # A model's name is MindFormers' way to say: its usual weights. Ours are in conf/.
     source = settings.get("checkpoint_name_or_path")
     if source in ("", None) or (isinstance(source, str) and source in models):

@@ -43,7 +43,7 @@ def offline_faults(config: RunConfig) -> Iterator[Fault]:
         yield fault("infer.model_dir", "infer.model_dir is read; give export_output=FOLDER")
     yield from _engine(config)
     yield from _given_model(config)
-    if _sampled(config) and config.run_mode == "predict":
+    if _sampled(config) and config.predicts:
         for asked in more_than_greedy(config.generation()):
             yield fault(
                 "model.model_config.is_sample_acceleration",

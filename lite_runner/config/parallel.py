@@ -32,12 +32,12 @@ def parallel_faults(config: RunConfig) -> Iterator[Fault]:
                 " use_parallel=true",
             )
         return
-    if config.run_mode not in ("predict", "shard"):
+    if config.run_mode != "shard" and not config.predicts:
         yield Fault(
             ("parallel", "use_parallel", "run_mode"),
             f"use_parallel=true has no meaning with run_mode={config.run_mode}",
         )
-    if config.run_mode == "predict":
+    if config.predicts:
         if config.backend != "ms":
             yield Fault(
                 ("parallel", "use_parallel", "backend"),

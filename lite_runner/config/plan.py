@@ -20,10 +20,11 @@ class Memory:
 
     weights: int
     cache: int  # keys and values of all slots
+    adapters: int = 0  # those that are loaded at a time
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache
+        return self.weights + self.cache + self.adapters
 
 
 def parameter_count(model: ModelConfig) -> int:
@@ -97,7 +98,9 @@ def check_memory(need: Memory, free: int) -> None:
     if need.total > free:
         raise EnvironmentFault(
             f"memory: the weights need {readable(need.weights)} and the cache"
-            f" {readable(need.cache)}, but {readable(free)} is free",
+            f" {readable(need.cache)}"
+            + (f" and the adapters {readable(need.adapters)}" if need.adapters else "")
+            + f", but {readable(free)} is free",
             "a smaller model, predict_batch_size, max_new_tokens or max_length, or a machine"
             " with more memory",
         )

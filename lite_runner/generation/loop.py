@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -43,6 +43,16 @@ class Job(Protocol):
     def slots_in_use(self) -> list[int]: ...
     def finished(self) -> list[int]: ...
     def completions(self) -> list[Completion]: ...
+
+
+class Pool(Protocol):
+    """Adapters, of which only some can be in use at a time."""
+
+    places: int
+
+    def keep(self, adapters: Collection[int]) -> None:
+        """These are in use; none of them makes room for another."""
+        ...
 
 
 def longest_prompt(config: GenerationConfig, max_length: int) -> int:
@@ -81,6 +91,7 @@ def generate(
     config: GenerationConfig,
     *,
     adapters: Sequence[int] | None = None,
+    pool: Pool | None = None,
     first_index: int = 0,
     on_token: OnToken | None = None,
     on_finish: OnFinish | None = None,
@@ -89,7 +100,8 @@ def generate(
 
     There may be more prompts than slots; pass them all in one call, since a prompt's index is
     part of its seed. Where they are a part of a longer list, `first_index` is the first one's
-    place in it. `adapters` is one for each prompt; none: the base model.
+    place in it. `adapters` is one for each prompt; none: the base model. A prompt whose adapter
+    finds no room in the `pool` waits.
     `on_token(prompt, return, token)` sees every new token but eos, and ends the sequence by
     answering true (stop texts); beam search, where no token is sure until the end, never calls
     it. `on_finish(prompt, return)` follows the last token of each completion.
@@ -101,7 +113,7 @@ def generate(
     if config.num_beams > backend.slots:
         raise ConfigError(f"num_beams={config.num_beams}, but there are {backend.slots} slots")
     jobs = list(_jobs(backend, prompts, config, adapters, first_index, on_token))
-    schedule = _Schedule(backend, jobs, on_finish)
+    schedule = _Schedule(backend, jobs, pool, on_finish)
     interrupted = False
     try:
         schedule.run()
@@ -149,11 +161,18 @@ def _new_tokens(prompt_length: int, config: GenerationConfig, max_length: int) -
 
 
 class _Schedule:
-    def __init__(self, backend: Backend, jobs: Sequence[Job], on_finish: OnFinish | None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        jobs: Sequence[Job],
+        pool: Pool | None,
+        on_finish: OnFinish | None,
+    ) -> None:
         self.timing = GenerationTiming()
         self._backend = backend
         self._waiting = deque(jobs)
         self._running: list[Job] = []
+        self._pool = pool
         self._on_finish = on_finish
         self._reported: set[tuple[int, int]] = set()
         self._start = time.perf_counter()
@@ -167,7 +186,14 @@ class _Schedule:
         """The next prompts, in order, as far as there are free slots, and their slots."""
         taken = {slot for job in self._running for slot in job.slots_in_use()}
         free = [slot for slot in range(self._backend.slots) if slot not in taken]
+        in_use = {job.adapter for job in self._running} - {0}
         while self._waiting and self._waiting[0].width <= len(free):
+            together = in_use | {self._waiting[0].adapter} - {0}
+            if self._pool is not None:
+                if len(together) > self._pool.places:
+                    break
+                self._pool.keep(together)
+            in_use = together
             job = self._waiting.popleft()
             slots, free = free[: job.width], free[job.width :]
             yield job, slots

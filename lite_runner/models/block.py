@@ -14,6 +14,7 @@ from lite_runner.models.layers import (
     Linear,
     Weights,
 )
+from lite_runner.models.lora import Lora, Step
 from lite_runner.models.parallel import Combine, summed
 
 
@@ -51,8 +52,24 @@ class GPTBlock(nn.Cell):
         self.gelu = GELU()
         self.down = projection("output.projection", summed(options.parallel))
 
-    def construct(self, x: Tensor, rows: Tensor, bias: Tensor, slot: Tensor | None) -> Tensor:
+        def lora(layers: dict[str, Linear]) -> Lora:
+            widths = {f"{prefix}.{name}.weight": layer.widths for name, layer in layers.items()}
+            return Lora(options.lora, widths, options.dtype)
+
+        qkv = {"dense1": self.q, "dense2": self.k, "dense3": self.v}
+        self.qkv_lora = lora({f"attention.{name}": layer for name, layer in qkv.items()})
+        self.projection_lora = lora({"attention.projection": self.projection})
+        self.up_lora = lora({"output.mapping": self.up})
+        self.down_lora = lora({"output.projection": self.down})
+
+    def construct(
+        self, x: Tensor, rows: Tensor, bias: Tensor, slot: Tensor | None, step: Step | None
+    ) -> Tensor:
         h = self.norm1(x)
-        h = self.attention(self.q(h), self.k(h), self.v(h), rows, bias, slot)
-        x = x + self.projection(h)
-        return x + self.down(self.gelu(self.up(self.norm2(x))))
+        to_q, to_k, to_v = self.qkv_lora(h, step)
+        q, k, v = self.q(h, to_q), self.k(h, to_k), self.v(h, to_v)
+        h = self.attention(q, k, v, rows, bias, slot)
+        x = x + self.projection(h, self.projection_lora(h, step)[0])
+        h = self.norm2(x)
+        h = self.gelu(self.up(h, self.up_lora(h, step)[0]))
+        return x + self.down(h, self.down_lora(h, step)[0])

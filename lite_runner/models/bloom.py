@@ -18,6 +18,7 @@ from lite_runner.models.layers import (
     StepInputs,
     Weights,
 )
+from lite_runner.models.lora import Adapters
 
 
 def alibi_slopes(heads: int) -> NDArray[np.float32]:
@@ -38,7 +39,11 @@ class BloomModel(nn.Cell):
             gamma, beta = weights(f"{name}.gamma"), weights(f"{name}.beta")
             return LayerNorm(gamma, beta, config.norm_eps)
 
-        self.embedding = Embedding(options, weights("embedding.word_embedding.embedding_table"))
+        table = "embedding.word_embedding.embedding_table"
+        self.embedding = Embedding(options, weights(table))
+        shape = (config.vocab_size, config.hidden_size)
+        rows = len(self.embedding.weight)
+        self.adapters = Adapters(options.lora, table, shape, rows, options.dtype)
         self.embedding_norm = norm("embedding.norm")
         if options.parallel is None:
             slopes = alibi_slopes(config.num_heads)
@@ -56,13 +61,21 @@ class BloomModel(nn.Cell):
         self.norm = norm("ln_f")
 
     def construct(
-        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        length: Tensor,
+        slot: Tensor | None,
+        place: Tensor | None = None,
     ) -> Tensor:
-        """tokens [R, T], position and length [R] -> logits [R, vocab]."""
+        """tokens [R, T], position, length and place of the adapter [R] -> logits [R, vocab]."""
         _, rows, bias = self.inputs(tokens, position, length, slot)
-        x = self.embedding_norm(self.embedding(tokens))
+        step = self.adapters(place, tokens, slot)
+        x = self.adapters.embedding(self.embedding(tokens), tokens, step)
+        x = self.embedding_norm(x)
         for block in self.blocks:
-            x = block(x, rows, bias, slot)
+            x = block(x, rows, bias, slot, step)
         if slot is not None:
             x = self.last(x, tokens, position, length)
-        return self.embedding.logits(self.norm(x))
+        x = self.norm(x)
+        return self.embedding.logits(x, self.adapters.head(x, step)[0])

@@ -16,6 +16,7 @@ from lite_runner.models.layers import (
     StepInputs,
     Weights,
 )
+from lite_runner.models.lora import Adapters
 
 
 class GPT2Model(nn.Cell):
@@ -28,6 +29,14 @@ class GPT2Model(nn.Cell):
             return Embedding(options, weights(f"backbone.embedding.{name}.embedding_table"))
 
         self.embedding = take("word_embedding", options)
+        shape = (config.vocab_size, config.hidden_size)
+        self.adapters = Adapters(
+            options.lora,
+            "backbone.embedding.word_embedding.embedding_table",
+            shape,
+            len(self.embedding.weight),
+            options.dtype,
+        )
         # Short, and so whole on every rank.
         self.position_embedding = take("position_embedding", replace(options, parallel=None))
         self.inputs = StepInputs(config.num_heads, config.n_kv_heads, options.cache)
@@ -45,13 +54,21 @@ class GPT2Model(nn.Cell):
         )
 
     def construct(
-        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        length: Tensor,
+        slot: Tensor | None,
+        place: Tensor | None = None,
     ) -> Tensor:
-        """tokens [R, T], position and length [R] -> logits [R, vocab]."""
+        """tokens [R, T], position, length and place of the adapter [R] -> logits [R, vocab]."""
         positions, rows, bias = self.inputs(tokens, position, length, slot)
-        x = self.embedding(tokens) + self.position_embedding(positions)
+        step = self.adapters(place, tokens, slot)
+        x = self.adapters.embedding(self.embedding(tokens), tokens, step)
+        x = x + self.position_embedding(positions)
         for block in self.blocks:
-            x = block(x, rows, bias, slot)
+            x = block(x, rows, bias, slot, step)
         if slot is not None:
             x = self.last(x, tokens, position, length)
-        return self.embedding.logits(self.norm(x))
+        x = self.norm(x)
+        return self.embedding.logits(x, self.adapters.head(x, step)[0])

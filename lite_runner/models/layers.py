@@ -22,6 +22,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from numpy.typing import NDArray
 
+from lite_runner.models.lora import LoraSize
 from lite_runner.models.parallel import Combine, TensorParallel, shared_embedding, shared_logits
 
 MASKED = -1.0e9  # far below any score, yet finite: a row of nothing else stays a number
@@ -44,6 +45,7 @@ class BuildOptions:
     cache: CacheSize | None  # None: every step computes all positions anew (use_past=False)
     dtype: ms.Type  # of weights, cache and matrix products; the rest is float32
     parallel: TensorParallel | None = None  # None: the whole model is here
+    lora: LoraSize | None = None  # None: no adapters
 
     @property
     def weights_by_column(self) -> bool:
@@ -75,6 +77,7 @@ class Linear(nn.Cell):
     ) -> None:
         super().__init__()
         by_column = options.weights_by_column
+        self.widths = (weight.shape[1], weight.shape[0])  # [in, out]
         self.weight = parameter(weight.T if by_column else weight, "weight", options.dtype)
         self.bias = None if bias is None else parameter(bias, "bias")
         self.dtype = options.dtype
@@ -82,8 +85,11 @@ class Linear(nn.Cell):
         self.add = ops.BiasAdd()
         self.combine = combine
 
-    def construct(self, x: Tensor) -> Tensor:
+    def construct(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        """`added` [n, out]: what an adapter makes of x, of this rank's part of it."""
         y = self.matmul(x.astype(self.dtype), self.weight).astype(ms.float32)
+        if added is not None:
+            y = y + added
         if self.combine is not None:
             y = self.combine(y)
         return y if self.bias is None else self.add(y, self.bias)
@@ -107,8 +113,10 @@ class Embedding(nn.Cell):
             return self.shared(self.weight, indices.reshape(-1))
         return self.gather(self.weight, indices.reshape(-1), 0).astype(ms.float32)
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor, added: Tensor | None = None) -> Tensor:
         y = self.matmul(x.astype(self.dtype), self.weight).astype(ms.float32)
+        if added is not None:
+            y = y + added
         return y if self.whole is None else self.whole(y)
 
 

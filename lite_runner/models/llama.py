@@ -18,6 +18,7 @@ from lite_runner.models.layers import (
     StepInputs,
     Weights,
 )
+from lite_runner.models.lora import Adapters, Lora, Step
 from lite_runner.models.parallel import Combine, shared_logits, summed
 
 
@@ -95,6 +96,16 @@ class LlamaBlock(nn.Cell):
         self.w3 = linear("feed_forward.w3")  # up
         self.side_by_side, self.swap = ops.Concat(1), ops.Concat(2)
 
+        def lora(layers: dict[str, Linear]) -> Lora:
+            widths = {f"{prefix}.{name}.weight": layer.widths for name, layer in layers.items()}
+            return Lora(options.lora, widths, options.dtype)
+
+        qkv = {"wq": self.wq, "wk": self.wk, "wv": self.wv}
+        self.qkv_lora = lora({f"attention.{name}": layer for name, layer in qkv.items()})
+        self.wo_lora = lora({"attention.wo": self.wo})
+        self.up_lora = lora({"feed_forward.w1": self.w1, "feed_forward.w3": self.w3})
+        self.down_lora = lora({"feed_forward.w2": self.w2})
+
     def construct(
         self,
         x: Tensor,
@@ -103,12 +114,17 @@ class LlamaBlock(nn.Cell):
         rows: Tensor,
         bias: Tensor,
         slot: Tensor | None,
+        step: Step | None,
     ) -> Tensor:
         h = self.attention_norm(x)
-        q, k = self.rotated(self.wq(h), self.wk(h), cos, sin)
-        x = x + self.wo(self.attention(q, k, self.wv(h), rows, bias, slot))
+        to_q, to_k, to_v = self.qkv_lora(h, step)
+        q, k = self.rotated(self.wq(h, to_q), self.wk(h, to_k), cos, sin)
+        h = self.attention(q, k, self.wv(h, to_v), rows, bias, slot)
+        x = x + self.wo(h, self.wo_lora(h, step)[0])
         h = self.ffn_norm(x)
-        return x + self.w2(ops.silu(self.w1(h)) * self.w3(h))
+        to_gate, to_up = self.up_lora(h, step)
+        h = ops.silu(self.w1(h, to_gate)) * self.w3(h, to_up)
+        return x + self.w2(h, self.down_lora(h, step)[0])
 
     def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Rotary positions on queries and keys in one go; sin's first half is negated."""
@@ -125,7 +141,8 @@ class LlamaModel(nn.Cell):
     def __init__(self, config: ModelConfig, weights: Weights, options: BuildOptions) -> None:
         super().__init__()
         cache = options.cache
-        self.embedding = Embedding(options, weights("model.tok_embeddings.embedding_weight"))
+        table = "model.tok_embeddings.embedding_weight"
+        self.embedding = Embedding(options, weights(table))
         self.inputs = StepInputs(config.num_heads, config.n_kv_heads, cache)
         self.rotary = Rotary(config, config.seq_length if cache is None else cache.length)
         self.last = LastToken()
@@ -141,17 +158,27 @@ class LlamaModel(nn.Cell):
             weight = weights("lm_head.weight")
             whole = shared_logits(options.parallel, len(weight))
             self.head = Linear(options, weight, combine=whole)
+        shape = (config.vocab_size, config.hidden_size)
+        rows = len(self.embedding.weight) if self.head is None else self.head.widths[1]
+        self.adapters = Adapters(options.lora, table, shape, rows, options.dtype)
 
     def construct(
-        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        length: Tensor,
+        slot: Tensor | None,
+        place: Tensor | None = None,
     ) -> Tensor:
-        """tokens [R, T], position [R], length [R] -> logits [R, vocab]."""
+        """tokens [R, T], position, length and place of the adapter [R] -> logits [R, vocab]."""
         positions, rows, bias = self.inputs(tokens, position, length, slot)
         cos, sin = self.rotary(positions, length)
-        x = self.embedding(tokens)
+        step = self.adapters(place, tokens, slot)
+        x = self.adapters.embedding(self.embedding(tokens), tokens, step)
         for block in self.blocks:
-            x = block(x, cos, sin, rows, bias, slot)
+            x = block(x, cos, sin, rows, bias, slot, step)
         if slot is not None:
             x = self.last(x, tokens, position, length)
         x = self.norm(x)
-        return self.embedding.logits(x) if self.head is None else self.head(x)
+        added = self.adapters.head(x, step)[0]
+        return self.embedding.logits(x, added) if self.head is None else self.head(x, added)

@@ -42,3 +42,27 @@ class Decode(nn.Cell):
 
     def construct(self, tokens: Tensor, position: Tensor) -> Tensor:
         return self.network(tokens, position, position + 1, None)
+
+
+class LoraPrefill(nn.Cell):
+    """Prefill of one row, by the adapter at its place of the pool [1]."""
+
+    def __init__(self, network: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(
+        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor, place: Tensor
+    ) -> Tensor:
+        return self.network(tokens, position, length, slot, place)
+
+
+class LoraDecode(nn.Cell):
+    """Decode, every slot by the adapter at its place of the pool [slots]."""
+
+    def __init__(self, network: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, tokens: Tensor, position: Tensor, place: Tensor) -> Tensor:
+        return self.network(tokens, position, position + 1, None, place)

@@ -16,7 +16,7 @@ DEFAULT_LENGTH = 512  # positions of a layout that fixes them
 def run(config: RunConfig, folder: RunFolder) -> None:
     """Write the artifact. Raises RunnerError; nothing half-written gets the final name."""
     began = time.perf_counter()
-    files = model_files.locate(config)
+    files = model_files.with_adapter(model_files.locate(config), config)
     tokenizer = model_files.tokenizer_of(config, files)
     length = config.infer.infer_seq_length or min(DEFAULT_LENGTH, files.model.seq_length)
     want = offline.wanted(config, files.model.family, config.predict_batch_size or 1, length)

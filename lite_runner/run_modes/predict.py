@@ -1,4 +1,4 @@
-"""run_mode=predict: prompts in, completions out, streamed as they come."""
+"""run_mode=predict and slora: prompts in, completions out, streamed as they come."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from lite_runner import environment, model_files, progress
 from lite_runner.backends.base import Backend
 from lite_runner.config.ge import ge_config, render
 from lite_runner.config.plan import plan
-from lite_runner.config.prompts import read_prompts
 from lite_runner.config.ranks import Ranks
+from lite_runner.config.requests import read_requests
 from lite_runner.config.scaling import ranks_plan
 from lite_runner.config.schema import RunConfig
 from lite_runner.generation import Completion, generate
-from lite_runner.report import Result, RowResult, RunFolder
+from lite_runner.report import AdapterReport, AdapterUse, Result, RowResult, RunFolder
 from lite_runner.session import (
     Job,
     load,
@@ -32,6 +33,9 @@ from lite_runner.shares import Share, gather, wait_for_all
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.text.transcript import Transcript
 
+if TYPE_CHECKING:
+    from lite_runner.backends.adapter_pool import AdapterPool
+
 SPEED_SHOWN_S = 0.5
 
 
@@ -44,10 +48,10 @@ def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> Non
     ranks = ranks or Ranks()
     began = time.perf_counter()
     device = environment.resolve_device(config.context.device_target)
-    prompts = read_prompts(config)
+    prompts, names = read_requests(config)
     files = model_files.locate(config)
     tokenizer = model_files.tokenizer_of(config, files)
-    job = prepare(config, files, tokenizer, prompts)
+    job = prepare(config, files, tokenizer, prompts, names)
     config = with_backend(with_ge_file(config, folder), files, job)
     job = share(config, job, ranks)
     mine, engine, interrupted = Share(), "", False
@@ -76,6 +80,7 @@ def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> Non
         world_size=ranks.size,
         load_checkpoint=files.source,
         results=whole.rows,
+        adapters=whole.adapters,
         timing=whole.timing(),
         peak_rss_mib=whole.peak_rss_mib,
     )
@@ -95,12 +100,15 @@ def _complete(
     prepare_s = backend.compile_s
     total = len(job.tokens) * job.generation.num_return_sequences
     counted = progress.step("generate", total, "texts") if total > 1 else nullcontext()
+    pool = pool_of(backend, job)
     with counted as step:
         printer = Printer(tokenizer, job, config.stream, step)
         outcome = generate(
             backend,
             job.tokens,
             job.generation,
+            adapters=None if job.adapters is None else job.adapters.of_prompts,
+            pool=pool,
             first_index=job.first,
             on_token=printer.on_token,
             on_finish=printer.on_finish,
@@ -113,6 +121,7 @@ def _complete(
             prompt_tokens=len(job.tokens[completion.prompt_index - job.first]),
             generated_tokens=len(completion.token_ids),
             finish_reason=completion.finish_reason,
+            adapter=job.adapter_name(completion.prompt_index),
         )
         for completion, text in zip(
             outcome.completions, printer.texts(outcome.completions), strict=True
@@ -126,8 +135,42 @@ def _complete(
         load_s=load_s,
         compile_s=backend.compile_s,
         prepare_s=prepare_s,
+        adapters=adapter_report(job, rows, pool),
     )
     return done, outcome.interrupted
+
+
+def pool_of(backend: Backend, job: Job) -> AdapterPool | None:
+    """Where the backend has its adapters; None for the base model alone."""
+    if job.adapters is None:
+        return None
+    from lite_runner.backends.online import OnlineBackend
+
+    assert isinstance(backend, OnlineBackend)  # the only one that has them, which checks saw to
+    return backend.adapters
+
+
+def adapter_report(
+    job: Job, rows: Sequence[RowResult], pool: AdapterPool | None
+) -> AdapterReport | None:
+    """What was done with each adapter; None for a run without."""
+    if job.adapters is None:
+        return None
+    names = [None, *(adapter.name for adapter in job.adapters.adapters)]
+    modules = [0, *(len(adapter.pairs) for adapter in job.adapters.adapters)]
+    used = {}
+    for number, name in enumerate(names):
+        mine = [row for row in rows if row.adapter == name]
+        used[name or "base"] = AdapterUse(
+            modules=modules[number],
+            prompts=job.adapters.of_prompts.count(number),
+            prompt_tokens=sum(row.prompt_tokens for row in mine),
+            generated_tokens=sum(row.generated_tokens for row in mine),
+            seconds=pool.seconds[number] if pool is not None else 0.0,
+        )
+    if pool is None:
+        return AdapterReport(0, 0, 0, used)
+    return AdapterReport(pool.places, pool.nbytes, pool.loads, used)
 
 
 def with_ge_file(config: RunConfig, folder: RunFolder) -> RunConfig:
@@ -143,7 +186,7 @@ def dry_run(config: RunConfig) -> None:
     """Print the plan. Nothing is fetched, so prompts are counted by their bytes: no token of
     theirs is shorter."""
     device = environment.resolve_device(config.context.device_target)
-    prompts = read_prompts(config)
+    prompts, _ = read_requests(config)
     model = config.model_config() or model_files.locate(config).model
     generation = config.generation(model)
     longest = max((len(prompt.encode()) for prompt in prompts), default=1)

@@ -26,7 +26,11 @@ from lite_runner.weights.hugging_face import (
     shapes_in_files,
 )
 from lite_runner.weights.layouts import check_tensors, expected_tensors
-from lite_runner.weights.safetensors_file import looks_like_safetensors, open_safetensors
+from lite_runner.weights.safetensors_file import (
+    looks_like_safetensors,
+    no_duplicates,
+    open_safetensors,
+)
 from lite_runner.weights.shard_manifest import rank_folders, shards_model
 from lite_runner.weights.tensor import LazyTensor
 
@@ -55,7 +59,7 @@ def open_checkpoint(path: Path, config: ModelConfig) -> dict[str, LazyTensor]:
         return from_gguf(open_gguf(file), config)
     if looks_like_safetensors(file):
         return _named(open_safetensors(file, carries_no_weights), config, str(file))
-    _refuse_pickle(file)
+    refuse_pickle(file)
     # A damaged file keeps its suffix: its own reader says best what is wrong with it.
     if file.suffix == ".safetensors":
         return _named(open_safetensors(file), config, str(file))
@@ -108,7 +112,7 @@ def _file_in(path: Path) -> Path:
         )
     for item in sorted(path.iterdir()):
         if item.suffix in PICKLES:
-            _refuse_pickle(item)
+            refuse_pickle(item)
     raise ArtifactError(
         f"{path}: the folder holds no checkpoint, expected model.safetensors, {INDEX}, "
         "or one .safetensors, .ckpt or .gguf file",
@@ -116,7 +120,8 @@ def _file_in(path: Path) -> Path:
     )
 
 
-def _refuse_pickle(file: Path) -> None:
+def refuse_pickle(file: Path) -> None:
+    """Raise ArtifactError where a file is a pickle, by its name or its first bytes."""
     start = first_bytes(file, 4)
     # A zip archive is what torch.save writes; 0x80 opens a pickle.
     if file.suffix in PICKLES or start == b"PK\x03\x04" or start[:1] == b"\x80":
@@ -188,7 +193,8 @@ def read_json(path: Path) -> dict[str, Any]:
         size = path.stat().st_size
         if size > MAX_JSON:
             raise ArtifactError(f"{path}: {size:,} bytes, at most {MAX_JSON:,} expected")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text, object_pairs_hook=no_duplicates)
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(content, dict):

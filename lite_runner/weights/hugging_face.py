@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,11 +155,28 @@ def _from_file(parameter: Parameter, tensor: LazyTensor, config: ModelConfig) ->
     part = parameter.part
 
     def split(array: NDArray[Any]) -> NDArray[Any]:
-        if config.family == "bloom":
-            return array.reshape(config.num_heads, 3, -1, *array.shape[1:])[:, part]
-        return np.split(array.T if conv1d else array, 3)[part]
+        return part_of_rows(array.T if conv1d else array, part, config)
 
     return derived(tensor, parameter.shape, split)
+
+
+def part_of_rows(fused: NDArray[Any], part: int, config: ModelConfig) -> NDArray[Any]:
+    """q, k or v (`part` 0, 1, 2) out of the rows [3 * heads * head_dim, ...] that fuse them."""
+    if config.family != "bloom":
+        return np.split(fused, 3)[part]
+    rest = fused.shape[1:]
+    heads = fused.reshape(config.num_heads, 3, config.head_dim, *rest)
+    rows: NDArray[Any] = heads[:, part].reshape(-1, *rest)
+    return rows
+
+
+def fused_rows(parts: Sequence[NDArray[Any]], config: ModelConfig) -> NDArray[Any]:
+    """The rows of q, k and v [heads * head_dim, ...] as one [3 * heads * head_dim, ...]."""
+    if config.family != "bloom":
+        return np.concatenate(parts)
+    heads = [a.reshape(config.num_heads, config.head_dim, *a.shape[1:]) for a in parts]
+    rows: NDArray[Any] = np.stack(heads, axis=1).reshape(-1, *parts[0].shape[1:])
+    return rows
 
 
 def to_hugging_face(
@@ -182,13 +199,8 @@ def _to_file(
         return held[0] if conv1d == (first.layout == "in_out") else transposed(held[0])
 
     def join() -> NDArray[Any]:
-        arrays = [tensor.read() for tensor in held]
-        if config.family == "bloom":
-            heads = [a.reshape(config.num_heads, config.head_dim, *a.shape[1:]) for a in arrays]
-            rows = np.stack(heads, axis=1)
-        else:
-            rows = np.concatenate(arrays)
-        return np.ascontiguousarray(rows.T if conv1d else rows).reshape(shape)
+        rows = fused_rows([tensor.read() for tensor in held], config)
+        return np.ascontiguousarray(rows.T if conv1d else rows)
 
     shape = _shape_in_file(first, config)
     dtypes = {tensor.dtype for tensor in held}

@@ -99,7 +99,7 @@ def _read_header(path: Path, data: NDArray[np.uint8]) -> tuple[int, dict[str, An
         )
     try:
         text = data[8 : 8 + length].tobytes().decode("utf-8")
-        header = json.loads(text, object_pairs_hook=_no_duplicates)
+        header = json.loads(text, object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError, JSONDecodeError included
         raise _broken(path, f"the header is not valid JSON ({error})") from error
     if not isinstance(header, dict):
@@ -107,7 +107,8 @@ def _read_header(path: Path, data: NDArray[np.uint8]) -> tuple[int, dict[str, An
     return 8 + length, header
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """object_pairs_hook of json.loads: ValueError for a key that an object has twice."""
     result = dict(pairs)
     if len(result) != len(pairs):
         seen: set[str] = set()

@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from lite_runner.config.hf import hf_from_model_config
 from lite_runner.config.model import ModelConfig
 from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.weights.adapter import Adapter
 from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.ckpt_file import write_ckpt
 from lite_runner.weights.files import atomic_write, make_folder, sync_folder
 from lite_runner.weights.hugging_face import INDEX, TOKENIZER_FILES, to_hugging_face
+from lite_runner.weights.merge import merged, merged_model
 from lite_runner.weights.safetensors_file import write_safetensors
 from lite_runner.weights.tensor import LazyTensor
 
@@ -36,19 +38,24 @@ def convert(
     *,
     overwrite: bool = False,
     tokenizer: Mapping[str, str] | None = None,
+    adapter: Adapter | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Write the checkpoint `source` of the model `config` to `target`, with the same bits.
 
     "ckpt" and "safetensors" write one file with MindFormers' names, "huggingface" a folder with
     model.safetensors, config.json and the tokenizer: the files `tokenizer` (text by name), else
-    those found beside the source. Quantized tensors become F32. `target` is complete or untouched.
+    those found beside the source. Quantized tensors become F32. An `adapter` is merged into the
+    weights, which keep their type. `target` is complete or untouched.
 
     Raises ConfigError for a target that exists (without `overwrite`) or has the wrong suffix,
     ArtifactError for the source, EnvironmentFault where the disk is too small or read-only.
     """
     _check_target(target, format, overwrite)
-    tensors = with_progress(open_checkpoint(source, config), report)
+    tensors: Mapping[str, LazyTensor] = open_checkpoint(source, config)
+    if adapter is not None:
+        tensors, config = merged(tensors, adapter, config), merged_model(config, adapter)
+    tensors = with_progress(tensors, report)
     if format == "ckpt":
         write_ckpt(target, tensors)
     elif format == "safetensors":
@@ -60,7 +67,7 @@ def convert(
         if tokenizer is not None:  # the others would contradict it
             texts |= tokenizer
             copied = tuple(name for name in COPIED_FILES if name not in TOKENIZER_FILES)
-        with _atomic_folder(target) as temporary:
+        with filled_folder(target, {INDEX, *COPIED_FILES}) as temporary:
             theirs = to_hugging_face(tensors, config)
             write_safetensors(temporary / "model.safetensors", theirs, {"format": "pt"})
             for name, text in texts.items():
@@ -71,18 +78,23 @@ def convert(
                     shutil.copyfile(folder / name, temporary / name)
 
 
+def check_folder(target: Path, overwrite: bool) -> None:
+    """Raise ConfigError where `target` is a file, or (without `overwrite`) a folder not empty."""
+    if target.is_file():
+        raise ConfigError(f"{target}: a file, expected a folder to write to")
+    if not overwrite and target.is_dir() and any(target.iterdir()):
+        raise ConfigError(f"{target}: exists already", "choose another name, or overwrite=true")
+
+
 def _check_target(target: Path, format: Format, overwrite: bool) -> None:
     if format not in get_args(Format):
         raise ConfigError(f"format is {format!r}, expected one of {', '.join(get_args(Format))}")
     if format == "huggingface":
-        taken = target.exists() and not (target.is_dir() and not any(target.iterdir()))
-        if target.is_file():
-            raise ConfigError(f"{target}: a file, expected a folder to write a {format} model to")
-    else:
-        taken = target.exists()
-        if target.suffix != f".{format}" or target.is_dir():
-            raise ConfigError(f"{target}: expected the name of a .{format} file to write")
-    if taken and not overwrite:
+        check_folder(target, overwrite)
+        return
+    if target.suffix != f".{format}" or target.is_dir():
+        raise ConfigError(f"{target}: expected the name of a .{format} file to write")
+    if target.exists() and not overwrite:
         raise ConfigError(f"{target}: exists already", "choose another name, or overwrite=true")
 
 
@@ -117,8 +129,11 @@ def _values(tensor: LazyTensor) -> int:
 
 
 @contextlib.contextmanager
-def _atomic_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill, whose files appear in `target` once all of them are written."""
+def filled_folder(target: Path, ours: Set[str]) -> Iterator[Path]:
+    """A folder to fill, whose files appear in `target` once all of them are written.
+
+    Files of `ours` that were in `target` and are not written anew are removed from it.
+    """
     make_folder(target.parent)
     try:
         with tempfile.TemporaryDirectory(
@@ -132,7 +147,7 @@ def _atomic_folder(target: Path) -> Iterator[Path]:
                 for file in written:
                     file.replace(target / file.name)
                 # What is left of another model there would be read together with this one.
-                for stale in {INDEX, *COPIED_FILES} - {file.name for file in written}:
+                for stale in ours - {file.name for file in written}:
                     (target / stale).unlink(missing_ok=True)
             else:
                 temporary.rename(target)

@@ -21,7 +21,7 @@ MODEL = "model.model_config"
     [
         (["run_mode=export"], "predict_data has no meaning with run_mode=export"),
         (["run_mode=shard"], "predict_data has no meaning with run_mode=shard"),
-        (["run_mode=slora"], "run_mode=slora is not available yet"),
+        (["run_mode=slora"], "run_mode=slora needs adapter_path=lora_adapter.json"),
         (["export_output=x"], "export_output has a meaning only with run_mode=export"),
         (
             ["parallel=tp2", "backend=mslite"],
@@ -35,7 +35,7 @@ MODEL = "model.model_config"
         (["parallel_config.model_parallel=2"], "got model_parallel=2 with use_parallel=false"),
         (["parallel=dp2"], "data_parallel: got 2, expected at most the 1 prompt of predict_data"),
         (["parallel=dp2", "predict_batch_size=3"], "got 3, expected a multiple of data_parallel=2"),
-        (["adapter_id=zh"], "adapter_id=zh is not available yet"),
+        (["adapter_id=zh"], "adapter_id needs adapter_path=lora_adapter.json"),
         (
             ["src_strategy_path_or_dir=/s", "backend=mslite"],
             "src_strategy_path_or_dir=/s has a meaning only with run_mode=shard, or",

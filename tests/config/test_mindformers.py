@@ -150,8 +150,8 @@ def test_flags_work_without_a_file(resolve: Resolve, notes: Notes, faults: Fault
         (["auto_trans_ckpt: False", "only_save_strategy: True"], "only_save_strategy=true needs"),
         (["use_past: False", "hidden_act: gelu"], "hidden_act: got 'gelu', expected silu"),
         (
-            ["use_past: False", "pet_config: {pet_type: slora, adapter_path: a.json}"],
-            "pet_config.adapter_path: 'a.json' is not available yet",
+            ["use_past: False", "pet_config: {pet_type: lora, lora_rank: 8}"],
+            "pet_config.pet_type: 'lora' is not available yet",
         ),
         (["multiple_of: 256", "multiple_of: x"], "expected numbers"),
         (["multiple_of: 256", "multiple_of: 0"], "expected numbers"),
@@ -168,6 +168,13 @@ def test_what_is_wrong_in_a_file_is_refused(
     faults: Faults, file: Callable[..., str], replacements: list[str], expected: str
 ) -> None:
     assert expected in faults("--config", file(*replacements), "--predict_data", "hi")
+
+
+def test_the_adapters_of_slora(resolve: Resolve, file: Callable[..., str]) -> None:
+    path = file("use_past: False", "pet_config: {pet_type: slora, adapter_path: a.json}")
+    flags = ["--predict_data", "hi", "--load_checkpoint", "x.ckpt", "--adapter_id", "mine"]
+    config = resolve("--config", path, *flags)
+    assert (config.adapter_path, config.adapter_id) == ("a.json", "mine")
 
 
 def test_a_model_of_ones_own(resolve: Resolve, file: Callable[..., str]) -> None:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from lite_runner.backends.base import Row
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.generation import check_lengths, generate, longest_prompt
@@ -290,3 +292,34 @@ def test_timing_counts_tokens(backend: Backends) -> None:
     empty = generate(backend(), [], config).timing
     assert empty.prefill_tok_s is None and empty.decode_tok_s is None
     assert empty.time_to_first_token_s is None
+
+
+class Pool:
+    """Room for one adapter, or more; remembers the most that had to stay."""
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self.most = 0
+
+    def keep(self, adapters: Collection[int]) -> None:
+        self.most = max(self.most, len(adapters))
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_no_more_adapters_run_together_than_the_pool_holds(backend: Backends, places: int) -> None:
+    prompts = [[number] for number in range(1, 9)]
+    adapters = [1, 0, 2, 1, 3, 3, 0, 2]
+    config = GenerationConfig(max_new_tokens=5, num_return_sequences=2, do_sample=True, seed=1)
+    free = generate(backend(slots=6), prompts, config, adapters=adapters)
+    pool, make = Pool(places), backend(slots=6)
+    together: list[set[int]] = []
+    forward = make.forward
+
+    def watched(rows: Sequence[Row]) -> NDArray[np.float32]:
+        together.append({row.adapter for row in rows} - {0})
+        return forward(rows)
+
+    make.forward = watched
+    bound = generate(make, prompts, config, adapters=adapters, pool=pool)
+    assert texts(bound) == texts(free)
+    assert max(map(len, together)) == pool.most == places

@@ -1,0 +1,180 @@
+"""Decode speed with LoRA adapters against the same without: ours, and peft's `adapter_names`.
+
+    .venv/bin/python benchmarks/slora.py [--peer ".venv-bench/bin/python benchmarks/peer_peft.py"]
+
+SmolLM2-135M in float32, adapters on all seven linear layers with random values. A process holds all
+its cases and steps them in turn, so that what else the machine does falls on all alike; processes
+of ours and the peer's take turns, too. The figure of a case is the median of base / case, step by
+step, and then of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench import make_prompts
+from safetensors.numpy import save_file
+
+from lite_runner import model_files, progress, session
+from lite_runner.adapters import AdapterJob
+from lite_runner.backends.base import Row
+from lite_runner.config.argv import parse
+from lite_runner.config.compose import heads, resolve
+from lite_runner.weights.adapter import open_adapters
+from lite_runner.weights.adapter_sites import sites
+
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PROMPT = 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peer", help="command of benchmarks/peer_peft.py")
+    parser.add_argument("--adapters", type=int, nargs="+", default=[1, 4, 8], help="distinct ones")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[8])
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.job:
+        one_process(json.loads(arguments.job.read_text()))
+        return
+    print(f"load average {os.getloadavg()[0]:.1f}", file=sys.stderr)
+    print("| engine | r | " + " | ".join(f"{n} adapters" for n in arguments.adapters) + " |")
+    print("|---|---|" + "---|" * len(arguments.adapters))
+    for rank in arguments.ranks:
+        with tempfile.TemporaryDirectory() as folder:
+            compare(arguments, rank, Path(folder))
+
+
+def compare(arguments: argparse.Namespace, rank: int, folder: Path) -> None:
+    """Make adapters of one rank, let the engines take turns, and print a row for each."""
+    gguf = write_adapters(folder, max(arguments.adapters), rank)
+    job = {
+        "adapters": str(folder),
+        "gguf": str(gguf),
+        "cases": arguments.adapters,
+        "prompts": make_prompts(arguments.batch, PROMPT),
+        "steps": arguments.steps,
+        "threads": arguments.threads,
+    }
+    file = folder / "job.json"
+    file.write_text(json.dumps(job))
+    commands = [[sys.executable, __file__, "--job", str(file)]]
+    if arguments.peer:
+        commands.append([*shlex.split(arguments.peer), str(file)])
+    found: list[list[dict[str, Any]]] = [[] for _ in commands]
+    for _ in range(arguments.rounds):
+        for results, command in zip(found, commands, strict=True):
+            threads = {"OMP_NUM_THREADS": str(arguments.threads)}
+            done = subprocess.run(command, capture_output=True, text=True, env=os.environ | threads)
+            if done.returncode:
+                sys.exit(
+                    f"{shlex.join(command)} ended in {done.returncode}:\n{done.stderr[-4000:]}"
+                )
+            results.append(json.loads(done.stdout.splitlines()[-1]))
+    for results in found:
+        cells = []
+        for case in map(str, arguments.adapters):
+            ratio = statistics.median(result["ratio"][case] for result in results)
+            step = statistics.median(result["step_ms"][case] for result in results)
+            cells.append(f"{ratio:.2f} ({step:.1f} ms)")
+        base = statistics.median(result["step_ms"]["0"] for result in results)
+        name = f"{results[0]['engine']}, base {base:.1f} ms"
+        print(f"| {name} | {rank} | {' | '.join(cells)} |", flush=True)
+
+
+def write_adapters(folder: Path, count: int, rank: int) -> Path:
+    """Adapters a0, a1, ... as peft writes them, and their listing; gives the base's GGUF."""
+    config, _ = resolve(parse(["model=smollm2_135m", "predict_data=ids"], heads()))
+    files = model_files.locate(config)
+    assert files.path is not None
+    random = np.random.default_rng(rank)
+    for number in range(count):
+        tensors = {}
+        for site in sites(files.model):
+            if site.hugging_face.split(".")[-1] in MODULES:
+                name = f"base_model.model.{site.hugging_face}"
+                a = random.standard_normal((rank, site.width_in)) / site.width_in**0.5
+                b = random.standard_normal((site.width_out, rank)) * 0.1 / rank**0.5
+                tensors[f"{name}.lora_A.weight"] = a.astype(np.float32)
+                tensors[f"{name}.lora_B.weight"] = b.astype(np.float32)
+        (folder / f"a{number}").mkdir()
+        save_file(tensors, folder / f"a{number}" / "adapter_model.safetensors")
+        settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": MODULES}
+        (folder / f"a{number}" / "adapter_config.json").write_text(json.dumps(settings))
+    listing = {f"a{number}": f"a{number}" for number in range(count)}
+    (folder / "lora_adapter.json").write_text(json.dumps(listing))
+    return files.path
+
+
+def one_process(job: dict[str, Any]) -> None:
+    """Ours: a backend a case, stepped in turn; prints one line of JSON."""
+    prompts, steps = job["prompts"], job["steps"]
+    overrides = ["model=smollm2_135m", "predict_data=ids", f"context.threads={job['threads']}"]
+    config, _ = resolve(parse(overrides, heads()))
+    progress.configure(0)
+    files = model_files.locate(config)
+    adapters = list(open_adapters(Path(job["adapters"]), files.model).values())
+    cases: dict[int, Callable[[int], None]] = {}
+    for case in (0, *job["cases"]):
+        numbers = [1 + row % case if case else 0 for row in range(len(prompts))]
+        wanted = AdapterJob(adapters[:case], numbers) if case else None
+        work = session.Job(
+            *((), prompts, config.generation(files.model), len(prompts), PROMPT + steps),
+            adapters=wanted,
+        )
+        backend = session.load(config, files, "CPU", work)
+        backend.prepare()
+        rows = [
+            Row(slot, np.array(ids, np.int32), 0, numbers[slot]) for slot, ids in enumerate(prompts)
+        ]
+        last = backend.forward(rows).argmax(-1)
+
+        def step(
+            position: int, backend: Any = backend, numbers: Any = numbers, last: Any = last
+        ) -> None:
+            last[:] = backend.forward(
+                [
+                    Row(slot, last[slot : slot + 1].astype(np.int32), position, number)
+                    for slot, number in enumerate(numbers)
+                ]
+            ).argmax(-1)
+
+        cases[case] = step
+    report("lite-runner", cases, steps)
+
+
+def report(engine: str, cases: dict[int, Callable[[int], None]], steps: int) -> None:
+    """Step all cases in turn, and print what each took beside the base, case 0."""
+    times: dict[int, list[float]] = {case: [] for case in cases}
+    for number in range(steps):
+        for case, step in cases.items():
+            began = time.perf_counter()
+            step(PROMPT + number)
+            times[case].append(time.perf_counter() - began)
+
+    def ratio(of: Sequence[float]) -> float:
+        return statistics.median(base / one for base, one in zip(times[0], of, strict=True))
+
+    ratios = {str(case): round(ratio(taken), 4) for case, taken in times.items()}
+    step_ms = {str(case): round(1e3 * statistics.median(t), 2) for case, t in times.items()}
+    print(json.dumps({"engine": engine, "ratio": ratios, "step_ms": step_ms}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

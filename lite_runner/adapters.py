@@ -1,0 +1,107 @@
+"""The adapters of a run: which prompt wants which, opened and checked before the base model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lite_runner import model_files
+from lite_runner.config.cluster import ranks_of
+from lite_runner.config.model import ModelConfig
+from lite_runner.config.plan import BYTES_OF
+from lite_runner.config.ranks import Ranks
+from lite_runner.config.schema import DType, RunConfig
+from lite_runner.model_files import ModelFiles
+from lite_runner.weights.adapter import Adapter, check_copies, check_effective
+from lite_runner.weights.adapter_pieces import adapter_pieces
+from lite_runner.weights.adapter_shards import cut_once, is_cut, open_cut
+
+# Below output_dir, not in the run's own folder: the next run finds them.
+CUT_FOLDER = Path("transformed_checkpoint", "slora")
+
+
+@dataclass(frozen=True)
+class AdapterJob:
+    """Every adapter that a prompt wants, in the order of their first prompts."""
+
+    adapters: Sequence[Adapter]
+    of_prompts: Sequence[int]  # which of them, from 1; 0: the base model
+    cut: bool = False  # whether they are the first rank's pieces, cut by an earlier run
+
+    def name(self, prompt: int) -> str | None:
+        """Of a prompt's adapter; None: the base model."""
+        number = self.of_prompts[prompt]
+        return self.adapters[number - 1].name if number else None
+
+    def share(self, first: int, end: int) -> AdapterJob:
+        """The same for some of the prompts."""
+        return replace(self, of_prompts=self.of_prompts[first:end])
+
+    def pool_bytes(self, places: int, dtype: DType) -> int:
+        """Bytes of a pool of `places`, ranks filled up to the largest."""
+        widths = {
+            name: pair.a.shape[1] + pair.b.shape[0]
+            for adapter in self.adapters
+            for name, pair in adapter.pairs.items()
+        }
+        rank = max(pair.rank for adapter in self.adapters for pair in adapter.pairs.values())
+        return places * rank * sum(widths.values()) * BYTES_OF[dtype]
+
+
+def open_wanted(
+    config: RunConfig, model: ModelConfig, names: Sequence[str | None]
+) -> AdapterJob | None:
+    """The adapters that prompts want by name (None: the base model); None where the run has none.
+
+    Only headers are read. Raises ArtifactError, for an unknown name with a suggestion.
+    """
+    if not config.adapter_path:
+        return None
+    wanted = list(dict.fromkeys(name for name in names if name is not None))
+    path = Path(config.adapter_path).expanduser()
+    if is_cut(path):  # those of the first rank stand for all
+        ranks, vocab_parallel = replace(ranks_of(config), rank=0), vocabulary_is_cut(config)
+        first = open_cut(path, model, ranks, wanted, vocab_parallel=vocab_parallel)
+        opened = {adapter.name: adapter for adapter in first}
+    else:
+        opened = model_files.adapters_of(config, model, wanted)
+    numbers: dict[str | None, int] = {name: number for number, name in enumerate(opened, 1)}
+    of_prompts = [numbers.get(name, 0) for name in names]
+    return AdapterJob(list(opened.values()), of_prompts, is_cut(path))
+
+
+def check_values(job: AdapterJob, files: ModelFiles) -> None:
+    """ArtifactError for an adapter that changes nothing, or that is of another base."""
+    if job.cut:
+        return  # they were checked before they were cut
+    for adapter in job.adapters:
+        check_effective(adapter)
+    copied = [adapter for adapter in job.adapters if adapter.copies]
+    if copied:
+        base = files.whole()
+        for adapter in copied:
+            check_copies(adapter, base)
+
+
+def pieces_of(
+    job: AdapterJob, config: RunConfig, model: ModelConfig, ranks: Ranks
+) -> list[Adapter]:
+    """What this rank holds of each adapter: read already cut, cut now, or, with auto_trans_ckpt,
+    cut once for this and later runs."""
+    vocab_parallel = vocabulary_is_cut(config)
+    if job.cut:
+        path, names = Path(config.adapter_path).expanduser(), [one.name for one in job.adapters]
+        return open_cut(path, model, ranks, names, vocab_parallel=vocab_parallel)
+    if config.auto_trans_ckpt and ranks.tensor > 1:
+        folder = Path(config.output_dir).expanduser() / CUT_FOLDER
+        return cut_once(job.adapters, model, ranks, folder, vocab_parallel=vocab_parallel)
+    return [
+        adapter_pieces(adapter, model, ranks, vocab_parallel=vocab_parallel)
+        for adapter in job.adapters
+    ]
+
+
+def vocabulary_is_cut(config: RunConfig) -> bool:
+    """Whether several ranks hold parts of the embedding and the head."""
+    return not config.parallel_config.vocab_emb_dp

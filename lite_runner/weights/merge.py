@@ -1,0 +1,82 @@
+"""A model with one adapter merged into its weights: W + scale * B A, computed when it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.errors import ArtifactError
+from lite_runner.weights.adapter import Adapter, LoraPair, check_copies, check_effective
+from lite_runner.weights.adapter_sites import HEAD, Site, sites
+from lite_runner.weights.layouts import parameters
+from lite_runner.weights.tensor import DType, LazyTensor
+
+_HEAD_WEIGHT = f"{HEAD}.weight"
+
+
+def merged_model(model: ModelConfig, adapter: Adapter) -> ModelConfig:
+    """The model that the merged tensors are of.
+
+    A head that was tied to the embedding is its own where the adapter changes one of the two.
+    Raises ArtifactError for bloom and gpt2, whose networks have no such head.
+    """
+    embedding = parameters(model)[0].name
+    if not model.tie_word_embeddings or not {embedding, _HEAD_WEIGHT} & adapter.pairs.keys():
+        return model
+    if model.family != "llama":
+        raise ArtifactError(
+            f"adapter {adapter.name}: changes the embedding or the head alone, and {model.family} "
+            "has one tensor for both, so it cannot be merged",
+            "run it beside its base: run_mode=slora",
+        )
+    return replace(model, tie_word_embeddings=False)
+
+
+def merged(
+    tensors: Mapping[str, LazyTensor], adapter: Adapter, model: ModelConfig
+) -> dict[str, LazyTensor]:
+    """The tensors of `merged_model`, from all of the base `model`'s; each keeps its type.
+
+    The sum is made in float32 and rounded once. Raises ArtifactError where the adapter is of
+    another base or changes nothing; reading does where a sum is no number of the type.
+    """
+    check_effective(adapter)
+    check_copies(adapter, tensors)
+    result = dict(tensors)
+    if model.tie_word_embeddings and not merged_model(model, adapter).tie_word_embeddings:
+        result[_HEAD_WEIGHT] = tensors[parameters(model)[0].name]
+    for site in sites(model):
+        if site.weight in adapter.pairs:
+            pair, base = adapter.pairs[site.weight], result[site.weight]
+            read = partial(_sum, base, pair, site, adapter.name)
+            result[site.weight] = LazyTensor(base.shape, base.dtype, read)
+    return result
+
+
+def _sum(base: LazyTensor, pair: LoraPair, site: Site, name: str) -> NDArray[Any]:
+    a, b = pair.a.float32(), pair.b.float32() * np.float32(pair.scale)
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = a.T @ b.T if site.in_out else b @ a
+        total += base.float32()
+        stored = _rounded(total, base.dtype)
+    if not np.isfinite(total).all() or (base.dtype == "F16" and not np.isfinite(stored).all()):
+        raise ArtifactError(
+            f"adapter {name}: {site.weight} merged with it has values that are no number, or too "
+            f"large for {base.dtype}",
+            "the adapter's weights are damaged, or it was trained on another base",
+        )
+    return stored
+
+
+def _rounded(values: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
+    """float32 as stored bits, rounded to the nearest, ties to even."""
+    if dtype != "BF16":
+        return values.astype(np.float16 if dtype == "F16" else np.float32, copy=False)
+    bits = values.view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

@@ -1,0 +1,181 @@
+"""Many adapters in one step: against peft's logits (tests/fixtures/adapters), against each adapter
+merged into the weights by NumPy, and against a network that knows of none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lite_runner.backends.base import Row
+from lite_runner.backends.online import OnlineBackend, OnlineOptions
+from lite_runner.config.model import ModelConfig
+from lite_runner.errors import ArtifactError
+from lite_runner.models import networks
+from lite_runner.weights.adapter import Adapter, LoraPair, open_adapters
+from lite_runner.weights.adapter_sites import sites
+from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.tensor import LazyTensor
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+FAMILIES = ("bloom", "gpt2", "llama", "qwen2")
+TOLERANCE = 1e-4  # as without adapters; a wrong scale or rank is off by 1e-2 and more
+Weights = Mapping[str, NDArray[np.float32]]
+
+
+def base_of(family: str) -> tuple[ModelConfig, Weights]:
+    folder = FIXTURES / "reference" / family
+    model = model_config_of(folder)
+    assert model is not None
+    tensors = open_checkpoint(folder, model)
+    return model, {name: tensor.float32() for name, tensor in tensors.items()}
+
+
+def backend(
+    model: ModelConfig,
+    weights: Weights,
+    adapters: Sequence[Adapter] = (),
+    *,
+    slots: int = 6,
+    places: int = 64,
+    dtype: str = "float32",
+    use_past: bool = True,
+) -> OnlineBackend:
+    options = OnlineOptions(
+        slots=slots, length=16, dtype=dtype, use_past=use_past, loaded_adapters=places
+    )
+    return OnlineBackend(model, lambda name: weights[name].copy(), options, adapters)
+
+
+def run(
+    network: OnlineBackend,
+    prompts: NDArray[np.int32],
+    forced: NDArray[np.int32],
+    adapters: Sequence[int],
+) -> NDArray[np.float32]:
+    """Logits [prompts, forced + 1, vocab]."""
+    rows = [Row(slot, prompt, 0, adapters[slot]) for slot, prompt in enumerate(prompts)]
+    logits = [network.forward(rows)]
+    for step in range(forced.shape[1]):
+        rows = [
+            Row(slot, forced[slot, step : step + 1], prompts.shape[1] + step, adapters[slot])
+            for slot in range(len(prompts))
+        ]
+        logits.append(network.forward(rows))
+    return np.stack(logits, axis=1)
+
+
+def relative_error(got: NDArray, expected: NDArray) -> float:
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("family", "use_past"), [*((family, True) for family in FAMILIES), ("llama", False)]
+)
+def test_every_adapter_and_mixed_batches_equal_peft(family: str, use_past: bool) -> None:
+    expected = dict(np.load(FIXTURES / "adapters" / family / "expected.npz"))
+    model, weights = base_of(family)
+    adapters = list(open_adapters(FIXTURES / "adapters" / family, model).values())
+    prompts, forced = expected["prompts"], expected["continuations"]
+    network = backend(model, weights, adapters, use_past=use_past)
+    plain = run(backend(model, weights, use_past=use_past), prompts, forced, [0] * len(prompts))
+    for number, wanted in enumerate(expected["logits"]):
+        got = run(network, prompts, forced, [number] * len(prompts))
+        assert relative_error(got, wanted) <= TOLERANCE, number
+        assert np.array_equal(got, plain) == (number == 0)
+    for mixed, wanted in zip(expected["mixed_adapters"], expected["mixed_logits"], strict=True):
+        got = run(network, prompts, forced, mixed)
+        assert relative_error(got, wanted) <= TOLERANCE
+        assert (mixed == 0).any()
+        assert got[mixed == 0].tobytes() == plain[mixed == 0].tobytes()
+
+
+def random_adapter(model: ModelConfig, seed: int, rank: int, share: float) -> Adapter:
+    """For about `share` of all places for an adapter. Embedding and head are among them where
+    they can be merged: bloom and gpt2 have no head of its own."""
+    random = np.random.default_rng(seed)
+
+    def tensor(*shape: int) -> LazyTensor:
+        values = (random.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
+        return LazyTensor(shape, "F32", lambda: values)
+
+    ends = () if model.family == "llama" else (sites(model)[0].weight, "lm_head.weight")
+    places = [site for site in sites(model) if site.weight not in ends]
+    chosen = [site for site in places if random.random() < share]
+    pairs = {
+        site.weight: LoraPair(
+            tensor(rank, site.width_in), tensor(site.width_out, rank), float(random.uniform(0.2, 1))
+        )
+        for site in chosen
+    }
+    return Adapter(f"random_{seed}", Path(), pairs)
+
+
+def merged(model: ModelConfig, weights: Weights, adapter: Adapter) -> tuple[ModelConfig, Weights]:
+    """W + scale B A in float64; a tied head of llama becomes one of its own."""
+    places = {site.weight: site for site in sites(model)}
+    changed = {name: values.astype(np.float64) for name, values in weights.items()}
+    if model.family == "llama" and model.tie_word_embeddings:
+        model = replace(model, tie_word_embeddings=False)
+        changed["lm_head.weight"] = changed[sites(model)[0].weight].copy()
+    for name, pair in adapter.pairs.items():
+        product = pair.b.float32().astype(np.float64) @ pair.a.float32() * pair.scale
+        changed[name] = changed[name] + (product.T if places[name].in_out else product)
+    alone: Weights = {name: values.astype(np.float32) for name, values in changed.items()}
+    return model, alone
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_mixed_batch_equals_each_adapter_merged_and_run_alone(family: str) -> None:
+    model, weights = base_of(family)
+    parts = ((1, 1.0), (64, 0.5))
+    adapters = [random_adapter(model, seed, *part) for seed, part in enumerate(parts)]
+    assert len({frozenset(adapter.pairs) for adapter in adapters}) == 2
+    random = np.random.default_rng(7)
+    prompts = random.integers(0, model.vocab_size, (3, 5)).astype(np.int32)
+    forced = random.integers(0, model.vocab_size, (3, 3)).astype(np.int32)
+    order = [2, 0, 1]
+    got = run(backend(model, weights, adapters, slots=3), prompts, forced, order)
+    for slot, number in enumerate(order):
+        if number:
+            model_alone, merged_weights = merged(model, weights, adapters[number - 1])
+            alone = backend(model_alone, merged_weights, slots=1, use_past=False)
+            wanted = run(alone, prompts[slot : slot + 1], forced[slot : slot + 1], [0])
+            assert relative_error(got[slot], wanted[0]) <= TOLERANCE, number
+
+
+def test_float16_is_close() -> None:
+    expected = dict(np.load(FIXTURES / "adapters" / "llama" / "expected.npz"))
+    model, weights = base_of("llama")
+    adapters = list(open_adapters(FIXTURES / "adapters" / "llama", model).values())
+    network = backend(model, weights, adapters, dtype="float16")
+    mixed = expected["mixed_adapters"][0]
+    got = run(network, expected["prompts"], expected["continuations"], mixed)
+    assert 1e-6 < relative_error(got, expected["mixed_logits"][0]) <= 2e-2
+
+
+def test_a_prompt_of_one_token_and_one_in_chunks() -> None:
+    model, weights = base_of("llama")
+    adapters = [random_adapter(model, 5, 4, 1.0)]
+    network = backend(model, weights, adapters)
+    tokens = np.arange(3, 13, dtype=np.int32)
+    whole = network.forward([Row(0, tokens, 0, 1)])
+    network.forward([Row(1, tokens[:1], 0, 1)])
+    assert relative_error(network.forward([Row(1, tokens[1:], 1, 1)]), whole) < 1e-5
+    plain = backend(model, weights)
+    one = network.forward([Row(2, tokens[:1], 0, 0)])
+    assert np.array_equal(one, plain.forward([Row(2, tokens[:1], 0, 0)]))
+
+
+def test_a_network_that_takes_no_adapters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, weights = base_of("llama")
+    llama = networks.NETWORKS["llama"]
+    monkeypatch.setitem(
+        networks.NETWORKS, "llama", lambda c, w, options: llama(c, w, replace(options, lora=None))
+    )
+    with pytest.raises(ArtifactError, match="this network takes none for 16 of their 16 weights"):
+        backend(model, weights, [random_adapter(model, 1, 2, 1.0)])

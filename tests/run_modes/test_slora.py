@@ -1,0 +1,175 @@
+"""Prompts with adapters of their own, from the command line to the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from lite_runner.app import main
+from lite_runner.report import AdapterReport, AdapterUse
+from lite_runner.shares import Share, together
+
+Run = Callable[..., dict[str, Any]]
+HIDDEN, HEADS, WIDE, LAYERS = 64, 96, 128, 2  # of model=tiny_llama
+WIDTHS = {"self_attn.q_proj": (HIDDEN, HEADS), "self_attn.o_proj": (HEADS, HIDDEN)}
+WIDTHS |= {"mlp.up_proj": (HIDDEN, WIDE), "mlp.down_proj": (WIDE, HIDDEN)}
+BASE = ["model=tiny_llama", "max_new_tokens=6"]
+
+
+def write_adapter(folder: Path, rank: int, modules: Collection[str], factor: float = 1.0) -> None:
+    """A folder as peft writes it, with random values."""
+    random = np.random.default_rng(rank)
+    tensors = {}
+    for layer in range(LAYERS):
+        for module in modules:
+            wide_in, wide_out = WIDTHS[module]
+            name = f"base_model.model.model.layers.{layer}.{module}"
+            a = random.standard_normal((rank, wide_in)) / rank**0.5
+            b = factor * random.standard_normal((wide_out, rank)) / wide_in**0.5
+            tensors[f"{name}.lora_A.weight"] = a.astype(np.float32)
+            tensors[f"{name}.lora_B.weight"] = b.astype(np.float32)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    targets = sorted(module.partition(".")[2] for module in modules)
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+
+
+@pytest.fixture
+def adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The listing of three good adapters and one that does nothing; the test runs beside it."""
+    monkeypatch.chdir(tmp_path)
+    write_adapter(tmp_path / "en", 4, WIDTHS)
+    write_adapter(tmp_path / "zh", 1, ["self_attn.q_proj", "mlp.down_proj"], factor=4.0)
+    write_adapter(tmp_path / "de", 16, ["mlp.up_proj", "mlp.down_proj"])
+    write_adapter(tmp_path / "new", 2, WIDTHS, factor=0.0)
+    folders = {name: name for name in ("en", "zh", "de", "new")}
+    (tmp_path / "lora_adapter.json").write_text(json.dumps(folders))
+    return "adapter_path=lora_adapter.json"
+
+
+@pytest.fixture
+def run() -> Run:
+    def run(*overrides: str) -> dict[str, Any]:
+        assert main(["verbosity=0", *BASE, *overrides]) == 0
+        return json.loads(Path("outputs/latest/result.json").read_text(encoding="utf-8"))
+
+    return run
+
+
+def tokens(result: dict[str, Any]) -> list[list[int]]:
+    return [row["token_ids"] for row in result["results"]]
+
+
+def test_one_adapter_for_each_prompt_equals_each_alone(adapters: str, run: Run) -> None:
+    slora = ["run_mode=slora", adapters]
+    mixed = run(*slora, "adapter_id=[en,null,zh,en]", "predict_data=[hello,hello,hello,bye]")
+    names = ["en", None, "zh", "en"]
+    assert [row["adapter"] for row in mixed["results"]] == names
+    base = run("predict_data=hello")
+    assert "adapters" not in base
+    en = run("--run_mode", "predict", adapters, "--adapter_id", "en", "predict_data=[hello,bye]")
+    zh = run(*slora, "adapter_id=zh", "predict_data=hello")
+    assert tokens(mixed) == [tokens(en)[0], tokens(base)[0], tokens(zh)[0], tokens(en)[1]]
+    assert len({tuple(row) for row in tokens(mixed)}) == 4
+    report = mixed["adapters"]
+    assert (report["places"], report["loads"]) == (2, 2)
+    # Two places of rank 4 for all that either adapter changes, float32.
+    widths = sum(sum(WIDTHS[module]) for module in WIDTHS)
+    assert report["pool_bytes"] == 2 * 4 * 4 * LAYERS * widths
+    use = report["used"]
+    assert {name: one["modules"] for name, one in use.items()} == {"base": 0, "en": 8, "zh": 4}
+    assert {name: one["prompts"] for name, one in use.items()} == {"base": 1, "en": 2, "zh": 1}
+    assert use["en"]["prompt_tokens"] == len("hello") + len("bye")
+    assert use["en"]["generated_tokens"] == 12
+    assert all(one["seconds"] > 0 for one in use.values())
+
+
+def test_a_file_of_adapters_and_prompts_with_a_small_pool(adapters: str, run: Run) -> None:
+    lines = ["en\tone", "\ttwo", "zh\tthree", "de\tfour\twith a tab", "null\tfive", "en\tsix"]
+    Path("prompts.txt").write_text("\n".join(lines) + "\n")
+    options = ["run_mode=slora", adapters, "predict_data=prompts.txt"]
+    whole = run(*options)
+    assert [row["adapter"] for row in whole["results"]] == ["en", None, "zh", "de", None, "en"]
+    assert whole["results"][3]["prompt"] == "four\twith a tab"
+    assert (whole["adapters"]["places"], whole["adapters"]["loads"]) == (3, 3)
+    small = run(*options, "max_loaded_adapters=1")
+    assert tokens(small) == tokens(whole)
+    assert (small["adapters"]["places"], small["adapters"]["loads"]) == (1, 4)  # en twice
+
+
+def test_beams_and_completions_keep_their_adapter(adapters: str, run: Run) -> None:
+    options = ["num_beams=2", "num_return_sequences=2", "run_mode=slora", adapters]
+    mixed = run(*options, "adapter_id=[de,en]", "predict_data=[hello,hello]")
+    assert [row["adapter"] for row in mixed["results"]] == ["de", "de", "en", "en"]
+    en = run(*options, "adapter_id=en", "predict_data=hello")
+    assert tokens(mixed)[2:] == tokens(en)
+    assert mixed["adapters"]["used"]["en"]["prompts"] == 1
+
+
+def test_two_ranks_give_the_tokens_of_one(adapters: str, run: Run) -> None:
+    options = ["run_mode=slora", adapters, "adapter_id=[en,null,zh,de]"]
+    options += ["predict_data=[hello,hello,hello,hello]"]
+    alone, together = run(*options), run(*options, "parallel=tp2")
+    assert together["world_size"] == 2
+    assert tokens(together) == tokens(alone)
+    assert together["adapters"]["used"].keys() == alone["adapters"]["used"].keys()
+
+
+def test_the_reports_of_all_copies_are_one() -> None:
+    def share(loads: int, **used: AdapterUse) -> Share:
+        return Share(adapters=AdapterReport(2, 100, loads, used))
+
+    first = share(3, base=AdapterUse(0, 1, 5, 7, 0.5), en=AdapterUse(8, 2, 10, 12, 1.0))
+    second = share(1, en=AdapterUse(8, 1, 4, 6, 0.25), zh=AdapterUse(4, 1, 2, 3, 0.5))
+    sent = [Share.from_bytes(one.to_bytes()) for one in (first, first, second, second)]
+    assert together(sent, 2).adapters == AdapterReport(
+        places=2,
+        pool_bytes=400,
+        loads=4,
+        used={
+            "base": AdapterUse(0, 1, 5, 7, 0.5),
+            "en": AdapterUse(8, 3, 14, 18, 1.25),
+            "zh": AdapterUse(4, 1, 2, 3, 0.5),
+        },
+    )
+    assert together([Share(), second], 1).adapters == second.adapters
+    assert together([Share(), Share()], 1).adapters is None
+
+
+BAD = {
+    "a name that there is not": (["adapter_id=eng"], 4, "no adapter 'eng'; did you mean en?"),
+    "one that changes nothing": (["adapter_id=new"], 4, "adapter new: new: changes nothing"),
+    "more adapters than prompts": (["adapter_id=[en,zh]"], 2, "got 2 for 1 prompt, expected one"),
+    "no adapter": ([], 2, "run_mode=slora needs adapter_id=NAME"),
+    "no adapter, in predict": (["run_mode=predict"], 2, "lora_adapter.json needs adapter_id=NAME"),
+    "a file without a tab": (
+        ["predict_data=x.txt"],
+        2,
+        "prompt 2 has no adapter; expected adapter",
+    ),
+    "a file of more": (["predict_data=x.txt", "adapter_id=[en]"], 2, "got 1 for 2 prompts"),
+    "no file": (["adapter_id=en", "adapter_path=no.json"], 4, "no.json: no such file"),
+    "no path": (["adapter_id=en", "adapter_path="], 2, "needs adapter_path=lora_adapter.json"),
+    "an exported model": (["adapter_id=en", "backend=mslite"], 2, "no meaning with backend=mslite"),
+}
+
+
+@pytest.mark.parametrize(("overrides", "code", "said"), BAD.values(), ids=BAD.keys())
+def test_what_is_wrong_is_said_before_the_base_is_loaded(
+    adapters: str, capsys: pytest.CaptureFixture[str], overrides: list[str], code: int, said: str
+) -> None:
+    Path("x.txt").write_text("en\thello\nhello\n")
+    start = [*BASE, "run_mode=slora", adapters, "predict_data=hello"]
+    given = {override.partition("=")[0] for override in overrides}
+    start = [one for one in start if one.partition("=")[0] not in given]
+    assert main([*start, *overrides]) == code
+    err = capsys.readouterr().err
+    assert said in err
+    assert "weights" not in err
