@@ -52,9 +52,8 @@ def lite_command(python: Path, script: str, *arguments: str) -> list[str]:
 
 
 def lite_environment() -> dict[str, str]:
-    """This process's environment without the library path that importing MindSpore puts there, and
-    with huge pages for what is allocated: the weights are read a tenth faster."""
-    environment = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", **os.environ}
+    """This process's environment without the library path that importing MindSpore puts there."""
+    environment = dict(os.environ)
     path = environment.pop("LD_LIBRARY_PATH", "")
     kept = [folder for folder in path.split(":") if folder and "/mindspore/lib" not in folder]
     if kept:
