@@ -40,7 +40,6 @@ def network_of(files: ModelFiles) -> ResizableNetwork:
     finally:
         weights.close()
     for block in network.blocks:  # the converter knows no axes that count from the end
-        block.attention.split = ops.Split(2, 2)
         block.activation.split = ops.Split(1, 2)
     network.set_train(False)
     return network

@@ -64,6 +64,10 @@ class Graph:
         names = [name for name in self.inputs if name.startswith("past_")]
         self.past = [self.inputs[name] for name in names]
 
+    def new(self) -> list[NDArray[np.float32]]:
+        """The keys and values that the last run made, in the order of `past`."""
+        return np.split(self.outputs[1], len(self.past), axis=1)
+
     def run(self, tokens: Ids, places: Any) -> NDArray[np.float32]:
         """Logits [rows, vocab] of new tokens at these positions."""
         self.inputs["tokens"][:] = tokens
@@ -86,7 +90,7 @@ class Model:
         logits = []
         for row in range(rows):
             logits.append(self.prefill.run(prompts[row], slice(0, length)).copy())
-            for past, new in zip(self.decode.past, self.prefill.outputs[1:], strict=True):
+            for past, new in zip(self.decode.past, self.prefill.new(), strict=True):
                 past[row, :, :length] = new[0]
         self.decode.inputs["bias"][:] = self.decode.constants["bias"]
         return np.concatenate(logits)
@@ -94,7 +98,7 @@ class Model:
     def step(self, tokens: Ids, position: int) -> NDArray[np.float32]:
         """Logits [rows, vocab] after one more token of every row."""
         logits = self.decode.run(tokens, position)
-        for past, new in zip(self.decode.past, self.decode.outputs[1:], strict=True):
+        for past, new in zip(self.decode.past, self.decode.new(), strict=True):
             past[:, :, position] = new[:, :, 0]
         self.decode.inputs["bias"][..., 1 + position] = 0.0  # the next token sees this one
         return logits

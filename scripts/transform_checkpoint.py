@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lite_runner import progress
+from lite_runner import progress, str2bool
 from lite_runner.errors import ArtifactError, ConfigError, RunnerError
 from lite_runner.weights.shard_layout import uncut
 from lite_runner.weights.shard_manifest import rank_folders
@@ -26,15 +26,6 @@ from lite_runner.weights.shard_writer import Cutting, write_shards
 from lite_runner.weights.shards import open_shard, open_shards
 from lite_runner.weights.strategy import Strategy, read_strategy
 from lite_runner.weights.tensor import LazyTensor
-
-
-def truth(text: str) -> bool:
-    """true/false, 1/0, whatever the case."""
-    if text.lower() in ("true", "1"):
-        return True
-    if text.lower() in ("false", "0"):
-        return False
-    raise argparse.ArgumentTypeError(f"got {text!r}, expected True or False")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     add("--prefix", default="checkpoint_", help="of the names of the shards")
     add("--world_size", type=int, help="ranks to cut for, as --dst_strategy says")
     add("--rank_id", type=int, default=0, help="with --transform_by_rank: the rank to write")
-    add("--transform_by_rank", type=truth, default=False, help="write one rank only")
+    add("--transform_by_rank", type=str2bool, default=False, help="write one rank only")
     add("--transform_process_num", type=int, default=1, help="ranks written at a time")
     return flags
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,9 @@ from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
 
+ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = json.loads(
-    (Path(__file__).parent / "fixtures/reference/smollm2_135m.json").read_text(encoding="utf-8")
+    (ROOT / "tests/fixtures/reference/smollm2_135m.json").read_text(encoding="utf-8")
 )
 CASES = REFERENCE["completions"] + REFERENCE["chats"]
 # One worker loads the model for all of these.
@@ -88,3 +91,22 @@ def test_perplexity_equals_transformers(backend: OnlineBackend) -> None:
         )
     perplexity = float(np.exp(np.mean(losses)))
     assert perplexity == pytest.approx(REFERENCE["perplexity"]["value"], rel=1e-4)
+
+
+def test_three_ranks_say_the_same(smollm2_gguf: Path, tmp_path: Path) -> None:
+    """Nine heads over three key/value heads: three ranks, each with a third of every layer."""
+    cases = REFERENCE["completions"]
+    command = [
+        *(sys.executable, str(ROOT / "run_lite.py"), "model=smollm2_135m"),
+        f"load_checkpoint={smollm2_gguf}",
+        f"max_new_tokens={REFERENCE['max_new_tokens']}",
+        *("use_parallel=true", "parallel_config.model_parallel=3", "context.device_target=CPU"),
+        *("--predict_data", *(case["prompt"] for case in cases)),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "outputs/latest/result.json").read_text(encoding="utf-8"))
+    assert result["world_size"] == 3
+    for case, row in zip(cases, result["results"], strict=True):
+        expected = [token for token in case["token_ids"] if token != 2]
+        assert row["token_ids"] == expected, case["prompt"]

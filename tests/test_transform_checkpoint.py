@@ -81,3 +81,18 @@ def test_a_set_without_its_strategy(folder: Path) -> None:
     assert transform(folder, *cut).returncode == 0
     done = transform(folder, "--src_checkpoint=two", "--dst_checkpoint_dir=one")
     assert done.returncode == 4 and "nothing says how its 2 ranks are cut" in done.stderr
+
+
+def test_the_strategies_of_all_stages_in_one(folder: Path) -> None:
+    script = SCRIPT.with_name("merge_strategies.py")
+
+    def merge(source: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(script), source, "merged.ckpt"]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+    assert merge("s2").stdout.strip() == str(folder / "merged.ckpt")
+    flags = ["--src_checkpoint=whole.ckpt", "--dst_checkpoint=two", "--dst_strategy=merged.ckpt"]
+    assert transform(folder, *flags).returncode == 0
+    assert open_ckpt(folder / "two/rank_1/checkpoint_1.ckpt")["w"].shape == (8, 6)
+    failed = merge("gone")
+    assert failed.returncode == 4 and failed.stderr.startswith("error: gone: ")

@@ -97,7 +97,7 @@ class ResizableBackend:
             outputs = self._run(
                 row.tokens[None, at : at + count], np.array([start]), np.array([end])
             )
-            for cache, new in zip(self._cache, outputs[1:], strict=True):
+            for cache, new in zip(self._cache, self._by_layer(outputs[1]), strict=True):
                 cache[row.slot, :, start : start + count] = new[0]
             logits = outputs[0][0]
             start += count
@@ -118,11 +118,16 @@ class ResizableBackend:
                 past[:] = cache[:, :, : shape.past]
             self._decoding = shape
         outputs = self._run(tokens, position, position + 1)
-        for past, new in zip(self._past, outputs[1:], strict=True):
+        for past, new in zip(self._past, self._by_layer(outputs[1]), strict=True):
             for slot in slots:
                 past[slot, :, position[slot]] = new[slot, :, 0]
         self._filled[slots] = position[slots] + 1
         return outputs[0][slots]
+
+    def _by_layer(self, new: Array) -> list[Array]:
+        """The keys and values of each layer in turn: [B, K, S, D] each."""
+        kv = self._model.n_kv_heads
+        return [new[:, at : at + kv] for at in range(0, new.shape[1], kv)]
 
     def _bind(self, shape: Shape) -> None:
         """Resize the graph; what depends on nothing but the shape is filled in."""

@@ -183,7 +183,7 @@ def _model(config: RunConfig) -> Iterator[Fault]:
             f"{prefix}compute_dtype: got bfloat16 with context.device_target=CPU, where"
             " MindSpore has no bfloat16 matrix product; expected float32 or float16",
         )
-    if not re.fullmatch(r"\w[\w.-]*", config.model_name):
+    if not re.fullmatch(r"\w[\w.-]*", config.model_name, re.ASCII):
         yield fault(
             "trainer.model_name",
             f"trainer.model_name: got {show(config.model_name)}, expected letters, digits and"

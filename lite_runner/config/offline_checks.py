@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,6 +133,13 @@ def _given_model(config: RunConfig) -> Iterator[Fault]:
                 tuple(paths),
                 "infer.prefill_model_path and infer.increment_model_path: expected two names in"
                 f" one folder, got {show(str(first))} and {show(str(second))}",
+            )
+        elif not all(re.fullmatch(r"[\w@.:-]+", name, re.ASCII) for name in names):
+            yield fault(
+                tuple(paths),
+                f"infer.prefill_model_path and infer.increment_model_path: got the names {names},"
+                " expected letters, digits and _ @ . : - , which MindSpore takes (the folder may"
+                " have any name)",
             )
 
 

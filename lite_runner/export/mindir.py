@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,9 +25,13 @@ def write_mindir(
     encryption = {} if enc_key is None else {"enc_key": enc_key, "enc_mode": "AES-GCM"}
     network.set_train(False)
     try:
-        ms.export(
-            network, *inputs, file_name=str(folder / stem), file_format="MINDIR", **encryption
-        )
+        with tempfile.TemporaryDirectory() as plain:
+            # MindSpore takes no path with spaces or letters beyond ASCII in it.
+            to = Path(plain) / "to"
+            to.symlink_to(folder.resolve(), target_is_directory=True)
+            ms.export(
+                network, *inputs, file_name=str(to / stem), file_format="MINDIR", **encryption
+            )
     except OSError as error:
         raise EnvironmentFault(
             f"{folder}: cannot write {stem}{GRAPH_SUFFIX}: {error}",

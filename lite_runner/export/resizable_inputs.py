@@ -9,7 +9,7 @@ axis open: so tokens are [n], and `q_rows`, `k_rows`, `v_rows` gather them to [B
     bias [B, 1 or K, S * G, S + P]: added to the scores; the new tokens come before the cached
     llama: cos, sin [n, H + 2 * K, D]; gpt2: positions [n]
     past_k.<layer>, past_v.<layer> [B, K, P, D]
-    -> logits [B, vocab], and for each layer new_k, new_v [B, K, S, D]
+    -> logits [B, vocab], new [B, L * 2 * K, S, D]: keys and values of each of L layers in turn
 """
 
 from __future__ import annotations
@@ -50,14 +50,21 @@ def inputs_of(model: ModelConfig, shape: Shape) -> tuple[TensorSpec, ...]:
     if model.family == "gpt2":
         inputs.append(TensorSpec("positions", (count,), "int32"))
     past = (shape.rows, kv, shape.past, dim)
-    return (*inputs, *_of_layers(model, "past", past))
+    inputs += [
+        TensorSpec(f"past_{kind}.{layer}", past, "float32")
+        for layer in range(model.num_layers)
+        for kind in "kv"
+    ]
+    return tuple(inputs)
 
 
 def outputs_of(model: ModelConfig, shape: Shape) -> tuple[TensorSpec, ...]:
     """The outputs in the graph's order, at one shape."""
-    new = (shape.rows, model.n_kv_heads, shape.tokens, model.head_dim)
-    logits = TensorSpec("logits", (shape.rows, model.vocab_size), "float32")
-    return (logits, *_of_layers(model, "new", new))
+    heads = model.num_layers * 2 * model.n_kv_heads
+    return (
+        TensorSpec("logits", (shape.rows, model.vocab_size), "float32"),
+        TensorSpec("new", (shape.rows, heads, shape.tokens, model.head_dim), "float32"),
+    )
 
 
 def inputs_of_any(model: ModelConfig) -> tuple[TensorSpec, ...]:
@@ -68,14 +75,6 @@ def inputs_of_any(model: ModelConfig) -> tuple[TensorSpec, ...]:
 def outputs_of_any(model: ModelConfig) -> tuple[TensorSpec, ...]:
     """The outputs with -1 for what depends on the shape."""
     return _open_axes(outputs_of(model, Shape(1, 1, 1)), outputs_of(model, Shape(2, 3, 5)))
-
-
-def _of_layers(model: ModelConfig, name: str, shape: tuple[int, ...]) -> list[TensorSpec]:
-    return [
-        TensorSpec(f"{name}_{kind}.{layer}", shape, "float32")
-        for layer in range(model.num_layers)
-        for kind in "kv"
-    ]
 
 
 def _open_axes(at_one: Sequence[TensorSpec], other: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:

@@ -7,6 +7,8 @@ input (lite_runner.export.resizable_inputs tells them, and the shapes).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
@@ -32,25 +34,45 @@ class Dense(nn.Cell):
         return y if self.bias is None else self.add(y, self.bias)
 
 
+@dataclass(frozen=True)
+class Affine:
+    """What follows a norm: y * gamma + beta."""
+
+    gamma: Array
+    beta: Array | None = None
+
+    def folded_into(self, weight: Array, bias: Array | None) -> tuple[Array, Array | None]:
+        """A linear layer [out, in] behind the norm that does this as well: two operators less."""
+        if self.beta is not None:
+            shift = weight @ self.beta
+            bias = shift if bias is None else bias + shift
+        return weight * self.gamma, bias
+
+
 class Norm(nn.Cell):
-    """RMSNorm, or with a `beta` LayerNorm, over the last axis of [n, hidden].
+    """RMSNorm, or `centred` LayerNorm, over the last axis of [n, hidden].
 
     Composed: Lite's own LayerNorm is wrong with several threads, its Rsqrt in the fourth digit.
+    Without an `affine` that is left to the layer behind it.
     """
 
-    def __init__(self, eps: float, gamma: Array, beta: Array | None = None) -> None:
+    def __init__(self, eps: float, centred: bool, affine: Affine | None = None) -> None:
         super().__init__()
-        self.gamma = parameter(gamma, "gamma")
-        self.beta = None if beta is None else parameter(beta, "beta")
+        self.centred = centred
+        self.gamma = None if affine is None else parameter(affine.gamma, "gamma")
+        self.beta = None
+        if affine is not None and affine.beta is not None:
+            self.beta = parameter(affine.beta, "beta")
         self.eps = _constant(eps)
         self.mean, self.sqrt = ops.ReduceMean(keep_dims=True), ops.Sqrt()
         self.add, self.sub, self.mul, self.div = ops.Add(), ops.Sub(), ops.Mul(), ops.RealDiv()
 
     def construct(self, x: Tensor) -> Tensor:
-        if self.beta is not None:
+        if self.centred:
             x = self.sub(x, self.mean(x, -1))
-        scale = self.sqrt(self.add(self.mean(self.mul(x, x), -1), self.eps))
-        y = self.mul(self.div(x, scale), self.gamma)
+        y = self.div(x, self.sqrt(self.add(self.mean(self.mul(x, x), -1), self.eps)))
+        if self.gamma is not None:
+            y = self.mul(y, self.gamma)
         return y if self.beta is None else self.add(y, self.beta)
 
 
@@ -90,8 +112,10 @@ class CachedAttention(nn.Cell):
         self.head_dim = model.head_dim
         self.by_head = (-1, model.num_heads + 2 * model.n_kv_heads, model.head_dim)
         self.merged = (-1, model.num_heads * model.head_dim)
-        self.reshape, self.gather = ops.Reshape(), ops.Gather()
-        self.split, self.swap, self.join = ops.Split(-1, 2), ops.Concat(-1), ops.Concat(2)
+        half = model.head_dim // 2
+        swapped = np.concatenate([np.arange(half, 2 * half), np.arange(half)])
+        self.swapped = Tensor(swapped.astype(np.int32))  # a head's halves change places
+        self.reshape, self.gather, self.join = ops.Reshape(), ops.Gather(), ops.Concat(2)
         self.mul, self.add, self.softmax = ops.Mul(), ops.Add(), ops.Softmax(-1)
         self.scores, self.mix = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul()
 
@@ -102,8 +126,8 @@ class CachedAttention(nn.Cell):
         x = self.qkv(x)
         if self.rotary:  # of the values too: their cosine is 1 and their sine 0
             x = self.reshape(x, self.by_head)
-            left, right = self.split(x)
-            x = self.add(self.mul(x, place[0]), self.mul(self.swap((right, left)), place[1]))
+            turned = self.mul(self.gather(x, self.swapped, 2), place[1])
+            x = self.add(self.mul(x, place[0]), turned)
         x = self.reshape(x, (-1, self.head_dim))
         q, k, v = self.gather(x, q_rows, 0), self.gather(x, k_rows, 0), self.gather(x, v_rows, 0)
         scores = self.scores(q, self.join((k, past_k)))
@@ -124,40 +148,42 @@ class Block(nn.Cell):
         def take(name: str) -> Array:
             return weights(f"{prefix}.{name}")
 
-        def norm(name: str) -> Norm:
+        def affine(name: str) -> Affine:
             if llama:
-                return Norm(model.norm_eps, take(f"{name}.weight"))
-            return Norm(model.norm_eps, take(f"{name}.gamma"), take(f"{name}.beta"))
+                return Affine(take(f"{name}.weight"))
+            return Affine(take(f"{name}.gamma"), take(f"{name}.beta"))
 
-        def together(names: list[str], has_bias: bool, scale: float = 1.0) -> Dense:
-            """One product in place of several; the first of them is scaled."""
+        def together(names: list[str], has_bias: bool, behind: Affine, scale: float = 1.0) -> Dense:
+            """One product in place of several, behind a norm; the first of them is scaled."""
             parts = [take(f"{name}.weight") for name in names]
             biases = [take(f"{name}.bias") for name in names] if has_bias else []
             for part in (parts, biases):
                 part[:1] = [values * np.float32(scale) for values in part[:1]]
-            return Dense(np.concatenate(parts), np.concatenate(biases) if has_bias else None)
+            bias = np.concatenate(biases) if has_bias else None
+            return Dense(*behind.folded_into(np.concatenate(parts), bias))
 
-        def projection(name: str) -> Dense:
-            return Dense(take(f"{name}.weight").T, take(f"{name}.bias"))
+        def projection(name: str) -> tuple[Array, Array]:
+            return take(f"{name}.weight").T, take(f"{name}.bias")
 
         scale = model.head_dim**-0.5
+        self.attention_norm = Norm(model.norm_eps, not llama)
+        self.norm = Norm(model.norm_eps, not llama)
         if llama:
-            self.attention_norm = norm("attention_norm")
             names = [f"attention.w{kind}" for kind in "qkv"]
-            qkv = together(names, model.qkv_has_bias, scale)
+            qkv = together(names, model.qkv_has_bias, affine("attention_norm"), scale)
             self.attention = CachedAttention(model, qkv, Dense(take("attention.wo.weight")))
-            self.norm = norm("ffn_norm")
-            self.up = together(["feed_forward.w1", "feed_forward.w3"], False)
+            names = ["feed_forward.w1", "feed_forward.w3"]
+            self.up = together(names, False, affine("ffn_norm"))
             self.activation: nn.Cell = SwiGLU()
             self.down = Dense(take("feed_forward.w2.weight"))
         else:
-            self.attention_norm = norm("layernorm1")
-            qkv = together([f"attention.dense{kind}" for kind in "123"], True, scale)
-            self.attention = CachedAttention(model, qkv, projection("attention.projection"))
-            self.norm = norm("layernorm2")
-            self.up = projection("output.mapping")
+            names = [f"attention.dense{kind}" for kind in "123"]
+            qkv = together(names, True, affine("layernorm1"), scale)
+            out = Dense(*projection("attention.projection"))
+            self.attention = CachedAttention(model, qkv, out)
+            self.up = Dense(*affine("layernorm2").folded_into(*projection("output.mapping")))
             self.activation = GELU()
-            self.down = projection("output.projection")
+            self.down = Dense(*projection("output.projection"))
         self.add = ops.Add()
 
     def construct(
@@ -175,7 +201,8 @@ class ResizableNetwork(nn.Cell):
         super().__init__()
 
         def norm(name: str) -> Norm:
-            return Norm(model.norm_eps, weights(f"{name}.gamma"), weights(f"{name}.beta"))
+            affine = Affine(weights(f"{name}.gamma"), weights(f"{name}.beta"))
+            return Norm(model.norm_eps, True, affine)
 
         self.embedding_norm = self.position_table = self.head = None
         if model.family == "llama":
@@ -190,13 +217,14 @@ class ResizableNetwork(nn.Cell):
         self.table: Parameter = parameter(table, "table")
         self.blocks = nn.CellList([Block(model, weights, at) for at in range(model.num_layers)])
         if model.family == "llama":
-            self.norm = Norm(model.norm_eps, weights("model.norm_out.weight"))
+            self.norm = Norm(model.norm_eps, False, Affine(weights("model.norm_out.weight")))
             if not model.tie_word_embeddings:
                 self.head = parameter(weights("lm_head.weight"), "head")
         else:
             self.norm = norm("ln_f" if model.family == "bloom" else "backbone.layernorm")
         self.places = {"llama": 2, "gpt2": 1, "bloom": 0}[model.family]
         self.gather, self.add, self.matmul = ops.Gather(), ops.Add(), ops.MatMul(transpose_b=True)
+        self.stack = ops.Concat(1)
 
     def construct(
         self,
@@ -208,7 +236,7 @@ class ResizableNetwork(nn.Cell):
         last_rows: Tensor,
         bias: Tensor,
         *rest: Tensor,
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor, Tensor]:
         rows, place = (q_rows, k_rows, v_rows, merge_rows, bias), rest[: self.places]
         x = self.gather(self.table, tokens, 0)
         if self.position_table is not None:
@@ -221,4 +249,5 @@ class ResizableNetwork(nn.Cell):
             x, k, v = block(x, rest[at], rest[at + 1], rows, place)
             new += (k, v)
         x = self.norm(self.gather(x, last_rows, 0))
-        return (self.matmul(x, self.table if self.head is None else self.head), *new)
+        logits = self.matmul(x, self.table if self.head is None else self.head)
+        return logits, self.stack(new)  # one output: each one costs Lite time, however small

@@ -87,6 +87,7 @@ def test_what_does_not_go_together(faults: Faults, settings: list[str], expected
         ),
         ([PATHS[0], "infer.increment_model_path=d/a.mindir"], "expected two names in one folder"),
         ([PATHS[0], "infer.increment_model_path=d/a"], "expected two names in one folder"),
+        ([PATHS[0], "infer.increment_model_path=d/b c.mindir"], "got the names ['a', 'b c']"),
         (["infer.model_dir=x"], "infer.model_dir is read; give export_output=FOLDER"),
     ],
 )

@@ -79,9 +79,10 @@ def test_an_export_is_a_folder_that_predict_takes(run: Run, layout: str) -> None
     assert tokens(run(*given, *PREDICT)) == tokens(online)
 
 
-def test_converted_for_lite(run: Run) -> None:
-    run("run_mode=export", "model=tiny_llama", "infer.model_type=mindir_lite")
-    folder = Path("outputs/tiny_llama_resizable")
+def test_converted_for_lite_in_a_folder_of_any_name(run: Run) -> None:
+    folder = Path("my models+模型/x")
+    export = ["run_mode=export", "model=tiny_llama", "infer.model_type=mindir_lite"]
+    run(*export, f"export_output={folder}")
     assert [path.suffix for path in folder.iterdir() if path.suffix in (".ms", ".mindir")] == [
         ".ms"
     ]

@@ -1,0 +1,36 @@
+"""Join the strategy files of all pipeline stages into one, as mindspore.merge_pipeline_strategys.
+
+    python scripts/merge_strategies.py output/strategy ckpt_strategy.ckpt
+
+What comes out is what transform_checkpoint.py and run_mode=shard take; they take the folder too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from lite_runner.errors import RunnerError
+from lite_runner.weights.strategy import merge_strategies
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run it; gives the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="with a file of each stage")
+    parser.add_argument("out", type=Path, help="the file to write")
+    arguments = parser.parse_args(argv)
+    try:
+        merge_strategies(arguments.folder, arguments.out)
+    except RunnerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(arguments.out.absolute())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
