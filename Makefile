@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite lint reference bench bench-offline bench-shard bench-parallel lock clean
+.PHONY: help run test lite lint reference bench bench-offline bench-shard bench-parallel bench-slora lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -57,6 +57,12 @@ bench-shard:  ## measure cutting and merging of checkpoints against MindSpore's 
 bench-parallel:  ## measure one, two tensor parallel and two data parallel processes
 	@scripts/setup.sh run
 	@.venv/bin/python benchmarks/parallel.py $(ARGS)
+
+bench-slora:  ## measure mixed LoRA adapters against the base, and against peft
+	@scripts/setup.sh run
+	@scripts/setup.sh peers
+	@.venv/bin/python benchmarks/slora.py --peer ".venv-bench/bin/python benchmarks/peer_peft.py" \
+	$(ARGS)
 
 lock:  ## resolve requirements/lock.txt anew from setup.cfg, with Python 3.10
 	@scripts/lock.sh
