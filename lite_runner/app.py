@@ -37,10 +37,10 @@ def console() -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit code."""
     args = sys.argv[1:] if argv is None else list(argv)
-    return _guarded(lambda: _dispatch(args))
+    return guarded(lambda: _dispatch(args))
 
 
-def _guarded(action: Callable[[], int]) -> int:
+def guarded(action: Callable[[], int]) -> int:
     """Every way to end, as an exit code; what went wrong goes to standard error."""
     try:
         with handled():
@@ -162,4 +162,4 @@ def run_apart(config: RunConfig, notes: Sequence[str]) -> int:
 
 
 def _job(config: RunConfig, notes: Sequence[str]) -> NoReturn:
-    sys.exit(_guarded(lambda: _run(config, notes)))
+    sys.exit(guarded(lambda: _run(config, notes)))

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lite_runner import app
 from lite_runner.config.model_dir import only_yaml
-from lite_runner.errors import ArtifactError, RunnerError
+from lite_runner.errors import ArtifactError
 
 CHECKPOINTS = (".ckpt", ".safetensors", ".gguf")
 
@@ -59,12 +59,7 @@ def command_line(flags: argparse.Namespace) -> list[str]:
 def main() -> int:
     """Export as the flags say; gives the exit code."""
     flags = parser().parse_args()
-    try:
-        arguments = command_line(flags)
-    except RunnerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return app.main(arguments)
+    return app.guarded(lambda: app.main(command_line(flags)))
 
 
 if __name__ == "__main__":

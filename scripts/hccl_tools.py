@@ -20,7 +20,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
+from lite_runner.app import guarded
+from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.rank_table import Device, RankTable, Server, board_fault, device_range, is_ip
 
 HCCN_CONF = Path("/etc/hccn.conf")
@@ -148,12 +149,12 @@ def write(arguments: argparse.Namespace, conf: Path) -> Path:
 def main(argv: Sequence[str] | None = None, conf: Path = HCCN_CONF) -> int:
     """Write the rank table; gives the exit code."""
     arguments = parser().parse_args(argv)
-    try:
+
+    def action() -> int:
         print(write(arguments, conf))
-    except RunnerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+        return 0
+
+    return guarded(action)
 
 
 if __name__ == "__main__":

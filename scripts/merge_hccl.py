@@ -16,7 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lite_runner.errors import ConfigError, RunnerError
+from lite_runner.app import guarded
+from lite_runner.errors import ConfigError
 from lite_runner.rank_table import merge, read_rank_table
 
 
@@ -36,12 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     flags.add_argument("files", nargs="+", metavar="FILE", help="a rank table")
     arguments = flags.parse_args(argv)
-    try:
+
+    def action() -> int:
         print(write(arguments.files))
-    except RunnerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+        return 0
+
+    return guarded(action)
 
 
 if __name__ == "__main__":

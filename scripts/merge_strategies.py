@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lite_runner.errors import RunnerError
+from lite_runner.app import guarded
 from lite_runner.weights.strategy import merge_strategies
 
 
@@ -23,13 +23,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="with a file of each stage")
     parser.add_argument("out", type=Path, help="the file to write")
     arguments = parser.parse_args(argv)
-    try:
+
+    def action() -> int:
         merge_strategies(arguments.folder, arguments.out)
-    except RunnerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(arguments.out.absolute())
-    return 0
+        print(arguments.out.absolute())
+        return 0
+
+    return guarded(action)
 
 
 if __name__ == "__main__":

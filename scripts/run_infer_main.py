@@ -25,7 +25,8 @@ from lite_runner import (
     pipeline,
     str2bool,
 )
-from lite_runner.errors import ConfigError, RunnerError
+from lite_runner.app import guarded
+from lite_runner.errors import ConfigError
 
 GENERATION = ("do_sample", "top_k", "top_p", "repetition_penalty", "temperature", "max_length")
 
@@ -150,17 +151,15 @@ def main(
 ) -> int:
     """Run the loop; gives the exit code."""
     arguments = parser().parse_args(argv)
-    try:
+
+    def action() -> int:
         infer = build(arguments)
         for question in questions(arguments, ask):
             for _ in range(arguments.generated_time):
                 answer(arguments, infer, question)
-    except RunnerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    return 0
+        return 0
+
+    return guarded(action)
 
 
 if __name__ == "__main__":

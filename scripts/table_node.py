@@ -15,7 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lite_runner.errors import ConfigError, RunnerError
+from lite_runner.app import guarded
+from lite_runner.errors import ConfigError
 from lite_runner.rank_table import Node, device_range, read_rank_table
 
 
@@ -33,13 +34,13 @@ def find(path: str, numbers: str, rank_size: str = "") -> Node:
 
 def main(argv: Sequence[str]) -> int:
     """Print one line; gives the exit code."""
-    try:
+
+    def action() -> int:
         node = find(*argv)
-    except RunnerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(node.worker_num, node.local_worker_num, node.master_addr, node.node_rank)
-    return 0
+        print(node.worker_num, node.local_worker_num, node.master_addr, node.node_rank)
+        return 0
+
+    return guarded(action)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lite_runner import progress, str2bool
-from lite_runner.errors import ArtifactError, ConfigError, RunnerError
+from lite_runner.app import guarded
+from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.weights.shard_layout import uncut
 from lite_runner.weights.shard_manifest import rank_folders
 from lite_runner.weights.shard_writer import Cutting, write_shards
@@ -111,14 +112,13 @@ def transform(flags: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run it; gives the exit code."""
-    try:
-        transform(parser().parse_args(argv))
-    except RunnerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    flags = parser().parse_args(argv)
+
+    def action() -> int:
+        transform(flags)
+        return 0
+
+    return guarded(action)
 
 
 if __name__ == "__main__":

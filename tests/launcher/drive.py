@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from lite_runner.app import _guarded  # noqa: E402
+from lite_runner.app import guarded  # noqa: E402
 from lite_runner.config.cluster import Cluster  # noqa: E402
 from lite_runner.launcher.job import Limits, run_ranks  # noqa: E402
 
@@ -27,4 +27,4 @@ def main(folder: str, fault: str, message: str, *node: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_guarded(lambda: main(*sys.argv[1:])))
+    sys.exit(guarded(lambda: main(*sys.argv[1:])))
