@@ -60,7 +60,7 @@ def config_of(overrides: list[str]) -> RunConfig:
 
 
 def one_rank(folder: Path, overrides: list[str]) -> None:
-    from lite_runner.backends.online import set_device
+    from lite_runner.backends.device import set_device
 
     launcher = connect(int(os.environ["RANK_ID"]))
     assert launcher is not None

@@ -81,7 +81,7 @@ def _meet(device: str, device_id: int, ranks: Ranks) -> None:
     with progress.step(f"meet the {ranks.size} ranks"):
         environment.import_mindspore()
         from lite_runner.backends import collectives
-        from lite_runner.backends.online import set_device
+        from lite_runner.backends.device import set_device
 
         set_device(device, device_id)
         collectives.meet(ranks)

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 SEAL = ".sha256"
 PACKAGE = Path(__file__).resolve().parent.parent
-COMPILED_FROM = sorted([*PACKAGE.glob("models/*.py"), PACKAGE / "backends" / "online.py"])
+COMPILED_FROM = sorted(
+    [
+        *PACKAGE.glob("models/*.py"),
+        *(PACKAGE / "backends" / f"{name}.py" for name in ("device", "online")),
+    ]
+)
 
 _claimed = False  # by the first backend of this process; see GraphCache
 

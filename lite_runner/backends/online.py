@@ -21,11 +21,11 @@ from lite_runner import progress
 from lite_runner.backends.adapter_pool import AdapterPool, pool_size
 from lite_runner.backends.base import Row
 from lite_runner.backends.collectives import tensor_parallel
+from lite_runner.backends.device import set_device
 from lite_runner.backends.graph_cache import GraphCache
 from lite_runner.backends.sizes import cache_length, chunk_length
 from lite_runner.config.model import ModelConfig
 from lite_runner.config.ranks import Ranks, local_model
-from lite_runner.errors import EnvironmentFault
 from lite_runner.models.layers import BuildOptions, CacheSize, Weights
 from lite_runner.models.networks import NETWORKS, Decode, LoraDecode, LoraPrefill, Prefill
 from lite_runner.signals import deferred
@@ -69,9 +69,7 @@ class OnlineBackend:
 
         Several ranks must have met before: see `lite_runner.backends.collectives`.
         """
-        set_device(options.device, options.device_id)
-        if options.threads is not None:
-            ms.set_context(runtime_num_threads=options.threads)
+        set_device(options.device, options.device_id, options.threads)
         self.vocab_size = config.vocab_size
         self.slots = options.slots
         self.max_length = cache_length(options.length, config.seq_length)
@@ -214,16 +212,3 @@ class OnlineBackend:
         self._compiled[kind] = graph
         self.compile_s += time.perf_counter() - start
         return cached
-
-
-def set_device(device: str, device_id: int) -> None:
-    """Point MindSpore at the device; an absent one is an EnvironmentFault."""
-    ms.set_context(mode=ms.GRAPH_MODE, jit_config={"jit_level": "O0"})
-    try:
-        ms.set_device(device, device_id)
-    except (RuntimeError, ValueError) as error:
-        raise EnvironmentFault(
-            f"context.device_target={device}: MindSpore {ms.__version__} here has no such "
-            f"device ({str(error).strip().splitlines()[0]})",
-            "run on this machine's processor with context.device_target=CPU",
-        ) from error

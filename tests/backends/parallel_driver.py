@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from lite_runner.backends import collectives
 from lite_runner.backends.base import Row
-from lite_runner.backends.online import OnlineBackend, OnlineOptions, set_device
+from lite_runner.backends.device import set_device
+from lite_runner.backends.online import OnlineBackend, OnlineOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.events import MET, connect
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint

@@ -9,7 +9,7 @@ import pytest
 from mindspore import Parameter, Tensor, nn
 
 from lite_runner.backends.adapter_pool import AdapterPool, pool_size
-from lite_runner.backends.online import set_device
+from lite_runner.backends.device import set_device
 from lite_runner.errors import RunnerError
 from lite_runner.models.lora import EmbeddingLora, Lora, LoraSize
 from lite_runner.weights.adapter import Adapter, LoraPair

@@ -12,6 +12,7 @@ import numpy as np
 from mindspore import Tensor, nn
 from numpy.typing import NDArray
 
+from lite_runner.backends.device import set_device
 from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import Graph, GraphName
 from lite_runner.signals import deferred
@@ -44,10 +45,7 @@ class GraphCellEngine:
         Raises ArtifactError for a file that is missing or broken, of another MindIR version, or
         encrypted with another key than `dec_key`.
         """
-        ms.set_context(mode=ms.GRAPH_MODE, jit_config={"jit_level": "O0"})
-        ms.set_device(device, device_id)
-        if threads is not None:
-            ms.set_context(runtime_num_threads=threads)
+        set_device(device, device_id, threads)
         self._paths, self._specs = graphs, specs
         self._cells: dict[GraphName, nn.GraphCell] = {}
         self._bound: dict[GraphName, list[NDArray[Any]]] = {}
