@@ -16,7 +16,7 @@ from typing import Literal
 
 from lite_runner import environment, progress
 from lite_runner.backends.exported import Device, EngineOptions
-from lite_runner.config.ge import ge_config, render
+from lite_runner.config.ge import FILE_NAME, ge_config, render
 from lite_runner.config.model import REGISTERED
 from lite_runner.config.model_yaml import model_yaml
 from lite_runner.config.plan import BYTES_OF, Memory, check_memory, free_memory, memory_need
@@ -35,10 +35,14 @@ from lite_runner.report import versions
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.verification import verify
 from lite_runner.weights.adapter import digest
-from lite_runner.weights.files import make_folder, require_space, sha256_of, sync_folder
+from lite_runner.weights.files import (
+    make_folder,
+    put_in_place,
+    require_space,
+    sha256_of,
+    sync_folder,
+)
 from lite_runner.weights.read_ahead import ReadAhead
-
-GE_CONFIG = "config.ini"
 
 
 @dataclass(frozen=True)
@@ -94,11 +98,9 @@ class Place:
     def take(self, written: Path) -> None:
         """Give the finished artifact `written`, on the same disk, its name."""
         if self.stems is None:
-            if self.overwrite and self.folder.exists():
-                shutil.rmtree(self.folder)
             # Where another process was first, its artifact has been proved like this one.
-            if not self.folder.exists():
-                written.rename(self.folder)
+            if self.overwrite or not self.folder.exists():
+                put_in_place(written, self.folder)
         else:
             self.folder.mkdir(exist_ok=True)
             (self.folder / MANIFEST).unlink(missing_ok=True)  # it comes last: none is half there
@@ -157,7 +159,7 @@ def export_artifact(
             adapter_sha256=digest(files.adapter) if files.adapter else "",
         )
         manifest.write(folder)
-        verify(folder, read_manifest(folder), files, engine)
+        verify(folder, read_manifest(folder, check_files=False), files, engine)
         _write_settings(folder, config, manifest)
         place.take(folder)
     return manifest
@@ -171,7 +173,7 @@ def _write_settings(folder: Path, config: RunConfig, manifest: Manifest) -> None
         (folder / f"{config.model_name}.yaml").write_text(text, encoding="utf-8")
     ge = ge_config(config)
     if ge is not None and ge.sections:
-        (folder / GE_CONFIG).write_text(render(ge.sections), encoding="utf-8")
+        (folder / FILE_NAME).write_text(render(ge.sections), encoding="utf-8")
 
 
 def _check_room(folder: Path, files: ModelFiles, want: Wanted) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Literal, cast
 
 from lite_runner import environment
+from lite_runner.config.ge import FILE_NAME
 from lite_runner.config.model_dir import MANIFEST, only_yaml
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import GraphName, Manifest, read_manifest
 
 PREFILL_END, INCREMENT_END = "prefill_graph.mindir", "inc_graph.mindir"
-_GE_CONFIG = "config.ini"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _found(config: RunConfig) -> GivenModel | None:
             f"infer.model_type={infer.model_type}",
             "leave infer.model_type= out",
         )
-    ge_file = folder / _GE_CONFIG
+    ge_file = folder / FILE_NAME
     return GivenModel(folder, manifest, (ge_file,) if ge_file.is_file() else ())
 
 

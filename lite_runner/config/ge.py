@@ -17,6 +17,7 @@ from lite_runner.config.schema import RunConfig
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ConfigError
 
+FILE_NAME = "config.ini"  # as MindFormers wants it beside the graphs
 MAX_FILE_BYTES = 1 << 20
 # Sections that MindSpore Lite 2.2 to 2.7 reads; it says nothing of one that it does not know.
 SECTIONS = (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lite_runner import environment, model_files, progress
 from lite_runner.backends.base import Backend
-from lite_runner.config.ge import ge_config, render
+from lite_runner.config.ge import FILE_NAME, ge_config, render
 from lite_runner.config.plan import plan
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.requests import read_requests
@@ -178,7 +178,7 @@ def with_ge_file(config: RunConfig, folder: RunFolder) -> RunConfig:
     ge = ge_config(config)
     if ge is None or not ge.sections:
         return config
-    path = folder.write_text("config.ini", render(ge.sections))
+    path = folder.write_text(FILE_NAME, render(ge.sections))
     return replace(config, infer=replace(config.infer, ge_config_path=str(path), ge_options=None))
 
 

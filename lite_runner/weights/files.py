@@ -114,16 +114,22 @@ def new_folder(target: Path) -> Iterator[Path]:
             fresh.mkdir()
             yield fresh
             sync_folder(fresh)
-            if not target.exists() or not _exchange(fresh, target):
-                if target.exists():  # a file system that cannot exchange: two steps
-                    target.rename(Path(name) / "old")
-                fresh.rename(target)
+            put_in_place(fresh, target)
             sync_folder(target.parent)
     except OSError as error:
         raise EnvironmentFault(
             f"{target}: cannot be written: {error.strerror or error}",
             "check the permissions of the folder and the free space",
         ) from error
+
+
+def put_in_place(fresh: Path, target: Path) -> None:
+    """Give `fresh` the name `target`, on the same disk, in one step; what had it, file or folder,
+    is then where `fresh` was, or beside that."""
+    if not target.exists() or not _exchange(fresh, target):
+        if target.exists():  # a file system that cannot exchange: two steps
+            target.rename(fresh.with_name("old"))
+        fresh.rename(target)
 
 
 def _exchange(one: Path, other: Path) -> bool:

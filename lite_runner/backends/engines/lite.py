@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.config.ge import GeConfig, render
+from lite_runner.config.ge import FILE_NAME, GeConfig, render
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, RunnerError
 from lite_runner.export.manifest import GraphName, TensorSpec
 
@@ -207,7 +207,7 @@ class LiteEngine:
             sections = ge.sections.items()
             return {"config_dict": {name: dict(options) for name, options in sections}}
         if not ge.files and "config_path" in takes:
-            file = folder / "config.ini"
+            file = folder / FILE_NAME
             file.write_text(render(ge.sections), encoding="utf-8")
             return {"config_path": str(file)}
         raise EnvironmentFault(f"this {self._version} takes no GE options", NEWER)
