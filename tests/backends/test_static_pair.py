@@ -14,10 +14,7 @@ from lite_runner.backends.base import Row
 from lite_runner.backends.engines.graph_cell import GraphCellEngine
 from lite_runner.backends.static_pair import StaticPairBackend
 from lite_runner.errors import ConfigError
-from lite_runner.export.manifest import Manifest
-from lite_runner.export.static_pair import export_static_pair, stems_of
-from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
-from lite_runner.weights.read_ahead import ReadAhead
+from lite_runner.export.manifest import GraphName, Manifest
 
 REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
 CASES = ["llama", "llama_rope_dynamic", "qwen2", "bloom", "gpt2"]
@@ -27,41 +24,11 @@ Make = Callable[..., StaticPairBackend]
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    @functools.cache  # an export takes a second, compiling two
+def make(exported_pair: Callable[..., tuple[Manifest, dict[GraphName, Path]]]) -> Make:
+    @functools.cache  # compiling a pair takes two seconds
     def build(case: str, *, sampled: bool = False) -> StaticPairBackend:
-        model = model_config_of(REFERENCE / case)
-        assert model is not None
-        folder = tmp_path_factory.mktemp(case)
-        weights = ReadAhead(open_checkpoint(REFERENCE / case, model))
-        graphs = export_static_pair(
-            model,
-            weights,
-            folder,
-            stems_of(case),
-            batch_size=BATCH,
-            seq_length=LENGTH,
-            dtype="float32",
-            enc_key=None,
-            sampled=sampled,
-        )
-        manifest = Manifest(
-            layout="static_pair",
-            model_name=case,
-            model=model,
-            source=case,
-            target="CPU",
-            model_type="MINDIR",
-            precision="float32",
-            batch_size=BATCH,
-            seq_length=LENGTH,
-            graphs=graphs,
-            files={},
-            tokenizer=(),
-            versions={},
-        )
-        paths = {name: folder / graph.file for name, graph in graphs.items()}
-        engine = GraphCellEngine(paths, graphs, threads=None, dec_key=None)
+        manifest, paths = exported_pair(case, BATCH, LENGTH, sampled=sampled)
+        engine = GraphCellEngine(paths, manifest.graphs, threads=None, dec_key=None)
         return StaticPairBackend(manifest, engine)
 
     return build

@@ -29,8 +29,7 @@ from lite_runner.backends.static_pair import StaticPairBackend
 from lite_runner.config.ge import GeConfig
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, RunnerError
 from lite_runner.export.manifest import GraphName, Manifest
-from lite_runner.export.static_pair import export_static_pair, stems_of
-from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -118,42 +117,10 @@ def double(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Manifest, dict]]:
-    @functools.cache
-    def build(case: str) -> tuple[Manifest, dict[GraphName, Path]]:
-        model = model_config_of(REFERENCE / case)
-        assert model is not None
-        folder = tmp_path_factory.mktemp(case)
-        weights = ReadAhead(open_checkpoint(REFERENCE / case, model))
-        graphs = export_static_pair(
-            model,
-            weights,
-            folder,
-            stems_of(case),
-            batch_size=BATCH,
-            seq_length=LENGTH,
-            dtype="float32",
-            enc_key=None,
-            sampled=False,
-        )
-        manifest = Manifest(
-            layout="static_pair",
-            model_name=case,
-            model=model,
-            source=case,
-            target="Ascend",
-            model_type="MINDIR",
-            precision="float32",
-            batch_size=BATCH,
-            seq_length=LENGTH,
-            graphs=graphs,
-            files={},
-            tokenizer=(),
-            versions={},
-        )
-        return manifest, manifest.paths(folder)
-
-    return build
+def artifact(
+    exported_pair: Callable[..., tuple[Manifest, dict[GraphName, Path]]],
+) -> Callable[[str], tuple[Manifest, dict[GraphName, Path]]]:
+    return lambda case: exported_pair(case, BATCH, LENGTH, target="Ascend")
 
 
 def logits(backend: Backend, case: str) -> NDArray[np.float32]:
