@@ -61,7 +61,7 @@ def open_wanted(
     wanted = list(dict.fromkeys(name for name in names if name is not None))
     path = Path(config.adapter_path).expanduser()
     if is_cut(path):  # those of the first rank stand for all
-        ranks, vocab_parallel = replace(ranks_of(config), rank=0), vocabulary_is_cut(config)
+        ranks, vocab_parallel = replace(ranks_of(config), rank=0), config.vocab_parallel
         first = open_cut(path, model, ranks, wanted, vocab_parallel=vocab_parallel)
         opened = {adapter.name: adapter for adapter in first}
     else:
@@ -89,7 +89,7 @@ def pieces_of(
 ) -> list[Adapter]:
     """What this rank holds of each adapter: read already cut, cut now, or, with auto_trans_ckpt,
     cut once for this and later runs."""
-    vocab_parallel = vocabulary_is_cut(config)
+    vocab_parallel = config.vocab_parallel
     if job.cut:
         path, names = Path(config.adapter_path).expanduser(), [one.name for one in job.adapters]
         return open_cut(path, model, ranks, names, vocab_parallel=vocab_parallel)
@@ -100,8 +100,3 @@ def pieces_of(
         adapter_pieces(adapter, model, ranks, vocab_parallel=vocab_parallel)
         for adapter in job.adapters
     ]
-
-
-def vocabulary_is_cut(config: RunConfig) -> bool:
-    """Whether several ranks hold parts of the embedding and the head."""
-    return not config.parallel_config.vocab_emb_dp

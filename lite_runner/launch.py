@@ -52,7 +52,7 @@ def _launch_ranks(config: RunConfig, folder: RunFolder) -> None:
     raise_faults(list(division_faults(config, files.model)))
     job = session.prepare(config, files, model_files.tokenizer_of(config, files), prompts, names)
     ranks = ranks_of(config)
-    files.tensors(ranks, vocab_parallel=not config.parallel_config.vocab_emb_dp)
+    files.tensors(ranks, vocab_parallel=config.vocab_parallel)
     slots = session.share(config, job, ranks).slots
     check_machine(config, cluster, files.model, slots=slots, length=job.length)
     snapshot = folder.write_config(config.to_dict())

@@ -178,9 +178,8 @@ def load(
         need = memory_need(files.model, dtype, job.slots, job.length, config.use_past)
         pool = job.adapters.pool_bytes(places, dtype) if job.adapters and places else 0
         check_memory(replace(need, adapters=pool), free_memory())
-    vocab_parallel = not config.parallel_config.vocab_emb_dp
     adapters = pieces_of(job.adapters, config, files.model, ranks) if job.adapters else []
-    tensors = files.tensors(ranks, vocab_parallel=vocab_parallel)
+    tensors = files.tensors(ranks, vocab_parallel=config.vocab_parallel)
     name = f"load {files.path.name}" if files.path else "make random weights"
     with progress.step(name, total=len(tensors), unit="tensors") as step:
         environment.import_mindspore()
@@ -197,7 +196,7 @@ def load(
             threads=config.context.threads,
             use_past=config.use_past,
             ranks=ranks,
-            vocab_parallel=vocab_parallel,
+            vocab_parallel=config.vocab_parallel,
             loaded_adapters=places,
         )
         weights = ReadAhead(tensors, step.advance)

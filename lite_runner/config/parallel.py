@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lite_runner.config.cluster import ranks_of
 from lite_runner.config.fields import Fault
 from lite_runner.config.model import REGISTERED, ModelConfig
 from lite_runner.config.prompts import STANDARD_INPUT, prompt_file
@@ -69,7 +70,7 @@ def _prompts(config: RunConfig) -> Iterator[Fault]:
 
 def division_faults(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
     """What of a model does not divide by model_parallel; the text names the degrees that do."""
-    ranks, whole_vocabulary = _degree(config), config.parallel_config.vocab_emb_dp
+    ranks, whole_vocabulary = ranks_of(config).tensor, not config.vocab_parallel
     if ranks > 1 and model.family in REGISTERED:
         yield Fault(
             (*_KEYS, "model"),
@@ -94,10 +95,6 @@ def division_faults(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
         f"parallel_config.model_parallel: got {ranks}, which does not divide {named}; expected one"
         f" of {', '.join(degrees)}{hint}",
     )
-
-
-def _degree(config: RunConfig) -> int:
-    return config.parallel_config.model_parallel if config.use_parallel else 1
 
 
 def not_divided(model: ModelConfig, ranks: int, whole_vocabulary: bool) -> list[str]:

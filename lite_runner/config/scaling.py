@@ -155,7 +155,6 @@ def ranks_plan(
     ranks = ranks_of(config)
     own_slots = -(-slots // ranks.data)
     dtype = config.compute_dtype(device)
-    cut = not config.parallel_config.vocab_emb_dp
     need = rank_memory(
         model,
         dtype,
@@ -163,7 +162,7 @@ def ranks_plan(
         own_slots,
         length,
         use_past=config.use_past,
-        vocab_parallel=cut,
+        vocab_parallel=config.vocab_parallel,
     )
     yield (
         f"{'each rank':<13} {readable(need.weights)} of weights, {readable(need.cache)} of cache"
@@ -179,5 +178,9 @@ def ranks_plan(
             f" {processes} processes, need {readable(total)}, {readable(free)} is free: {fits}"
         )
     yield from scaling_estimate(
-        model, slots=own_slots, length=length, use_past=config.use_past, vocab_parallel=cut
+        model,
+        slots=own_slots,
+        length=length,
+        use_past=config.use_past,
+        vocab_parallel=config.vocab_parallel,
     )

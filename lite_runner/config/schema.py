@@ -329,6 +329,11 @@ class RunConfig:
     def use_past(self) -> bool:
         return self.model.model_config.use_past
 
+    @property
+    def vocab_parallel(self) -> bool:
+        """Whether several ranks hold parts of the embedding and the head."""
+        return not self.parallel_config.vocab_emb_dp
+
     def model_config(self) -> ModelConfig | None:
         """The model's sizes; None for model=auto, whose checkpoint has them."""
         return self.model.model_config.resolve()

@@ -34,7 +34,7 @@ def check_machine(
         slots,
         length,
         use_past=config.use_past,
-        vocab_parallel=not cut.vocab_emb_dp,
+        vocab_parallel=config.vocab_parallel,
     )
     processes = host_processes(count, master=cluster.is_master)
     need, free = count * rank.total + processes * PROCESS_BYTES, free_memory()

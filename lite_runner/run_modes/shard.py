@@ -7,9 +7,9 @@ from pathlib import Path
 
 from lite_runner import model_files, progress
 from lite_runner.config.checks import fits_model
+from lite_runner.config.cluster import ranks_of
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.model import ModelConfig
-from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.model_files import ModelFiles
 from lite_runner.report import Result, RunFolder, Timing
@@ -61,7 +61,7 @@ def _target(config: RunConfig) -> Path:
     """What to write: a folder, or the file of a merged checkpoint."""
     if config.shard_output:
         return Path(config.shard_output).expanduser()
-    ranks = _ranks(config)
+    ranks = ranks_of(config)
     name = f"{config.model_name}_tp{ranks.tensor}_dp{ranks.data}"
     if config.only_save_strategy:
         name += "_strategy"
@@ -70,20 +70,13 @@ def _target(config: RunConfig) -> Path:
     return Path(config.output_dir).expanduser() / name
 
 
-def _ranks(config: RunConfig) -> Ranks:
-    if not config.use_parallel:
-        return Ranks()
-    return Ranks(0, config.parallel_config.data_parallel, config.parallel_config.model_parallel)
-
-
 def _cutting(config: RunConfig, model: ModelConfig) -> Cutting:
     """Raises ConfigError where the model does not divide like that."""
     if config.model_config() is None:  # model=auto: not checked so far
         raise_faults(list(fits_model(config, model)))
     assert config.shard_format
-    vocab_parallel = not config.parallel_config.vocab_emb_dp
     return Cutting.of_model(
-        model, _ranks(config), config.shard_format, vocab_parallel=vocab_parallel
+        model, ranks_of(config), config.shard_format, vocab_parallel=config.vocab_parallel
     )
 
 
@@ -91,7 +84,7 @@ def _write(config: RunConfig, files: ModelFiles, cutting: Cutting, target: Path)
     assert config.transform_process_num
     overwrite = bool(config.overwrite)
     tensors = files.whole()
-    ranks = _ranks(config)
+    ranks = ranks_of(config)
     merging = ranks.size == 1
     size = sum(tensor.nbytes for tensor in tensors.values())
     name = "merge" if merging else f"cut for tp={ranks.tensor} dp={ranks.data}"
