@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite lint reference bench bench-offline bench-shard bench-parallel bench-slora lock clean
+.PHONY: help run test lite lint reference bench bench-scaling bench-offline bench-shard bench-parallel bench-slora lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,13 +29,44 @@ reference:  ## make the references of the tests anew with torch and transformers
 	@scripts/setup.sh run
 	@scripts/compare_fixtures.sh "$$(.venv/bin/python scripts/model_path.py smollm2_135m)"
 
-bench:  ## measure against transformers + torch on the real model
+# What bench and bench-scaling share: command templates, and the model as peers read it.
+SIZES := --prompts {prompts} --new-tokens {new_tokens} --threads {threads}
+FAST_OURS := .venv/bin/python benchmarks/ours.py $(SIZES)
+LLAMA_CPP = .venv-bench/bin/python benchmarks/peer_llama_cpp.py --gguf '$$model' \
+	--made build/gguf $(SIZES) --type
+GENAI := .venv-bench/bin/python benchmarks/peer_genai.py --huggingface build/genai/smollm2_135m \
+	--made build/genai $(SIZES) --type
+
+build/genai/smollm2_135m:
+	@scripts/setup.sh run
+	@.venv/bin/python run_lite.py run_mode=convert model=smollm2_135m \
+	convert_format=huggingface convert_output=$@
+
+bench: build/genai/smollm2_135m  ## measure float32, 8 and 4 bits against llama.cpp and others
 	@scripts/setup.sh run
 	@scripts/setup.sh peers
+	@set -e; model=$$(.venv/bin/python scripts/model_path.py smollm2_135m); \
+	table() { echo; .venv/bin/python benchmarks/bench.py "$$@" $(ARGS); }; \
+	for sizes in '128 --new-tokens 128' '512 --new-tokens 16'; do \
+	  table --prompt-tokens $$sizes --batches 1 --ours "$(FAST_OURS)" \
+	    --peer "$(LLAMA_CPP) F32" --peer "$(GENAI) fp32" --peer ".venv-bench/bin/python \
+	    benchmarks/peer_transformers.py --gguf '$$model' $(SIZES)"; \
+	  table --prompt-tokens $$sizes --batches 1 --ours "$(FAST_OURS) quant=a16w8" \
+	    --peer "$(FAST_OURS) quant=a8w8" --peer "$(LLAMA_CPP) Q8_0"; \
+	  table --prompt-tokens $$sizes --batches 1 --ours "$(FAST_OURS) quant=a16w4" \
+	    --peer "$(LLAMA_CPP) Q4_0" --peer "$(GENAI) int4"; \
+	done; \
+	table --batches 32 --ours "$(FAST_OURS) quant=a16w8" \
+	  --peer "$(FAST_OURS) quant=a8w8" --peer "$(LLAMA_CPP) Q8_0"
+
+bench-scaling:  ## measure over batch and context, and draw docs/scaling.svg
+	@scripts/setup.sh run
+	@scripts/setup.sh peers
+	@mkdir -p build docs
 	@model=$$(.venv/bin/python scripts/model_path.py smollm2_135m) && \
-	.venv/bin/python benchmarks/bench.py --peer ".venv-bench/bin/python \
-	benchmarks/peer_transformers.py --gguf '$$model' --prompts {prompts} \
-	--new-tokens {new_tokens} --threads {threads}" $(ARGS)
+	.venv/bin/python benchmarks/scaling.py --json build/scaling.json --svg docs/scaling.svg \
+	--engine "$(FAST_OURS)" --engine "$(FAST_OURS) quant=a16w8" \
+	--engine "$(LLAMA_CPP) F32" --engine "$(LLAMA_CPP) Q8_0" $(ARGS)
 
 bench-offline: OURS = .venv/bin/python benchmarks/ours.py --prompts {prompts} \
 	--new-tokens {new_tokens} --threads {threads}
@@ -68,6 +99,6 @@ lock:  ## resolve requirements/lock.txt anew from setup.cfg, with Python 3.10
 	@scripts/lock.sh
 
 clean:  ## remove environments, caches and build folders; outputs/ stays
-	rm -rf .venv .venv-bench .venv-lite build dist *.egg-info
+	rm -rf .venv .venv-bench .venv-lite build dist *.egg-info lite_runner/kernels/operators.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

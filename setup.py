@@ -1,11 +1,93 @@
-"""What setup.cfg cannot say: the top-level conf/ is installed as lite_runner/conf."""
+"""What setup.cfg cannot say: where conf/ is installed, and how our operators are compiled.
+
+`python setup.py build_ext --inplace` compiles them by hand.
+"""
 
 from __future__ import annotations
 
-from setuptools import find_packages, setup
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+
+SOURCES = sorted(str(path) for path in Path("lite_runner/kernels/src").glob("*.cc"))
+HEADERS = sorted(str(path) for path in Path("lite_runner/kernels/src").glob("*.[hi]*"))
+# GCC finds its own headers uninitialized.
+COMPILE = "-std=c++17 -O3 -fno-math-errno -fvisibility=hidden -fPIC -pthread -Wall -Wextra"
+COMPILE += " -Wno-uninitialized -Wno-maybe-uninitialized -Wno-unknown-warning-option"
+
+
+def compiler() -> list[str]:
+    """The command of $CXX, or of the first C++ compiler on PATH; OSError where there is none."""
+    if os.environ.get("CXX"):
+        return shlex.split(os.environ["CXX"])
+    for name in ("c++", "g++", "clang++"):
+        if shutil.which(name):
+            return [name]
+    raise OSError("no C++ compiler")
+
+
+def run(*commands: list[str]) -> None:
+    """Run all at once; OSError where one fails, after what it said to standard error."""
+    started = [subprocess.Popen(command, stdout=sys.stderr) for command in commands]
+    codes = [process.wait() for process in started]
+    if any(codes):
+        raise OSError(f"{commands[0][0]} failed")
+
+
+class BuildOperators(build_ext):
+    """Compiles the operators to a library that is no Python module, where there is a compiler.
+
+    Without one the package is whole too: MindSpore's own operators serve then.
+    """
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return str(Path(*fullname.split("."))) + ".so"
+
+    def run(self) -> None:
+        super().run()
+        for ext in self.extensions if self.inplace else ():
+            name = self.get_ext_filename(ext.name)
+            if not Path(self.build_lib, name).exists():
+                Path(name).unlink(missing_ok=True)  # it does not fit these sources
+
+    def build_extension(self, ext: Extension) -> None:
+        library = Path(self.get_ext_fullpath(ext.name))
+        library.unlink(missing_ok=True)
+        try:
+            self._compile(ext.sources, library)
+        except OSError as error:
+            print(f"{error}: lite_runner goes without its own operators", file=sys.stderr)
+
+    def _compile(self, sources: list[str], library: Path) -> None:
+        command = compiler()
+        folder = Path(self.build_temp)
+        for needed in (folder, library.parent):
+            needed.mkdir(parents=True, exist_ok=True)
+        objects = [str(folder / Path(source).with_suffix(".o").name) for source in sources]
+        flags = shlex.split(COMPILE)
+        run(
+            *(
+                [*command, *flags, "-c", source, "-o", target]
+                for source, target in zip(sources, objects, strict=True)
+            )
+        )
+        linked = folder / library.name
+        run([*command, "-shared", "-pthread", *objects, "-o", str(linked)])
+        shutil.move(linked, library)
+
 
 setup(
     packages=[*find_packages(include=["lite_runner", "lite_runner.*"]), "lite_runner.conf"],
     package_dir={"lite_runner.conf": "conf"},
     package_data={"lite_runner": ["py.typed"], "lite_runner.conf": ["**/*.yaml"]},
+    ext_modules=[
+        Extension("lite_runner.kernels.operators", SOURCES, depends=HEADERS, optional=True)
+    ],
+    cmdclass={"build_ext": BuildOperators},
 )

@@ -18,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,25 @@ def foreign_seconds() -> float:
     return busy - sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
+@contextmanager
+def neighbours(count: int) -> Iterator[None]:
+    """So many processes that want a core for themselves."""
+    command = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def memory_gb_s(threads: int) -> float:
+    """What this machine reads of its memory, as benchmarks/bandwidth.py measures it."""
+    command = [sys.executable, str(HERE / "bandwidth.py"), "--threads", str(threads)]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
 def agreement(ours: list[list[int]], peer: list[list[int]]) -> str:
     """Whether two sets of generated ids are equal, and if not, where they part."""
     for row, (a, b) in enumerate(zip(ours, peer, strict=True)):
@@ -106,6 +126,9 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--neighbours", type=int, default=0, help="processes that keep a core busy meanwhile"
+    )
     parser.add_argument("--json", type=Path, help="write every measurement to this file")
     arguments = parser.parse_args()
 
@@ -116,7 +139,7 @@ def main() -> None:
     started, foreign = time.monotonic(), foreign_seconds()
     everything: list[dict[str, Any]] = []
     rows, notes = [], []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, neighbours(arguments.neighbours):
         for batch in arguments.batches:
             prompts = Path(folder) / f"prompts_{batch}.json"
             prompts.write_text(json.dumps(make_prompts(batch, arguments.prompt_tokens)))
@@ -143,16 +166,20 @@ def main() -> None:
                 notes.append(f"{peer[0]['engine']} at batch {batch}: {verdict}")
             everything += [run for runs in engines for run in runs]
 
+    memory = memory_gb_s(arguments.threads)
     print(f"| batch | engine | {' | '.join(FIGURES.values())} |")
     print("|---" * (2 + len(FIGURES)) + "|")
     print("\n".join(rows))
     print(
         f"\nMedians of {arguments.rounds}; {arguments.prompt_tokens} prompt + "
         f"{arguments.new_tokens} new tokens, {arguments.threads} threads. In brackets: what the "
-        f"first engine has over this one. Generated ids against the first's: {'; '.join(notes)}."
+        f"first engine has over this one. Generated ids against the first's: {'; '.join(notes)}. "
+        f"These threads read memory at {memory:.1f} GB/s."
     )
     others = (foreign_seconds() - foreign) / (time.monotonic() - started)
-    if others > 0.1:
+    if arguments.neighbours:
+        print(f"{arguments.neighbours} busy processes ran beside all of them.")
+    elif others > 0.1:
         print(f"Not to be trusted: other work kept {others:.1f} cores busy meanwhile.")
     if arguments.json:
         arguments.json.write_text(json.dumps(everything, indent=1) + "\n")

@@ -21,6 +21,8 @@ from lite_runner.config.compose import heads, resolve
 from lite_runner.config.schema import RunConfig
 from lite_runner.model_files import ModelFiles
 
+NAMED = ("export.layout", "quant", "kv_cache")  # settings that an engine's name shows
+
 
 def loaded(config: RunConfig, files: ModelFiles, job: session.Job) -> Path:
     """The checkpoint, or the exported model of the cache."""
@@ -82,10 +84,10 @@ def main() -> None:
         tokens.append(step(tokens[-1], position))
     decoded = time.perf_counter()
 
-    layout = config.export.layout
-    way = backend.engine if layout == "auto" else f"{backend.engine}, {layout}"
+    settings = (setting.partition("=") for setting in arguments.overrides)
+    ways = [value for key, _, value in settings if key in NAMED]
     Measurement(
-        engine=f"lite-runner ({way})",
+        engine=f"lite-runner ({', '.join([backend.engine, *ways])})",
         batch=batch,
         prompt_tokens=length,
         new_tokens=arguments.new_tokens,

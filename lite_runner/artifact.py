@@ -28,6 +28,7 @@ from lite_runner.export.manifest import (
     GraphName,
     Layout,
     Manifest,
+    Operators,
     read_manifest,
 )
 from lite_runner.model_files import ModelFiles
@@ -42,7 +43,8 @@ from lite_runner.weights.files import (
     sha256_of,
     sync_folder,
 )
-from lite_runner.weights.read_ahead import ReadAhead
+from lite_runner.weights.quantization import describe
+from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Wanted:
     sampled: bool  # it ends in the likeliest token
     slots: int
     length: int  # positions of a slot
+    operators: Operators | None = None  # of quantized weights
     key: bytes | None = field(default=None, repr=False)
 
     @property
@@ -157,6 +160,7 @@ def export_artifact(
             sampled=want.sampled,
             adapter=files.adapter.name if files.adapter else "",
             adapter_sha256=digest(files.adapter) if files.adapter else "",
+            operators=want.operators,
         )
         manifest.write(folder)
         verify(folder, read_manifest(folder, check_files=False), files, engine)
@@ -178,7 +182,9 @@ def _write_settings(folder: Path, config: RunConfig, manifest: Manifest) -> None
 
 def _check_room(folder: Path, files: ModelFiles, want: Wanted) -> None:
     """Memory for the network and the graph that is made of it, disk for every graph."""
-    need = memory_need(files.model, "float32", want.slots, want.length)
+    need = memory_need(
+        files.model, "float32", want.slots, want.length, quantization=files.quantization
+    )
     check_memory(Memory(2 * need.weights, need.cache), free_memory())
     graphs = 2 if want.layout == "static_pair" or want.model_type == "mindir_lite" else 1
     require_space(folder, graphs * need.weights * BYTES_OF[want.dtype] // BYTES_OF["float32"])
@@ -191,6 +197,8 @@ def _write_graphs(
     want: Wanted,
     stems: Mapping[GraphName, str] | None,
 ) -> dict[GraphName, Graph]:
+    if want.operators is not None:
+        return _write_fused(folder, config, files, want, want.operators)
     weights = ReadAhead(files.tensors())
     graphs: dict[GraphName, Graph]
     try:
@@ -237,6 +245,31 @@ def _write_graphs(
     if want.model_type == "mindir_lite":
         return _converted(folder, graphs, want.weight_fp16)
     return graphs if stems is None else _under_their_names(folder, graphs, stems)
+
+
+def _write_fused(
+    folder: Path, config: RunConfig, files: ModelFiles, want: Wanted, operators: Operators
+) -> dict[GraphName, Graph]:
+    from lite_runner.backends.step_words import StepWords
+    from lite_runner.export.fused import export_fused
+
+    words = StepWords(files.model, want.length, operators.capacity)
+    tensors = files.tensors()
+    progress.note(describe(tensors, files.quantization))
+    weights = QuantizedWeights(tensors, files.model)
+    try:
+        return export_fused(
+            files.model,
+            weights,
+            folder,
+            config.model_name,
+            slots=want.slots,
+            seq_length=want.length,
+            operators=operators,
+            inputs=words.specs(want.slots),
+        )
+    finally:
+        weights.close()
 
 
 def _under_their_names(

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lite_runner import progress
+from lite_runner.config.compose import raise_faults
 from lite_runner.config.model import ModelConfig
+from lite_runner.config.quantization import Quantization
+from lite_runner.config.quantization_checks import unavailable
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
@@ -22,10 +25,14 @@ from lite_runner.weights.adapter import Adapter, open_adapters
 from lite_runner.weights.checkpoint import model_config_in, model_config_of
 from lite_runner.weights.merge import merged, merged_model
 from lite_runner.weights.pieces import pieces
+from lite_runner.weights.quantization import with_quantization
+from lite_runner.weights.quantized_checkpoint import read_quantization
 from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.recut import tensors_for, whole_tensors
+from lite_runner.weights.shard_manifest import rank_folders
 from lite_runner.weights.source import fetch
 from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights.write import COPIED_FILES
 
 RANDOM = "random"
 # What a run may choose against its checkpoint: how far it goes, and which tokens end a text.
@@ -46,19 +53,22 @@ class ModelFiles:
     auto_trans: bool = False  # whether one that is cut otherwise than wanted is cut anew
     base: ModelConfig | None = None  # with an adapter: the model that it is merged into
     adapter: Adapter | None = None
+    quantization: Quantization = Quantization()  # noqa: RUF009  (frozen)
 
     def tensors(
         self, ranks: Ranks | None = None, *, vocab_parallel: bool = True
     ) -> Mapping[str, LazyTensor]:
         """Every tensor, or what `ranks` holds of it, in MindFormers' names, checked but not read.
 
-        Raises ArtifactError.
+        Quantized matrices have their integers, in one rank. Raises ArtifactError.
         """
         self._check_there_are_weights()
         ranks = ranks or Ranks()
-        if self.path is None or self.adapter is not None:
+        quantized = self.quantization.quant != "none"
+        if self.path is None or self.adapter is not None or quantized:
+            # Integers are those of the whole matrix, whatever is then cut from it.
             return pieces(self.whole(), self.model, ranks, vocab_parallel=vocab_parallel)
-        return tensors_for(
+        tensors = tensors_for(
             self.path,
             self.model,
             ranks,
@@ -66,6 +76,7 @@ class ModelFiles:
             auto_trans=self.auto_trans,
             vocab_parallel=vocab_parallel,
         )
+        return with_quantization(tensors, self.model, self.quantization)
 
     def whole(self) -> Mapping[str, LazyTensor]:
         """Every tensor of the model, a sharded one put together, an adapter merged into them.
@@ -78,11 +89,19 @@ class ModelFiles:
             tensors: Mapping[str, LazyTensor] = random_checkpoint(base, self.seed)
         else:
             tensors = whole_tensors(self.path, base, self.strategy)
-        return tensors if self.adapter is None else merged(tensors, self.adapter, base)
+        if self.adapter is not None:
+            tensors = merged(tensors, self.adapter, base)
+        return with_quantization(tensors, self.model, self.quantization)
 
     def _check_there_are_weights(self) -> None:
         if self.given is not None:
             raise ArtifactError(f"{self.given.folder}: an exported model, whose weights stay in it")
+        if self.quantization.quant != "none" and self.path and rank_folders(self.path):
+            raise ArtifactError(
+                f"{self.path}: cut for several ranks, and quant={self.quantization} wants a whole "
+                "checkpoint",
+                "merge it first: run_mode=shard parallel=single",
+            )
 
 
 def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
@@ -102,7 +121,7 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
                 "load_checkpoint=random has none",
                 "name a model (model=tiny_llama), or a checkpoint (load_checkpoint=DIR)",
             )
-        return ModelFiles(source, None, model, config.seed)
+        return ModelFiles(source, None, model, config.seed, quantization=config.quantization)
     path = fetch(source, progress.note, weights=weights)
     # A hub's folder without weights is a folder without a checkpoint, and no fault here.
     alone = not weights and source.startswith("hf://")
@@ -124,7 +143,30 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
         config.seed,
         strategy=Path(strategy).expanduser() if strategy else None,
         auto_trans=config.auto_trans_ckpt,
+        quantization=_quantization(config, path),
     )
+
+
+def _quantization(config: RunConfig, path: Path) -> Quantization:
+    """How the weights are held: as the config says, or as a quantized checkpoint is.
+
+    Raises ArtifactError where the two are not the same, ConfigError for what cannot be done.
+    """
+    manifest, asked = read_quantization(path), config.quantization
+    if manifest is None:
+        return asked
+    held = manifest.quantization
+    if config.quant is None:
+        raise_faults(list(unavailable(config, f"{path}: quant={held}", "load_checkpoint")))
+        return held
+    if config.quant_group is None and asked.quant == held.quant:
+        return held
+    if asked.same_weights != held.same_weights:
+        raise ArtifactError(
+            f"{path}: quantized as {held}, this run asks for quant={asked}",
+            f"leave quant= out, or give what it was made from: load_checkpoint={manifest.source}",
+        )
+    return asked
 
 
 def with_adapter(files: ModelFiles, config: RunConfig) -> ModelFiles:
@@ -179,7 +221,15 @@ def files_of(given: GivenModel, config: RunConfig) -> ModelFiles:
             )
         tokens = {name: getattr(wanted, name) for name in TOKEN_FIELDS}
         model = dataclasses.replace(model, **tokens)
-    return ModelFiles(manifest.source, None, model, config.seed, given)
+    held = manifest.operators.quantization if manifest.operators else Quantization()
+    asked = config.quantization
+    wrong = asked.quant != held.quant or (config.quant_group and asked.group != held.group)
+    if config.quant is not None and wrong:
+        raise ArtifactError(
+            f"{given.folder}: exported with quant={held}, this run asks for quant={asked}",
+            "leave quant= out: the export says which it is",
+        )
+    return ModelFiles(manifest.source, None, model, config.seed, given, quantization=held)
 
 
 def tokenizer_of(config: RunConfig, files: ModelFiles) -> Tokenizer:
@@ -199,6 +249,22 @@ def tokenizer_of(config: RunConfig, files: ModelFiles) -> Tokenizer:
     if beside.is_file() and beside.suffix != ".gguf":
         beside = beside.parent
     return load_tokenizer(beside, model_vocab=vocab)
+
+
+def files_beside(config: RunConfig, files: ModelFiles) -> dict[str, bytes]:
+    """The tokenizer's files, by name, for a folder of the model's weights to be run from.
+
+    Those beside the source are copied as they are, for a GGUF or a tokenizer_file they are made.
+    """
+    named = config.processor.tokenizer.tokenizer_file is not None
+    if files.path is None and not named:
+        return {}
+    if files.path is None or named or files.path.suffix == ".gguf":
+        texts = tokenizer_of(config, files).files()
+        return {name: text.encode() for name, text in texts.items()}
+    folder = files.path if files.path.is_dir() else files.path.parent
+    found = (folder / name for name in COPIED_FILES)
+    return {file.name: file.read_bytes() for file in found if file.is_file()}
 
 
 def end_tokens(model: ModelConfig, tokenizer: Tokenizer) -> tuple[int, ...]:

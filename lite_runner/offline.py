@@ -17,10 +17,11 @@ from lite_runner.backends.exported import (
     Device,
     EngineOptions,
     absent,
+    check_operators,
     choose_engine,
     open_exported,
 )
-from lite_runner.backends.sizes import cache_length
+from lite_runner.backends.sizes import cache_length, step_capacity
 from lite_runner.config.engines import ENGINES
 from lite_runner.config.ge import GeConfig, check_ge_used, ge_config
 from lite_runner.config.generation import GenerationConfig
@@ -29,7 +30,8 @@ from lite_runner.config.offline_checks import more_than_greedy
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.secret import encryption_key
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
-from lite_runner.export.manifest import Layout, Manifest, read_manifest
+from lite_runner.export.manifest import Layout, Manifest, Operators, read_manifest
+from lite_runner.kernels.packing import FORMAT
 from lite_runner.model_files import ModelFiles
 from lite_runner.report import versions
 from lite_runner.text.tokenizer import Tokenizer
@@ -38,6 +40,10 @@ from lite_runner.weights.files import sha256_of
 from lite_runner.weights.source import cache_dir
 
 PACKAGE = Path(lite_runner.__file__).parent
+MADE_BY = [
+    *(path for part in ("export", "kernels", "models") for path in PACKAGE.glob(f"{part}/*.py")),
+    PACKAGE / "backends" / "step_words.py",
+]
 
 
 def open_offline(
@@ -121,11 +127,15 @@ def engine_for(config: RunConfig, layout: Layout, ge_files: tuple[Path, ...] = (
     )
 
 
-def wanted(config: RunConfig, family: str, slots: int, length: int) -> Wanted:
+def wanted(config: RunConfig, files: ModelFiles, slots: int, length: int) -> Wanted:
     """What an export has to be, as the config asks or as the first engine here wants it.
 
-    Raises EnvironmentFault where an engine was asked for that is not here.
+    Raises EnvironmentFault where an engine was asked for that is not here, or our own operators
+    are not, which quantized weights need.
     """
+    if files.quantization.quant != "none":
+        return _wanted_of_operators(config, files, slots, length)
+    family = files.model.family
     key = encryption_key(config.infer.enc_key)
     device = cast(Device, environment.resolve_device(config.context.device_target))
     target = device if config.export.target == "auto" else config.export.target
@@ -143,14 +153,43 @@ def wanted(config: RunConfig, family: str, slots: int, length: int) -> Wanted:
         faults.append(f"export.layout=resizable computes in float32; got {dtype}")
     if dtype == "bfloat16":
         faults.append("an export in bfloat16 cannot be proved on a CPU; float16 or float32 can")
+    if config.kv_cache != "fp32":
+        faults.append(f"kv_cache={config.kv_cache} of an export needs quantized weights: quant=")
     if layout == "resizable" and key is not None:
         faults.append("infer.enc_key needs export.layout=dynamic or static_pair")
     if faults:
         raise ConfigError.of(faults)
     sampled = config.model.model_config.is_sample_acceleration
     return Wanted(
-        layout, model_type, config.export.weight_fp16, dtype, target, sampled, slots, length, key
+        layout,
+        model_type,
+        config.export.weight_fp16,
+        dtype,
+        target,
+        sampled,
+        slots,
+        length,
+        key=key,
     )
+
+
+def _wanted_of_operators(config: RunConfig, files: ModelFiles, slots: int, length: int) -> Wanted:
+    """Of quantized weights; the config's checks saw to what else it asks for."""
+    device = cast(Device, environment.resolve_device(config.context.device_target))
+    held, dtype = files.quantization, config.compute_dtype(device)
+    faults = []
+    if dtype != "float32":
+        faults.append(f"an export of quant={held} computes in float32; got {dtype}")
+    if files.model.family in REGISTERED:
+        faults.append(f"quant={held} is not available in an export of {files.model.family}")
+    if not config.context.kernels:
+        faults.append(f"an export of quant={held} needs context.kernels=true")
+    if faults:
+        raise ConfigError.of(faults)
+    check_operators(f"an export of quant={held}", device)
+    capacity = step_capacity(slots)
+    operators = Operators(FORMAT, held.quant, held.group, config.kv_cache, capacity)
+    return Wanted("dynamic", "mindir", False, dtype, "CPU", False, slots, length, operators)
 
 
 def wanted_of_run(config: RunConfig, files: ModelFiles, slots: int, length: int) -> Wanted:
@@ -159,7 +198,7 @@ def wanted_of_run(config: RunConfig, files: ModelFiles, slots: int, length: int)
     _check_length(length, asked)
     # Rounded up, so that prompts of other lengths find an artifact again.
     length = asked or cache_length(length, files.model.seq_length)
-    return wanted(config, files.model.family, 1 << (slots - 1).bit_length(), length)
+    return wanted(config, files, 1 << (slots - 1).bit_length(), length)
 
 
 def _check_length(length: int, asked: int | None) -> None:
@@ -210,7 +249,7 @@ def folder_in_cache(files: ModelFiles, config: RunConfig, want: Wanted) -> Path:
         "adapter": digest(files.adapter) if files.adapter else None,
         "form": form,
         "versions": versions(),
-        "code": sha256_of(*sorted([*PACKAGE.glob("export/*.py"), *PACKAGE.glob("models/*.py")])),
+        "code": sha256_of(*sorted(MADE_BY)),
     }
     name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
     return cache_dir() / "artifacts" / f"{config.model_name}-{want.layout}-{name}"
@@ -222,6 +261,17 @@ def _check_fits(
     """The exported model that the user gave against what is asked of it."""
     assert files.given is not None
     folder = files.given.folder
+    cache = manifest.operators.kv_cache if manifest.operators else "fp32"
+    if manifest.operators and not config.context.kernels:
+        raise ConfigError(
+            f"{folder}: a graph of this project's own operators, and context.kernels=false",
+            "leave context.kernels= out, or export it without quant=",
+        )
+    if config.kv_cache not in ("fp32", cache):
+        raise ConfigError(
+            f"{folder}: exported with kv_cache={cache}, got kv_cache={config.kv_cache}",
+            "leave kv_cache= out, or export it again",
+        )
     if manifest.encrypted and not config.infer.enc_key:
         raise ArtifactError(f"{folder}: the model is encrypted", "infer.enc_key= its key")
     if config.infer.enc_key and not manifest.encrypted:

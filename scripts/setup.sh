@@ -3,7 +3,7 @@
 # when its stamp fits. PYTHON=... chooses the interpreter, PYTHON37=... that of lite.
 #   scripts/setup.sh run     .venv to run jobs
 #   scripts/setup.sh dev     .venv to run the tests too
-#   scripts/setup.sh peers   .venv-bench with torch and transformers, to compare with
+#   scripts/setup.sh peers   .venv-bench with torch, transformers and llama.cpp, to compare with
 #   scripts/setup.sh lite    .venv-lite with MindSpore Lite, for the offline engine
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -21,6 +21,7 @@ esac
 wish=${PYTHON:-}
 [[ $target != lite ]] || wish=${PYTHON37:-} # make test PYTHON=... means the other environment
 readonly venv lock supported wish
+readonly operators=lite_runner/kernels # what the set-up compiles
 readonly unfinished=$venv/.unfinished # stands while packages change; left behind by a killed set-up
 
 say() { echo "set-up: $*" >&2; }
@@ -39,6 +40,10 @@ is_supported() { [[ " $supported " == *" $1 "* ]]; }
 # install and the scripts of an environment hold it.
 stamp() {
   cat setup.cfg setup.py pyproject.toml "$lock" | cksum
+  if [[ $venv == .venv ]]; then
+    cat "$operators"/src/* | cksum
+    echo "${CXX:-} $(command -v c++ g++ clang++)" # one that was missing may be there now
+  fi
   "$venv/bin/python" -V
   pwd
 }
@@ -119,6 +124,7 @@ rm -f "$venv"/.ready-*
 touch "$unfinished"
 
 say "installing the packages of $lock (log: $venv/setup.log)"
+[[ $target != peers ]] || say "llama.cpp is built from source once, in 3 to 10 minutes; pip keeps it"
 case $target in
   run) install --editable . ;;
   dev) install --editable '.[dev]' ;;
@@ -127,5 +133,7 @@ esac
 
 stamp >"$venv/.ready-$target"
 [[ $target != dev ]] || cp "$venv/.ready-dev" "$venv/.ready-run"
+[[ $target != run && $target != dev || -f $operators/operators.so ]] ||
+  say "without the operators of $operators (python setup.py build_ext --inplace says why)"
 rm "$unfinished"
 say "done in $SECONDS s"

@@ -36,10 +36,12 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"errors", "rank_table"},
     "text": {"errors", "gguf_metadata"},
     "weights": {"config", "errors", "gguf_metadata", "progress"},
-    "models": {"config", "errors", "weights"},
-    "export": {"config", "errors", "models", "weights"},
+    "kernels": {"config", "errors", "weights"},
+    "models": {"config", "errors", "kernels", "weights"},
+    "export": {"config", "errors", "kernels", "models", "weights"},
     "backends": {
-        *("config", "environment", "errors", "export", "models", "progress", "signals", "weights"),
+        *("config", "environment", "errors", "export", "kernels", "models", "progress"),
+        *("signals", "weights"),
     },
     "given_model": {"config", "environment", "errors", "export"},
     "model_files": {"config", "errors", "given_model", "progress", "text", "weights"},
@@ -53,13 +55,13 @@ ALLOWED: dict[str, set[str]] = {
         *("report", "text", "verification", "weights"),
     },
     "offline": {
-        *("artifact", "backends", "config", "environment", "errors", "export", "model_files"),
-        *("progress", "report", "text", "weights"),
+        *("artifact", "backends", "config", "environment", "errors", "export", "kernels"),
+        *("model_files", "progress", "report", "text", "weights"),
     },
     "shares": {"backends", "config", "generation", "report"},
     "session": {
         *("adapters", "offline", "backends", "config", "environment", "errors", "generation"),
-        *("model_files", "progress", "text", "weights"),
+        *("kernels", "model_files", "progress", "text", "weights"),
     },
     "run_modes": {
         *("artifact", "backends", "config", "environment", "errors", "generation"),

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from importlib import metadata
@@ -22,9 +23,9 @@ import lite_runner
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(*command: str | Path, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
     # Without PYTHONPATH: nothing but what is installed may be found.
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | changes
     return subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
@@ -37,32 +38,41 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from a copy of the sources, so that the checkout stays as it is."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    source.mkdir()
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources, so that the checkout stays as it is."""
+    source = tmp_path_factory.mktemp("source")
     for name in ("setup.cfg", "setup.py", "pyproject.toml", "LICENSE", "README.md", "MANIFEST.in"):
         shutil.copy(ROOT / name, source)
+    ignored = shutil.ignore_patterns("__pycache__", "*_cache", "*.so")
     for name in ("lite_runner", "conf"):
-        shutil.copytree(
-            ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*_cache")
-        )
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    return source
+
+
+def wheel_of(source: Path, folder: Path, **env: str) -> Path:
     pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation")
-    done = run(*pip, "--no-index", "--wheel-dir", folder, source, cwd=folder)
+    done = run(*pip, "--no-index", "--wheel-dir", folder, source, cwd=folder, **env)
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = folder.glob("*.whl")
     return built
 
 
 @pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wheel_of(source, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installation_of(wheel, tmp_path_factory.mktemp("environment"))
+
+
+def installation_of(wheel: Path, home: Path) -> Path:
     """The bin folder of a fresh environment with the wheel in it.
 
     The dependencies come from the environment of the tests, by a .pth file. Such a folder's own
     .pth files are not obeyed, so an editable lite_runner there stays out of sight.
     """
-    home = tmp_path_factory.mktemp("environment")
     venv.create(home, with_pip=False, symlinks=True)
     python = home / "bin/python"
     pip = (sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index")
@@ -78,9 +88,54 @@ def test_wheel_holds_every_module_and_yaml(wheel: Path) -> None:
         *(f"lite_runner/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")),
         *(str(path.relative_to(ROOT)) for path in (ROOT / "lite_runner").rglob("*.py")),
         "lite_runner/py.typed",
+        "lite_runner/kernels/operators.so",
     }
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == expected
+
+
+def test_wheel_is_for_machines_of_one_kind(wheel: Path) -> None:
+    assert wheel.stem.endswith(sysconfig.get_platform().replace("-", "_").replace(".", "_"))
+
+
+def test_without_a_compiler_mindspores_operators_serve(
+    source: Path, wheel: Path, tmp_path: Path
+) -> None:
+    """`wheel`: what its build has left behind must not come back."""
+    plain = wheel_of(source, tmp_path, CXX="/bin/false")
+    packed, whole = (set(zipfile.ZipFile(path).namelist()) for path in (plain, wheel))
+    assert whole - packed == {"lite_runner/kernels/operators.so"} and packed <= whole
+    bin_folder = installation_of(plain, tmp_path / "environment")
+    arguments = ("model=tiny_llama", "predict_data=hi", "max_new_tokens=2")
+    done = run(bin_folder / "run-lite", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "outputs/latest/result.json").exists()
+
+
+@pytest.mark.parametrize("compiler", ["/bin/false", "/no/such/compiler"])
+def test_a_failed_build_leaves_no_library(source: Path, tmp_path: Path, compiler: str) -> None:
+    """It says so in one line, and takes away what fitted the sources before."""
+    shutil.copytree(source, tmp_path / "source", ignore=shutil.ignore_patterns("build"))
+    library = tmp_path / "source/lite_runner/kernels/operators.so"
+    library.write_bytes(b"older")
+    build = (sys.executable, "setup.py", "-q", "build_ext", "--inplace")
+    done = run(*build, cwd=tmp_path / "source", CXX=compiler)
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert compiler in line and line.endswith(": lite_runner goes without its own operators")
+    assert not list(tmp_path.glob("source/**/*.so"))
+
+
+def test_sdist_holds_what_is_compiled(source: Path, tmp_path: Path) -> None:
+    build = (sys.executable, "setup.py", "-q", "sdist", "--dist-dir", tmp_path)
+    done = run(*build, cwd=source)
+    assert done.returncode == 0, done.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "lite_runner/kernels/src").iterdir()}
+    assert len(sources) > 10 and sources <= names
+    assert not any(name.endswith((".so", ".o")) for name in names)
 
 
 def test_wheel_describes_itself(wheel: Path) -> None:

@@ -64,6 +64,9 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, copy / name)
     for name in ("setup.cfg", "setup.py", "pyproject.toml"):
         shutil.copy(ROOT / name, copy / name)
+    source = copy / "lite_runner/kernels/src/operators.cc"
+    source.parent.mkdir(parents=True)
+    source.write_text("int main() {}\n")
     return copy
 
 
@@ -116,6 +119,25 @@ def test_new_pins_update_the_environment(checkout: Path) -> None:
         lock.write("another==1.0\n")
     assert "updating .venv" in setup(checkout).stderr
     assert [line[:4] for line in installs(checkout)] == ["venv", "-m p", "-m p"]
+
+
+def test_operators_that_changed_are_compiled_again(checkout: Path) -> None:
+    setup(checkout)
+    with (checkout / "lite_runner/kernels/src/operators.cc").open("a") as source:
+        source.write("// changed\n")
+    # The pip of this test compiles nothing, and a missing library is told.
+    done = setup(checkout)
+    assert "updating .venv" in done.stderr
+    assert "without the operators of lite_runner/kernels" in done.stderr
+    assert setup(checkout).stderr == ""
+
+
+def test_another_compiler_is_another_try(checkout: Path) -> None:
+    setup(checkout)
+    done = run("scripts/setup.sh", "run", cwd=checkout, env={"CXX": "another-c++"})
+    assert "updating .venv" in done.stderr
+    (checkout / "lite_runner/kernels/operators.so").touch()
+    assert "without the operators" not in setup(checkout).stderr
 
 
 def test_a_moved_checkout_is_installed_again(checkout: Path) -> None:

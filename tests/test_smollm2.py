@@ -16,6 +16,7 @@ from lite_runner.backends.base import Row
 from lite_runner.backends.online import OnlineBackend, OnlineOptions
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import generate
+from lite_runner.run_modes.evaluate import evaluate
 from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
@@ -91,6 +92,27 @@ def test_perplexity_equals_transformers(backend: OnlineBackend) -> None:
         )
     perplexity = float(np.exp(np.mean(losses)))
     assert perplexity == pytest.approx(REFERENCE["perplexity"]["value"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "case",
+    REFERENCE["windows"]["perplexities"],
+    ids=lambda case: f"{case['window']}-{case['stride']}",
+)
+def test_sliding_windows_equal_transformers(
+    backend: OnlineBackend, tokenizer: Tokenizer, case: dict[str, Any]
+) -> None:
+    text = (ROOT / "tests/fixtures/text" / REFERENCE["windows"]["file"]).read_text(encoding="utf-8")
+    ids = np.array(tokenizer.encode(text), np.int32)
+    assert len(ids) == REFERENCE["windows"]["tokens"]
+    found = evaluate(backend, ids, case["window"], case["stride"])
+    assert found.scored_tokens == case["scored_tokens"]
+    assert found.perplexity == pytest.approx(case["value"], rel=1e-5)
+
+
+def test_scores_equal_transformers(backend: OnlineBackend) -> None:
+    ids = np.array(REFERENCE["perplexity"]["token_ids"], np.int32)
+    assert -backend.scores(ids).mean() == pytest.approx(REFERENCE["perplexity"]["mean_nll"], 1e-5)
 
 
 def test_three_ranks_say_the_same(smollm2_gguf: Path, tmp_path: Path) -> None:

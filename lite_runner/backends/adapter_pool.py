@@ -9,6 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError, RunnerError
+from lite_runner.models.fused import FusedNetwork
 from lite_runner.models.lora import EmbeddingLora, Lora, LoraSize
 from lite_runner.weights.adapter import Adapter, LoraPair
 
@@ -31,8 +32,12 @@ class AdapterPool:
         cells = [cell for _, cell in network.cells_and_names()]
         self._layers = [cell for cell in cells if isinstance(cell, Lora) and cell.names]
         self._tables = [cell for cell in cells if isinstance(cell, EmbeddingLora) and cell.names]
+        self._pools = [
+            pool for cell in cells if isinstance(cell, FusedNetwork) for pool in cell.adapters
+        ]
         there = {name for cell in self._layers for name in cell.names}
         there |= {name for table in self._tables for name in table.names}
+        there |= {name for layout, _ in self._pools for name in layout.names}
         if missing := size.targets - there:
             raise ArtifactError(
                 f"adapters: this network takes none for {len(missing)} of their "
@@ -52,7 +57,8 @@ class AdapterPool:
         """Bytes of the pool on the device."""
         layers = [(cell.a, *cell.b) for cell in self._layers]
         tables = [(cell.a, cell.b) for cell in self._tables]
-        return sum(one.nbytes for group in (*layers, *tables) for one in group)
+        pools = [(pool,) for _, pool in self._pools]
+        return sum(one.nbytes for group in (*layers, *tables, *pools) for one in group)
 
     def spent(self, seconds: float, adapters: Sequence[int]) -> None:
         """A step of these rows took so long; each had an equal part in it."""
@@ -90,6 +96,8 @@ class AdapterPool:
         )
 
     def _load(self, adapter: Adapter, place: int) -> None:
+        for layout, pool in self._pools:
+            _write(pool, np.array([place]), layout.row(adapter)[None])
         rank = self._rank
         span = np.arange(rank)
         for cell in self._layers:

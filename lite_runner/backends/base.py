@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,4 +43,16 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Release what the backend holds; calling it twice is harmless."""
+        ...
+
+
+@runtime_checkable
+class Scorer(Backend, Protocol):
+    """A backend that tells how likely a text is, not only what comes next."""
+
+    def scores(self, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Natural log-likelihood of each of tokens[1:] given those before it [n - 1].
+
+        `tokens` [n], 2 <= n <= max_length, begin an empty cache in slot 0, which they overwrite.
+        """
         ...

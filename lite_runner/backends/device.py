@@ -12,7 +12,10 @@ def set_device(device: str, device_id: int, threads: int | None = None) -> None:
 
     `threads` None is MindSpore's own choice.
     """
-    ms.set_context(mode=ms.GRAPH_MODE, jit_config={"jit_level": "O0"})
+    jit_config = {"jit_level": "O0"}
+    if device == "Ascend":
+        jit_config["infer_boost"] = "on"  # PagedAttention and ReshapeAndCache are of these kernels
+    ms.set_context(mode=ms.GRAPH_MODE, jit_config=jit_config)
     try:
         ms.set_device(device, device_id)
     except (RuntimeError, ValueError) as error:

@@ -20,12 +20,7 @@ class DynamicBackend:
 
     def __init__(self, manifest: Manifest, engine: Engine, slots: int) -> None:
         """`slots`: rows held at once; more than were exported is a ConfigError."""
-        if slots > manifest.batch_size:
-            raise ConfigError(
-                f"{slots} rows at once, but {manifest.model_name} was exported for "
-                f"{manifest.batch_size}",
-                "export it again with a larger batch size, or use a smaller predict_batch_size",
-            )
+        check_slots(manifest, slots)
         self.engine = engine.name
         self.vocab_size = manifest.model.vocab_size
         self.max_length = manifest.seq_length
@@ -68,6 +63,16 @@ class DynamicBackend:
             array[...] = value
         logits: NDArray[np.float32] = self._engine.run("model")[0][0]
         return logits
+
+
+def check_slots(manifest: Manifest, slots: int) -> None:
+    """More rows than were exported are a ConfigError."""
+    if slots > manifest.batch_size:
+        raise ConfigError(
+            f"{slots} rows at once, but {manifest.model_name} was exported for "
+            f"{manifest.batch_size}",
+            "export it again with a larger batch size, or use a smaller predict_batch_size",
+        )
 
 
 def cannot_copy(layout: str) -> tuple[str, str]:

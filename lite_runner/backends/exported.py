@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lite_runner import environment
+from lite_runner import environment, kernels
 from lite_runner.backends.base import Backend
 from lite_runner.backends.engines import lite
 from lite_runner.backends.engines.base import Engine
@@ -15,7 +15,7 @@ from lite_runner.backends.engines.lite_python import find_lite_python
 from lite_runner.config.engines import ENGINES, EngineName
 from lite_runner.config.ge import GeConfig
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.export.manifest import GraphName, Layout, Manifest
+from lite_runner.export.manifest import GraphName, Layout, Manifest, Operators
 
 Device = Literal["CPU", "Ascend"]
 
@@ -89,6 +89,8 @@ def open_exported(
         from lite_runner.backends.resizable import ResizableBackend
 
         return ResizableBackend(manifest, _engine(graphs, manifest, options), slots)
+    if manifest.operators is not None:
+        return _open_fused(graphs, manifest, manifest.operators, options, slots)
     from lite_runner.backends.dynamic import DynamicBackend
     from lite_runner.backends.static_pair import StaticPairBackend
 
@@ -96,6 +98,36 @@ def open_exported(
     if manifest.layout == "static_pair":
         return StaticPairBackend(manifest, engine)
     return DynamicBackend(manifest, engine, slots)
+
+
+def _open_fused(
+    graphs: Mapping[GraphName, Path],
+    manifest: Manifest,
+    operators: Operators,
+    options: EngineOptions,
+    slots: int,
+) -> Backend:
+    check_operators(f"the exported {manifest.model_name}", options.device)
+    engine = _engine(graphs, manifest, options)
+    kernels.set_threads(options.threads)
+    from lite_runner.backends.dynamic_fused import DynamicFusedBackend
+
+    return DynamicFusedBackend(manifest, operators, engine, slots)
+
+
+def check_operators(what: str, device: Device) -> None:
+    """That what needs our own operators can have them, else an EnvironmentFault."""
+    if device != "CPU":
+        raise EnvironmentFault(
+            f"{what} needs this project's own operators, which are made for a CPU; got {device}",
+            "context.device_target=CPU, or export it without quant=",
+        )
+    if not kernels.LIBRARY.is_file():
+        raise EnvironmentFault(
+            f"{what} needs this project's own operators, which were not built: no "
+            f"{kernels.LIBRARY.name}",
+            "install a C++ compiler, then set up again: make run, or pip install .",
+        )
 
 
 def _engine(graphs: Mapping[GraphName, Path], manifest: Manifest, options: EngineOptions) -> Engine:
@@ -124,4 +156,5 @@ def _engine(graphs: Mapping[GraphName, Path], manifest: Manifest, options: Engin
         device_id=options.device_id,
         threads=options.threads,
         dec_key=options.key,
+        library=kernels.LIBRARY if manifest.operators else None,
     )

@@ -9,29 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import mindspore as ms
 from mindspore.graph import api as graph_api
 
-from lite_runner.config.model import REGISTERED, ModelConfig
 from lite_runner.weights.files import sha256_of
 from lite_runner.weights.source import cache_dir
-
-if TYPE_CHECKING:
-    from lite_runner.backends.online import OnlineOptions
-    from lite_runner.models.lora import LoraSize
 
 SEAL = ".sha256"
 PACKAGE = Path(__file__).resolve().parent.parent
 COMPILED_FROM = sorted(
     [
         *PACKAGE.glob("models/*.py"),
-        *(PACKAGE / "backends" / f"{name}.py" for name in ("device", "online")),
+        *(PACKAGE / "backends" / f"{name}.py" for name in ("device", "fused", "online")),
     ]
 )
 
@@ -43,39 +36,37 @@ class GraphCache:
 
     MindSpore takes the folder that it is first told of for the whole process, and numbers the
     graphs in it by the order in which they are compiled. So only the first backend of a process
-    gets a folder (a run has one), and it must compile its graphs in an order that never varies.
+    gets a folder (a run has one), and it must compile its graphs in an order that never varies:
+    only those of the purpose that it compiles for first are kept.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        options: OnlineOptions,
-        length: int,
-        adapters: LoraSize | None = None,
-    ) -> None:
+    def __init__(self, network: Mapping[str, object]) -> None:
+        """`network`: all that the graphs depend on besides the code, as JSON has it."""
         global _claimed
         described = {
-            "model": asdict(config),
-            "shapes": [options.slots, length, options.use_past],
-            "placed": [options.dtype, options.device],
-            "ranks": [*astuple(options.ranks), options.vocab_parallel],
-            "adapters": adapters and [adapters.places, adapters.rank, sorted(adapters.targets)],
+            **network,
             "mindspore": ms.__version__,
             "code": sha256_of(*COMPILED_FROM),
-            "network": REGISTERED.get(config.family),
             # MindSpore throws an entry away that another program has made.
             "program": str(_program()),
         }
-        name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:32]
-        self._folder = cache_dir() / "graphs" / name
-        self._active = not _claimed and _program().is_file() and _is_writable(self._folder)
+        self._described = described
+        self._active = not _claimed and _program().is_file()
         _claimed = True
+        self._purpose = ""  # of the graphs that are kept
+        self._folder = Path()
         self._next = 0
 
     @contextmanager
-    def entry(self) -> Iterator[bool]:
+    def entry(self, purpose: str = "generate") -> Iterator[bool]:
         """Compile one graph within; yields whether it is read from the cache."""
-        if not self._active:
+        if self._active and not self._purpose:
+            self._purpose = purpose
+            told = json.dumps(self._described | {"purpose": purpose}, sort_keys=True)
+            name = hashlib.sha256(told.encode()).hexdigest()[:32]
+            self._folder = cache_dir() / "graphs" / name
+            self._active = _is_writable(self._folder)
+        if not self._active or purpose != self._purpose:
             yield False
             return
         # Under msrun MindSpore puts its role before the names.

@@ -2,7 +2,8 @@
 
 Two graphs share the weights and the cache: *prefill* takes one row of any length (a dynamic
 shape), *decode* one token of every slot (a static shape, which runs a quarter faster). A row is
-prefilled alone, so what stands beside it cannot change its logits.
+prefilled alone, so what stands beside it cannot change its logits. A third, *score*, is a prefill
+that gives the logits after every token.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import mindspore as ms
 import numpy as np
@@ -23,13 +24,16 @@ from lite_runner.backends.base import Row
 from lite_runner.backends.collectives import tensor_parallel
 from lite_runner.backends.device import set_device
 from lite_runner.backends.graph_cache import GraphCache
+from lite_runner.backends.likelihood import log_likelihoods, rows_at_once
 from lite_runner.backends.sizes import cache_length, chunk_length
-from lite_runner.config.model import ModelConfig
+from lite_runner.config.model import REGISTERED, ModelConfig
 from lite_runner.config.ranks import Ranks, local_model
 from lite_runner.models.layers import BuildOptions, CacheSize, Weights
-from lite_runner.models.networks import NETWORKS, Decode, LoraDecode, LoraPrefill, Prefill
+from lite_runner.models.networks import NETWORKS, Decode, LoraDecode, LoraPrefill, Prefill, Score
+from lite_runner.models.quantized import LinearIntegers
 from lite_runner.signals import deferred
 from lite_runner.weights.adapter import Adapter
+from lite_runner.weights.read_ahead import QuantizedWeights
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,11 @@ class OnlineOptions:
     ranks: Ranks = Ranks()  # noqa: RUF009  (frozen)
     vocab_parallel: bool = True  # several ranks: the embedding and the head are cut too
     loaded_adapters: int = 0  # of the adapters, how many are on the device at a time
+    integer_input: bool = False  # a8w8, where the weights are integers
 
 
 class OnlineBackend:
-    """See `lite_runner.backends.base.Backend`.
+    """See `lite_runner.backends.base.Scorer`.
 
     Of several ranks each has a backend of its own; those that share a copy of the model get the
     same rows in the same order, and compute the same logits.
@@ -60,12 +65,13 @@ class OnlineBackend:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Weights,
+        weights: Weights | QuantizedWeights,
         options: OnlineOptions,
         adapters: Sequence[Adapter] = (),
     ) -> None:
         """`config` is the whole model's, `weights` give this rank's pieces, as do `adapters`:
-        a row's adapter is one of these, counted from 1.
+        a row's adapter is one of these, counted from 1. QuantizedWeights are for Ascend, whose
+        operators multiply by integers.
 
         Several ranks must have met before: see `lite_runner.backends.collectives`.
         """
@@ -77,11 +83,32 @@ class OnlineBackend:
         size = CacheSize(options.slots, self.max_length) if options.use_past else None
         parallel = tensor_parallel(options.ranks, cut_vocabulary=options.vocab_parallel)
         pool = pool_size(adapters, options.loaded_adapters) if adapters else None
-        build = BuildOptions(size, getattr(ms, options.dtype), parallel, pool)
+        build = BuildOptions(
+            size,
+            getattr(ms, options.dtype),
+            parallel,
+            pool,
+            options.device,
+            options.integer_input,
+        )
         local = local_model(config, options.ranks.tensor)
+        if isinstance(weights, QuantizedWeights):
+            weights = LinearIntegers(weights, config)
         self._network = NETWORKS[config.family](local, weights, build)
         self.adapters = AdapterPool(self._network, adapters, pool) if pool else None
-        self._graphs = GraphCache(config, options, self.max_length, pool)
+        self._graphs = GraphCache(
+            {
+                "model": asdict(config),
+                "options": asdict(options) | {"length": self.max_length, "threads": None},
+                "adapters": pool and [pool.places, pool.rank, sorted(pool.targets)],
+                # Integers, by column or by group, are multiplied by other operators than floats.
+                "weights": [
+                    [one.name, list(one.shape), str(one.dtype)]
+                    for one in self._network.get_parameters()
+                ],
+                "network": REGISTERED.get(config.family),
+            }
+        )
         self._chunk = chunk_length(local.num_heads, self.max_length)
         self._compiled: dict[str, nn.Cell] = {}
         self._history: dict[int, NDArray[np.int32]] = {}  # use_past=False: tokens of each slot
@@ -114,6 +141,20 @@ class OnlineBackend:
             with self._timed(together):
                 logits[decoded] = self._decode(together)
         return logits
+
+    def scores(self, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Log-likelihood of each of tokens[1:] given those before it, by the base model [n - 1].
+
+        Slot 0 is overwritten. Every rank computes the same.
+        """
+        given, following = tokens[:-1], tokens[1:]
+        step = rows_at_once(self.vocab_size, self._chunk) if self._use_past else len(given)
+        found = []
+        for start in range(0, len(given), step):
+            piece = given[None, start : start + step]
+            logits = self._run("score", piece, [start], [len(tokens)], [0])
+            found.append(log_likelihoods(logits, following[start : start + step]))
+        return np.concatenate(found)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Slot targets[i] becomes slot sources[i]; all are read before any is written."""
@@ -181,7 +222,7 @@ class OnlineBackend:
         return logits if slots == list(range(self.slots)) else logits[slots]
 
     def _run(self, kind: str, *arrays: object) -> NDArray[np.float32]:
-        if not self._compiled:
+        if not self._compiled and kind != "score":
             self.prepare()
         if kind not in self._compiled:
             self._compile(kind)
@@ -194,9 +235,11 @@ class OnlineBackend:
         start = time.perf_counter()
         one = Tensor(np.zeros(1, np.int32))
         graph: nn.Cell
-        if kind == "prefill":
-            ones = [one] * (3 if self.adapters is None else 4)
-            graph = (Prefill if self.adapters is None else LoraPrefill)(self._network)
+        if kind != "decode":
+            by_base = self.adapters is None or kind == "score"
+            ones = [one] * (3 if by_base else 4)
+            prefill = Prefill if by_base else LoraPrefill
+            graph = (Score if kind == "score" else prefill)(self._network)
             graph.set_inputs(Tensor(shape=[1, None], dtype=ms.int32), *ones)
             inputs = [Tensor(np.zeros((1, 2), np.int32)), *ones]
         else:
@@ -205,7 +248,8 @@ class OnlineBackend:
             each_row = [each] * (1 if self.adapters is None else 2)
             inputs = [Tensor(np.zeros((self.slots, 1), np.int32)), *each_row]
         graph.set_train(False)
-        with self._graphs.entry() as cached:
+        purpose = "score" if kind == "score" else "generate"
+        with self._graphs.entry(purpose) as cached:
             shown = nullcontext() if cached else progress.step(f"compile the {kind} graph")
             with shown, deferred():  # interrupted, MindSpore leaves a dump and goes on
                 graph.compile(*inputs)

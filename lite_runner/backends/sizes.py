@@ -15,6 +15,11 @@ def cache_length(wanted: int, longest: int) -> int:
     return max(wanted, min(size, longest))
 
 
+def step_capacity(slots: int) -> int:
+    """Tokens that a step of our own operators takes: of prompts, or a new one of every slot."""
+    return max(LONGEST_CHUNK, slots)
+
+
 def chunk_length(heads: int, length: int) -> int:
     """Tokens of a prompt computed at once over `length` keys: a power of two, at least 32."""
     fits = SCORE_BYTES // (4 * heads * length)

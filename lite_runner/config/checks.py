@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import get_args
 
 from lite_runner.config.cluster import cluster_faults
+from lite_runner.config.evaluation import evaluation_faults, window_faults
 from lite_runner.config.fields import Fault, fault, show
 from lite_runner.config.ge import ge_faults
 from lite_runner.config.model import ModelConfig
 from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.parallel import division_faults, parallel_faults
-from lite_runner.config.prompts import prompt_file
+from lite_runner.config.prompts import is_file, prompt_file
+from lite_runner.config.quantization_checks import quantization_faults
 from lite_runner.config.requests import request_faults
 from lite_runner.config.schema import (
     AdapterFormat,
@@ -36,12 +38,16 @@ _ONLY_IN = {  # keys that one or two run modes have
     "convert_format": ("convert",),
     "convert_output": ("convert",),
     "merge": ("convert",),
+    "eval_data": ("eval",),
+    "eval_window": ("eval",),
+    "eval_stride": ("eval",),
     "export_output": ("export",),
+    "quantize_output": ("quantize",),
     "shard_output": ("shard",),
     "shard_format": ("shard",),
     "transform_process_num": ("shard",),
     "transform_rank": ("shard",),
-    "overwrite": ("convert", "export", "shard"),
+    "overwrite": ("convert", "export", "quantize", "shard"),
 }
 _ARCH_OF = {
     "LlamaConfig": "LlamaForCausalLM",
@@ -64,8 +70,12 @@ def run_faults(config: RunConfig) -> Iterator[Fault]:
         yield from _lengths(config)
     if config.run_mode == "convert":
         yield from _convert(config)
-    if config.run_mode == "export":
+    if config.run_mode == "eval":
+        yield from evaluation_faults(config)
         yield from _no_predicting(config)
+    if config.run_mode in ("export", "quantize"):
+        yield from _no_predicting(config)
+    yield from quantization_faults(config)
     yield from _adapters(config)
     yield from _shards(config)
     yield from offline_faults(config)
@@ -79,6 +89,8 @@ def run_faults(config: RunConfig) -> Iterator[Fault]:
 def fits_model(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
     """What of a config does not fit the model; for model=auto when its checkpoint is known."""
     yield from division_faults(config, model)
+    if config.run_mode == "eval":
+        yield from window_faults(config, model)
     generation = config.generation(model)
     if generation.max_new_tokens is not None and generation.max_new_tokens >= model.seq_length:
         yield fault(
@@ -254,19 +266,12 @@ def _prompts(config: RunConfig) -> Iterator[Fault]:
         if any("\ud800" <= character <= "\udfff" for character in text):
             yield fault("predict_data", f"{where}: not valid UTF-8")
     path = prompt_file(data)
-    if path is not None and not _is_file(path):
+    if path is not None and not is_file(path):
         yield fault(
             "predict_data",
             f"predict_data: no file {path}; a text that ends in .txt names a file with a prompt"
             f" a line (as a prompt: predict_data=['{path}'])",
         )
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name too long to be a file's
-        return False
 
 
 def _sampling(config: RunConfig) -> Iterator[Fault]:
@@ -334,8 +339,10 @@ def _convert(config: RunConfig) -> Iterator[Fault]:
 def _adapters(config: RunConfig) -> Iterator[Fault]:
     """LoRA adapters: where they are, and what a conversion makes of them."""
     path, form = config.adapter_path, config.convert_format
-    if config.run_mode == "shard" and path:
-        yield fault("adapter_path", f"adapter_path={path} has no meaning with run_mode=shard")
+    if config.run_mode in ("quantize", "shard") and path:
+        yield fault(
+            "adapter_path", f"adapter_path={path} has no meaning with run_mode={config.run_mode}"
+        )
     for key in ("adapter_id", "adapter_root"):
         if getattr(config, key) and not path:
             yield fault((key, "adapter_path"), f"{key} needs adapter_path=lora_adapter.json")
@@ -369,13 +376,14 @@ def _shards(config: RunConfig) -> Iterator[Fault]:
     sharding = config.run_mode == "shard"
     if config.only_save_strategy and not sharding:
         yield fault("only_save_strategy", "only_save_strategy=true needs run_mode=shard")
-    if not (sharding or config.predicts) or config.backend == "mslite":
+    loading = config.predicts or config.run_mode == "eval"
+    if not (sharding or loading) or config.backend == "mslite":
         for key in ("src_strategy_path_or_dir", "auto_trans_ckpt"):
             if value := getattr(config, key):
                 yield fault(
                     key,
                     f"{key}={value if isinstance(value, str) else show(value)} has a meaning only"
-                    " with run_mode=shard, or run_mode=predict backend=ms",
+                    " with run_mode=shard, or run_mode=predict or eval with backend=ms",
                 )
     strategy = config.src_strategy_path_or_dir
     if strategy and config.checkpoint_source == "random":
@@ -433,7 +441,9 @@ def _places(config: RunConfig) -> Iterator[Fault]:
         "adapter_path": config.adapter_path,
         "adapter_root": config.adapter_root,
         "convert_output": config.convert_output,
+        "eval_data": config.eval_data,
         "export_output": config.export_output,
+        "quantize_output": config.quantize_output,
         "shard_output": config.shard_output,
         "src_strategy_path_or_dir": config.src_strategy_path_or_dir,
         "infer.model_dir": config.infer.model_dir,

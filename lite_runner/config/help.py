@@ -17,6 +17,8 @@ usage: run_lite.py [key=value ...] [flags]
   run_lite.py model=auto load_checkpoint=/models/folder predict_data=- < prompt.txt
   run_lite.py model=tiny_llama predict_data=hi do_sample=true temperature=0.7 seed=1,2,3 -m
   run_lite.py run_mode=convert model=bloom_560m convert_format=ckpt convert_output=bloom.ckpt
+  run_lite.py run_mode=quantize model=smollm2_135m quant=a16w8 quantize_output=smollm2_a16w8
+  run_lite.py run_mode=eval model=smollm2_135m eval_data=text.txt
   run_lite.py --config FILE --run_mode predict --load_checkpoint X --predict_data 'Hi'
 """
 _FLAGS = """\

@@ -60,7 +60,7 @@ _IGNORED = {
         ignore_token_id init_method_std initializer_range is_dynamic
         layernorm_compute_type max_position_embedding mlp_concat multiple_of num_blocks offset
         parallel_optimizer param_init_type pet_config pp_interleave_num pretrain_seqlen
-        qkv_concat quant recompute rotary_dtype scaling_factor
+        qkv_concat quant quantization_config recompute rotary_dtype scaling_factor
         softmax_compute_type use_attn_mask_compression use_flash_attention
         use_fused_rope use_fused_swiglu use_kbk_infer use_load_balance use_paged_attention
         use_past_shard use_ring_attention use_rope_slice use_select_recompute
@@ -78,7 +78,7 @@ _UNDERSTOOD = frozenset(
     f"model.model_config.{name}"
     for name in (
         *("extend_method", "ffn_dim_multiplier", "hidden_act", "multiple_of"),
-        *("pretrain_seqlen", "scaling_factor"),
+        *("pretrain_seqlen", "quantization_config", "scaling_factor"),
     )
 )
 
@@ -91,6 +91,9 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "model.model_config.quant": ("", None),
     "model.model_config.pet_config.pet_type": ("slora", "", None),
 }
+# Names of types in quantization_config; what is not there stays a float.
+_FLOATS = (None, "", "none", "None", "fp16", "bf16", "float16", "bfloat16")
+_QUANTS = {("int8", "float"): "a16w8", ("int4", "float"): "a16w4", ("int8", "int8"): "a8w8"}
 _ACTIVATIONS = {"LlamaConfig": "silu", "BloomConfig": "gelu", "GPT2Config": "gelu"}
 _SIZES = ("seq_length", "hidden_size", "num_layers", "num_heads", "vocab_size")
 # The model of ours to start from for a file whose model_name is not one of ours.
@@ -258,6 +261,7 @@ def _translate_model(
     source = settings.get("checkpoint_name_or_path")
     if source in ("", None) or (isinstance(source, str) and source in models):
         result.assignments.pop(f"{prefix}checkpoint_name_or_path", None)
+    _translate_quantization(settings.get("quantization_config"), result)
     if kind == "LlamaConfig":
         try:
             _translate_llama(settings, result)
@@ -266,6 +270,44 @@ def _translate_model(
                 f"{prefix}multiple_of, ffn_dim_multiplier, extend_method or scaling_factor:"
                 " expected numbers"
             )
+
+
+def _translate_quantization(given: Any, result: Translation) -> None:
+    """Weights as integers by rounding to nearest, which is ours too; what else there is, is said.
+
+    Activations of 8 bits are scaled here row by row as they come, so nothing is calibrated.
+    """
+    section = "model.model_config.quantization_config"
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        result.faults.append(f"{section}: got {show(given)}, expected a section")
+        return
+    method, weight, kv = (
+        given.get(name) for name in ("quant_method", "weight_dtype", "kvcache_dtype")
+    )
+    activation = given.get("activation_dtype")
+    if method not in (None, "rtn"):
+        result.faults.append(
+            f"{section}.quant_method: got {show(method)}, expected rtn (rounded to nearest):"
+            " nothing is calibrated here"
+        )
+    if kv == "int8":
+        result.assignments["kv_cache"] = "int8"
+    elif kv not in _FLOATS:
+        result.faults.append(f"{section}.kvcache_dtype: got {show(kv)}, expected int8 or none")
+    if weight in _FLOATS and activation in _FLOATS:
+        return
+    quant = _QUANTS.get((str(weight), "float" if activation in _FLOATS else str(activation)))
+    if quant is None:
+        result.faults.append(
+            f"{section}: got weight_dtype {show(weight)} with activation_dtype {show(activation)},"
+            " expected int8 or int4 with fp16, or int8 with int8"
+        )
+        return
+    result.assignments["quant"] = quant
+    understood = {"quant_method", "weight_dtype", "activation_dtype", "kvcache_dtype"}
+    result.ignored += [f"{section}.{name}" for name in given if name not in understood]
 
 
 def _translate_llama(settings: Mapping[str, Any], result: Translation) -> None:

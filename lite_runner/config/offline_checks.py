@@ -16,7 +16,8 @@ from lite_runner.errors import ConfigError
 
 def offline_faults(config: RunConfig) -> Iterator[Fault]:
     """Exporting, and running what was exported."""
-    offline = config.run_mode == "export" or config.backend != "ms"
+    scoring = config.run_mode == "eval"  # which no exported model does, so backend=auto is ms
+    offline = config.run_mode == "export" or (config.backend != "ms" and not scoring)
     given = {
         "engine": config.engine != "auto",
         "export.layout": config.export.layout != "auto",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lite_runner.config.model import ModelConfig
+from lite_runner.config.quantization import Quantization, Scheme
 from lite_runner.config.schema import DType, RunConfig
 from lite_runner.errors import EnvironmentFault
 
@@ -68,14 +69,46 @@ COUNTS: dict[str, Callable[[ModelConfig], int]] = {
 }
 
 
+def matrix_parameters(model: ModelConfig) -> int:
+    """Parameters of the linear layers of all blocks."""
+    matrices = 3 if model.family == "llama" else 2  # of the feed-forward layer
+    wide = matrices * model.hidden_size * model.intermediate_size
+    return model.num_layers * (_attention(model) + wide)
+
+
+def weight_bytes(model: ModelConfig, dtype: DType, quantization: Quantization) -> int:
+    """Bytes of the weights, matrices as integers where quantized; scales of rows within 1 %."""
+    linear, table = quantization.linear, quantization.table
+    if linear is None or table is None:
+        return parameter_count(model) * BYTES_OF[dtype]
+    heads = 1 if model.tie_word_embeddings else 2
+    layers = matrix_parameters(model)
+    rest = parameter_count(model) - layers - heads * model.vocab_size * model.hidden_size
+    tables = heads * table.nbytes(model.vocab_size, model.hidden_size)
+    return _as_rows(linear, layers, model.hidden_size) + tables + 4 * rest
+
+
+def _as_rows(scheme: Scheme, count: int, columns: int) -> int:
+    """Bytes of `count` weights in rows of `columns`."""
+    return scheme.nbytes(count // columns, columns)
+
+
 def memory_need(
-    model: ModelConfig, dtype: DType, slots: int, length: int, use_past: bool = True
+    model: ModelConfig,
+    dtype: DType,
+    slots: int,
+    length: int,
+    use_past: bool = True,
+    quantization: Quantization = Quantization(),  # noqa: B008  (frozen)
 ) -> Memory:
-    """Bytes for weights, and for a cache of `slots` sequences of `length` tokens."""
+    """Bytes for weights, and for a cache of `slots` sequences of `length` tokens.
+
+    `quantization` counts matrices as integers: of a backend that computes with them.
+    """
     per_token = 2 * model.num_layers * model.n_kv_heads * model.head_dim
     size = BYTES_OF[dtype]
     cache = slots * length * per_token * size if use_past else 0
-    return Memory(parameter_count(model) * size, cache)
+    return Memory(weight_bytes(model, dtype, quantization), cache)
 
 
 def free_memory() -> int:
@@ -111,8 +144,13 @@ def plan(
 ) -> list[str]:
     """The lines of dry_run=true, for a cache of `slots` sequences of `length` tokens."""
     dtype = config.compute_dtype(device)
-    need = memory_need(model, dtype, slots, length, config.use_past)
+    quantization = config.quantization
+    # MindSpore's operators compute with floats; whether ours were built is not known here.
+    if device != "CPU" or not config.context.kernels or config.use_parallel:
+        quantization = Quantization()
+    need = memory_need(model, dtype, slots, length, config.use_past, quantization)
     free = free_memory()
+    held = dtype if quantization.quant == "none" else f"integers (quant={quantization})"
     kv = "" if model.n_kv_heads == model.num_heads else f" ({model.n_kv_heads} key/value)"
     lines = {
         "run mode": config.run_mode,
@@ -121,7 +159,7 @@ def plan(
         f" {model.num_heads} heads{kv}, vocabulary {model.vocab_size}, context {model.seq_length}",
         "parameters": f"{parameter_count(model):,}",
         "checkpoint": config.checkpoint_source,
-        "weights": f"{readable(need.weights)} as {dtype}",
+        "weights": f"{readable(need.weights)} as {held}",
         "cache": f"{readable(need.cache)} for {slots} x {length} tokens"
         if config.use_past
         else "none (use_past=false)",

@@ -19,6 +19,14 @@ def prompt_file(predict_data: str | tuple[str, ...]) -> Path | None:
     return Path(predict_data).expanduser() if predict_data.endswith(".txt") else None
 
 
+def is_file(path: Path) -> bool:
+    """Whether a file is there; no name that a user may give is an error."""
+    try:
+        return path.is_file()
+    except OSError:  # a name too long to be a file's
+        return False
+
+
 def read_prompts(config: RunConfig) -> list[str]:
     """The prompts of a run, as typed; the lines of a file and standard input without their end.
 
@@ -28,7 +36,7 @@ def read_prompts(config: RunConfig) -> list[str]:
     data = config.predict_data
     path = prompt_file(data)
     if path is not None:
-        text = _decode(_read_file(path), str(path)).removeprefix("\ufeff")
+        text = decoded(_read_file(path), f"predict_data: {path}").removeprefix("\ufeff")
         lines = [line.removesuffix("\r") for line in text.split("\n")]
         prompts = [line for line in lines if line.strip()]
         if not prompts:
@@ -36,7 +44,7 @@ def read_prompts(config: RunConfig) -> list[str]:
         return prompts
     if data == STANDARD_INPUT:
         raw = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
-        text = _decode(raw, "standard input").removesuffix("\n").removesuffix("\r")
+        text = decoded(raw, "predict_data: standard input").removesuffix("\n").removesuffix("\r")
         if not text:
             raise ConfigError("predict_data: standard input is empty; expected a prompt")
         return [text]
@@ -56,13 +64,14 @@ def _read_file(path: Path) -> bytes:
         ) from None
 
 
-def _decode(raw: bytes, where: str) -> str:
+def decoded(raw: bytes, where: str) -> str:
+    """UTF-8 as text; `where` begins what is said of other bytes, or of too many (ConfigError)."""
     if len(raw) > MAX_PROMPT_BYTES:
-        raise ConfigError(f"predict_data: {where} has more than {MAX_PROMPT_BYTES} bytes")
+        raise ConfigError(f"{where} has more than {MAX_PROMPT_BYTES} bytes")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"predict_data: {where} is not UTF-8: byte 0x{raw[error.start]:02x} at {error.start}",
+            f"{where} is not UTF-8: byte 0x{raw[error.start]:02x} at {error.start}",
             "convert it: iconv -f GB18030 -t UTF-8",
         ) from None

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from lite_runner.config.fields import Fault, Range, read
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.model import ModelConfig, RopeScaling
+from lite_runner.config.quantization import CacheType, Quant, QuantGroup, Quantization
 from lite_runner.config.secret import hidden
 from lite_runner.errors import ConfigError
 
@@ -22,7 +23,7 @@ Index = Annotated[int, Range(0)]
 Positive = Annotated[float, Range(0, above=True)]
 Probability = Annotated[float, Range(0, 1)]
 TokenIds = Index | tuple[Index, ...] | None
-RunMode = Literal["predict", "convert", "export", "shard", "slora"]
+RunMode = Literal["predict", "convert", "eval", "export", "quantize", "shard", "slora"]
 DType = Literal["float32", "float16", "bfloat16"]
 CheckpointFormat = Literal["ckpt", "safetensors", "huggingface"]
 AdapterFormat = Literal["peft", "mindformers"]
@@ -182,7 +183,8 @@ class Context:
     mode: Literal[0, 1]  # 0 graph, 1 pynative
     device_target: Literal["auto", "CPU", "Ascend"]
     device_id: Index
-    threads: Annotated[int, Range(1, 4096)] | None  # null: MindSpore's own choice
+    threads: Annotated[int, Range(1, 4096)] | None  # null: one a processor
+    kernels: bool
 
 
 @dataclass(frozen=True)
@@ -241,6 +243,9 @@ class RunConfig:
     load_checkpoint: str  # "": model.model_config.checkpoint_name_or_path
     src_strategy_path_or_dir: str
     auto_trans_ckpt: bool
+    quant: Quant | None  # null: as the checkpoint is
+    quant_group: QuantGroup | None  # of a16w4; null: as the checkpoint is, or 32
+    kv_cache: CacheType
     only_save_strategy: bool
     predict_data: str | tuple[str, ...]
     predict_batch_size: Count | None  # null: the run mode decides
@@ -274,11 +279,15 @@ class RunConfig:
     engine: Literal["auto", "lite", "lite-worker", "graph-cell"]
     export: Export
     infer: Infer
-    # Only the yaml of the run modes convert, export and shard have these.
+    # Only the yaml of the run modes convert, eval, export, quantize and shard have these.
     convert_format: CheckpointFormat | AdapterFormat | None = None
     merge: bool | None = None
     convert_output: str | None = None
+    eval_data: str | None = None
+    eval_window: Annotated[int, Range(2)] | None = None  # of one token there is nothing to foretell
+    eval_stride: Count | None = None
     export_output: str | None = None
+    quantize_output: str | None = None
     shard_output: str | None = None
     shard_format: Literal["ckpt", "safetensors"] | None = None
     transform_process_num: Count | None = None
@@ -328,6 +337,11 @@ class RunConfig:
     @property
     def use_past(self) -> bool:
         return self.model.model_config.use_past
+
+    @property
+    def quantization(self) -> Quantization:
+        """What quant and quant_group ask for; a quantized checkpoint may say more."""
+        return Quantization.of(self.quant, self.quant_group)
 
     @property
     def vocab_parallel(self) -> bool:

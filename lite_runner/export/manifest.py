@@ -11,15 +11,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lite_runner.config.model import ModelConfig, RopeScaling
 from lite_runner.config.model_dir import MANIFEST as MANIFEST
+from lite_runner.config.quantization import CacheType, Quant, Quantization
 from lite_runner.errors import ArtifactError
+from lite_runner.kernels.packing import FORMAT
 from lite_runner.weights.files import sha256_of
 
 SCHEMA = 1
 MAX_BYTES = 1 << 20
+MAX_CAPACITY = 1 << 16  # tokens of a step
 
 Layout = Literal["resizable", "dynamic", "static_pair"]
 GraphName = Literal["model", "prefill", "increment"]
@@ -44,6 +47,21 @@ class Graph:
 
 
 @dataclass(frozen=True)
+class Operators:
+    """What a graph of this project's own operators holds. They are not in the artifact."""
+
+    format: int  # of the packed weights: lite_runner.kernels.packing.FORMAT
+    quant: Quant
+    quant_group: int  # columns of a group of 4 bits; 0 with 8 bits
+    kv_cache: CacheType
+    capacity: int  # tokens of a step
+
+    @property
+    def quantization(self) -> Quantization:
+        return Quantization(self.quant, self.quant_group)
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What was exported, from what, and how it is to be fed."""
 
@@ -64,6 +82,7 @@ class Manifest:
     sampled: bool = False  # the graphs end in the likeliest token, not in logits
     adapter: str = ""  # name of the LoRA adapter that is merged into the weights
     adapter_sha256: str = ""  # of its config and weights
+    operators: Operators | None = None  # None: MindSpore's own compute it
 
     def paths(self, folder: Path) -> dict[GraphName, Path]:
         """Where the graphs are, of an artifact in `folder`."""
@@ -97,6 +116,12 @@ def read_manifest(folder: Path, *, check_files: bool = True) -> Manifest:
             f"{path}: not a manifest of this version (schema {SCHEMA}): {error!r}",
             "export the model again",
         ) from error
+    if manifest.operators and manifest.operators.format != FORMAT:
+        raise ArtifactError(
+            f"{path}: weights packed in format {manifest.operators.format}, but the operators here "
+            f"read format {FORMAT}",
+            "export the model again",
+        )
     names = [*manifest.files, *(graph.file for graph in manifest.graphs.values())]
     for name in names:
         inside = (folder / name).resolve().is_relative_to(folder.resolve())
@@ -134,7 +159,18 @@ def _from_plain(raw: Any) -> Manifest:
         for name, graph in fields["graphs"].items()
     }
     fields["tokenizer"] = tuple(fields["tokenizer"])
+    if (operators := fields.get("operators")) is not None:
+        fields["operators"] = _operators(operators)
     return Manifest(**fields)
+
+
+def _operators(raw: Mapping[str, Any]) -> Operators:
+    found = Operators(**raw)
+    if found.quant not in get_args(Quant) or found.kv_cache not in get_args(CacheType):
+        raise ValueError(f"quant {found.quant!r}, kv_cache {found.kv_cache!r}")
+    if not 1 <= int(found.capacity) <= MAX_CAPACITY:
+        raise ValueError(f"capacity {found.capacity}")
+    return found
 
 
 def _specs(raw: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:

@@ -5,17 +5,12 @@ from __future__ import annotations
 from mindspore import Tensor, nn
 
 from lite_runner.config.model import ModelConfig
-from lite_runner.models.layers import (
-    GELU,
-    Array,
-    Attention,
-    BuildOptions,
-    LayerNorm,
-    Linear,
-    Weights,
-)
+from lite_runner.models.device_layers import attention_for, linear
+from lite_runner.models.layers import GELU, Array, BuildOptions, LayerNorm, Linear, Weights
 from lite_runner.models.lora import Lora, Step
 from lite_runner.models.parallel import Combine, summed
+from lite_runner.models.quantized import QuantizedLinear
+from lite_runner.weights.quantized import QuantizedTensor
 
 
 class GPTBlock(nn.Cell):
@@ -35,24 +30,27 @@ class GPTBlock(nn.Cell):
         def norm(name: str) -> LayerNorm:
             return LayerNorm(take(f"{name}.gamma"), take(f"{name}.beta"), config.norm_eps)
 
-        def projection(name: str, combine: Combine | None = None) -> Linear:
-            return Linear(options, take(f"{name}.weight").T, take(f"{name}.bias"), combine)
+        def projection(name: str, combine: Combine | None = None) -> Linear | QuantizedLinear:
+            weight: Array | QuantizedTensor = take(f"{name}.weight")
+            if not isinstance(weight, QuantizedTensor):  # these are [out, in] all of them
+                weight = weight.T
+            return linear(options, weight, take(f"{name}.bias"), combine)
 
-        def dense(name: str) -> Linear:
-            return Linear(options, take(f"{name}.weight"), take(f"{name}.bias"))
+        def dense(name: str) -> Linear | QuantizedLinear:
+            return linear(options, take(f"{name}.weight"), take(f"{name}.bias"))
 
         self.norm1 = norm("layernorm1")
         self.q = dense("attention.dense1")
         self.k = dense("attention.dense2")
         self.v = dense("attention.dense3")
-        self.attention = Attention(options, config.num_heads, config.n_kv_heads, config.head_dim)
+        self.attention = attention_for(options, config)
         self.projection = projection("attention.projection", summed(options.parallel))
         self.norm2 = norm("layernorm2")
         self.up = projection("output.mapping")
         self.gelu = GELU()
         self.down = projection("output.projection", summed(options.parallel))
 
-        def lora(layers: dict[str, Linear]) -> Lora:
+        def lora(layers: dict[str, Linear | QuantizedLinear]) -> Lora:
             widths = {f"{prefix}.{name}.weight": layer.widths for name, layer in layers.items()}
             return Lora(options.lora, widths, options.dtype)
 

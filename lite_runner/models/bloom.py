@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from lite_runner.config.model import ModelConfig
 from lite_runner.models.block import GPTBlock
+from lite_runner.models.device_layers import inputs_for
 from lite_runner.models.layers import (
     BuildOptions,
     Embedding,
     LastToken,
     LayerNorm,
-    StepInputs,
     Weights,
 )
 from lite_runner.models.lora import Adapters
@@ -50,7 +50,7 @@ class BloomModel(nn.Cell):
         else:  # the config is of this rank's part
             heads = config.num_heads * options.parallel.ranks.tensor
             slopes = alibi_slopes(heads)[options.parallel.heads(config.num_heads)]
-        self.inputs = StepInputs(config.num_heads, config.n_kv_heads, options.cache, slopes)
+        self.inputs = inputs_for(options, config, slopes)
         self.last = LastToken()
         self.blocks = nn.CellList(
             [
@@ -67,15 +67,17 @@ class BloomModel(nn.Cell):
         length: Tensor,
         slot: Tensor | None,
         place: Tensor | None = None,
+        every: bool = False,
     ) -> Tensor:
-        """tokens [R, T], position, length and place of the adapter [R] -> logits [R, vocab]."""
+        """tokens [R, T], position, length and place of the adapter [R] -> logits [R, vocab], or
+        [n, vocab] after `every` token."""
         _, rows, bias = self.inputs(tokens, position, length, slot)
         step = self.adapters(place, tokens, slot)
         x = self.adapters.embedding(self.embedding(tokens), tokens, step)
         x = self.embedding_norm(x)
         for block in self.blocks:
             x = block(x, rows, bias, slot, step)
-        if slot is not None:
+        if slot is not None and not every:
             x = self.last(x, tokens, position, length)
         x = self.norm(x)
         return self.embedding.logits(x, self.adapters.head(x, step)[0])

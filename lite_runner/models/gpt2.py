@@ -8,12 +8,12 @@ from mindspore import Tensor, nn
 
 from lite_runner.config.model import ModelConfig
 from lite_runner.models.block import GPTBlock
+from lite_runner.models.device_layers import inputs_for
 from lite_runner.models.layers import (
     BuildOptions,
     Embedding,
     LastToken,
     LayerNorm,
-    StepInputs,
     Weights,
 )
 from lite_runner.models.lora import Adapters
@@ -39,7 +39,7 @@ class GPT2Model(nn.Cell):
         )
         # Short, and so whole on every rank.
         self.position_embedding = take("position_embedding", replace(options, parallel=None))
-        self.inputs = StepInputs(config.num_heads, config.n_kv_heads, options.cache)
+        self.inputs = inputs_for(options, config)
         self.last = LastToken()
         self.blocks = nn.CellList(
             [
@@ -60,15 +60,17 @@ class GPT2Model(nn.Cell):
         length: Tensor,
         slot: Tensor | None,
         place: Tensor | None = None,
+        every: bool = False,
     ) -> Tensor:
-        """tokens [R, T], position, length and place of the adapter [R] -> logits [R, vocab]."""
+        """tokens [R, T], position, length and place of the adapter [R] -> logits [R, vocab], or
+        [n, vocab] after `every` token."""
         positions, rows, bias = self.inputs(tokens, position, length, slot)
         step = self.adapters(place, tokens, slot)
         x = self.adapters.embedding(self.embedding(tokens), tokens, step)
         x = x + self.position_embedding(positions)
         for block in self.blocks:
             x = block(x, rows, bias, slot, step)
-        if slot is not None:
+        if slot is not None and not every:
             x = self.last(x, tokens, position, length)
         x = self.norm(x)
         return self.embedding.logits(x, self.adapters.head(x, step)[0])

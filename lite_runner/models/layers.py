@@ -46,6 +46,8 @@ class BuildOptions:
     dtype: ms.Type  # of weights, cache and matrix products; the rest is float32
     parallel: TensorParallel | None = None  # None: the whole model is here
     lora: LoraSize | None = None  # None: no adapters
+    device: str = "CPU"  # which layers: see device_layers
+    integer_input: bool = False  # a8w8: what is multiplied with int8 weights is rounded too
 
     @property
     def weights_by_column(self) -> bool:
@@ -156,6 +158,16 @@ class GELU(nn.Cell):
         return x * 0.5 * (ops.tanh(inner) + 1.0)
 
 
+def row_positions(
+    tokens: Tensor, position: Tensor, length: Tensor, cache: CacheSize | None
+) -> Tensor:
+    """Where the tokens of a prefill stand [R, T]; padding has the scratch place of a cache."""
+    positions = position.reshape(-1, 1) + ops.arange(tokens.shape[1]).astype(ms.int32)
+    if cache is None:
+        return positions
+    return ops.select(positions < length.reshape(-1, 1), positions, cache.length - 1)
+
+
 class StepInputs(nn.Cell):
     """Where the tokens of a step stand, worked out once for all layers."""
 
@@ -182,12 +194,7 @@ class StepInputs(nn.Cell):
         if slot is None:
             positions, owner = position.reshape(-1, 1), self.slot_index
         else:
-            positions = position.reshape(-1, 1) + ops.arange(tokens.shape[1]).astype(ms.int32)
-            owner = slot
-            if self.cache is not None:
-                positions = ops.select(
-                    positions < length.reshape(-1, 1), positions, self.cache.length - 1
-                )
+            positions, owner = row_positions(tokens, position, length, self.cache), slot
         if self.cache is None:
             keys, rows = positions.reshape(-1), positions
         else:

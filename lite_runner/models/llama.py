@@ -8,18 +8,11 @@ from mindspore import Tensor, nn, ops
 
 from lite_runner.config.model import ModelConfig
 from lite_runner.models import rope
-from lite_runner.models.layers import (
-    Attention,
-    BuildOptions,
-    Embedding,
-    LastToken,
-    Linear,
-    RMSNorm,
-    StepInputs,
-    Weights,
-)
+from lite_runner.models.device_layers import attention_for, inputs_for, layers_for, linear
+from lite_runner.models.layers import BuildOptions, Embedding, LastToken, Linear, Weights
 from lite_runner.models.lora import Adapters, Lora, Step
 from lite_runner.models.parallel import Combine, shared_logits, summed
+from lite_runner.models.quantized import QuantizedLinear
 
 
 class Rotary(nn.Cell):
@@ -75,28 +68,31 @@ class LlamaBlock(nn.Cell):
     ) -> None:
         super().__init__()
 
-        def linear(name: str, has_bias: bool = False, combine: Combine | None = None) -> Linear:
+        def dense(
+            name: str, has_bias: bool = False, combine: Combine | None = None
+        ) -> Linear | QuantizedLinear:
             bias = weights(f"{prefix}.{name}.bias") if has_bias else None
-            return Linear(options, weights(f"{prefix}.{name}.weight"), bias, combine)
+            return linear(options, weights(f"{prefix}.{name}.weight"), bias, combine)
 
-        def norm(name: str) -> RMSNorm:
-            return RMSNorm(weights(f"{prefix}.{name}.weight"), config.norm_eps)
+        def norm(name: str) -> nn.Cell:
+            gamma = weights(f"{prefix}.{name}.weight")
+            return layers_for(options, config).norm(gamma, config.norm_eps)
 
         self.head_dim = config.head_dim
         self.q_size = config.num_heads * config.head_dim
         self.attention_norm = norm("attention_norm")
-        self.wq = linear("attention.wq", config.qkv_has_bias)
-        self.wk = linear("attention.wk", config.qkv_has_bias)
-        self.wv = linear("attention.wv", config.qkv_has_bias)
-        self.attention = Attention(options, config.num_heads, config.n_kv_heads, config.head_dim)
-        self.wo = linear("attention.wo", combine=summed(options.parallel))
+        self.wq = dense("attention.wq", config.qkv_has_bias)
+        self.wk = dense("attention.wk", config.qkv_has_bias)
+        self.wv = dense("attention.wv", config.qkv_has_bias)
+        self.attention = attention_for(options, config)
+        self.wo = dense("attention.wo", combine=summed(options.parallel))
         self.ffn_norm = norm("ffn_norm")
-        self.w1 = linear("feed_forward.w1")  # gate
-        self.w2 = linear("feed_forward.w2", combine=summed(options.parallel))  # down
-        self.w3 = linear("feed_forward.w3")  # up
+        self.w1 = dense("feed_forward.w1")  # gate
+        self.w2 = dense("feed_forward.w2", combine=summed(options.parallel))  # down
+        self.w3 = dense("feed_forward.w3")  # up
         self.side_by_side, self.swap = ops.Concat(1), ops.Concat(2)
 
-        def lora(layers: dict[str, Linear]) -> Lora:
+        def lora(layers: dict[str, Linear | QuantizedLinear]) -> Lora:
             widths = {f"{prefix}.{name}.weight": layer.widths for name, layer in layers.items()}
             return Lora(options.lora, widths, options.dtype)
 
@@ -143,7 +139,7 @@ class LlamaModel(nn.Cell):
         cache = options.cache
         table = "model.tok_embeddings.embedding_weight"
         self.embedding = Embedding(options, weights(table))
-        self.inputs = StepInputs(config.num_heads, config.n_kv_heads, cache)
+        self.inputs = inputs_for(options, config)
         self.rotary = Rotary(config, config.seq_length if cache is None else cache.length)
         self.last = LastToken()
         self.blocks = nn.CellList(
@@ -152,7 +148,8 @@ class LlamaModel(nn.Cell):
                 for index in range(config.num_layers)
             ]
         )
-        self.norm = RMSNorm(weights("model.norm_out.weight"), config.norm_eps)
+        gamma = weights("model.norm_out.weight")
+        self.norm = layers_for(options, config).norm(gamma, config.norm_eps)
         self.head = None
         if not config.tie_word_embeddings:
             weight = weights("lm_head.weight")
@@ -169,15 +166,17 @@ class LlamaModel(nn.Cell):
         length: Tensor,
         slot: Tensor | None,
         place: Tensor | None = None,
+        every: bool = False,
     ) -> Tensor:
-        """tokens [R, T], position, length and place of the adapter [R] -> logits [R, vocab]."""
+        """tokens [R, T], position, length and place of the adapter [R] -> logits [R, vocab], or
+        [n, vocab] after `every` token."""
         positions, rows, bias = self.inputs(tokens, position, length, slot)
         cos, sin = self.rotary(positions, length)
         step = self.adapters(place, tokens, slot)
         x = self.adapters.embedding(self.embedding(tokens), tokens, step)
         for block in self.blocks:
             x = block(x, cos, sin, rows, bias, slot, step)
-        if slot is not None:
+        if slot is not None and not every:
             x = self.last(x, tokens, position, length)
         x = self.norm(x)
         added = self.adapters.head(x, step)[0]

@@ -44,6 +44,17 @@ class Decode(nn.Cell):
         return self.network(tokens, position, position + 1, None)
 
 
+class Score(nn.Cell):
+    """Prefill of one row by the base model, with the logits after every token [T, vocab]."""
+
+    def __init__(self, network: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor) -> Tensor:
+        return self.network(tokens, position, length, slot, None, True)
+
+
 class LoraPrefill(nn.Cell):
     """Prefill of one row, by the adapter at its place of the pool [1]."""
 

@@ -19,7 +19,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     files = model_files.with_adapter(model_files.locate(config), config)
     tokenizer = model_files.tokenizer_of(config, files)
     length = config.infer.infer_seq_length or min(DEFAULT_LENGTH, files.model.seq_length)
-    want = offline.wanted(config, files.model.family, config.predict_batch_size or 1, length)
+    want = offline.wanted(config, files, config.predict_batch_size or 1, length)
     engine = offline.engine_for(config, want.layout)
     if want.target != engine.device:
         progress.note(

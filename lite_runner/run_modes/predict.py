@@ -144,9 +144,11 @@ def pool_of(backend: Backend, job: Job) -> AdapterPool | None:
     """Where the backend has its adapters; None for the base model alone."""
     if job.adapters is None:
         return None
+    from lite_runner.backends.fused import FusedBackend
     from lite_runner.backends.online import OnlineBackend
 
-    assert isinstance(backend, OnlineBackend)  # the only one that has them, which checks saw to
+    # The only ones that have them, which checks saw to.
+    assert isinstance(backend, OnlineBackend | FusedBackend)
     return backend.adapters
 
 

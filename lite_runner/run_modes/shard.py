@@ -21,7 +21,6 @@ from lite_runner.weights.shard_writer import (
     write_shards,
     write_strategies,
 )
-from lite_runner.weights.write import COPIED_FILES
 
 
 def run(config: RunConfig, folder: RunFolder) -> None:
@@ -100,21 +99,9 @@ def _write(config: RunConfig, files: ModelFiles, cutting: Cutting, target: Path)
             target,
             tensors,
             cutting,
-            extra=_beside(config, files),
+            extra=model_files.files_beside(config, files),
             only_rank=config.transform_rank,
             workers=config.transform_process_num,
             overwrite=overwrite,
             advance=step.advance,
         )
-
-
-def _beside(config: RunConfig, files: ModelFiles) -> dict[str, bytes]:
-    """The tokenizer's files of the source, so that the shards can be run from their folder."""
-    if files.path is None:
-        return {}
-    if files.path.suffix == ".gguf":
-        texts = model_files.tokenizer_of(config, files).files()
-        return {name: text.encode() for name, text in texts.items()}
-    folder = files.path if files.path.is_dir() else files.path.parent
-    found = (folder / name for name in COPIED_FILES)
-    return {file.name: file.read_bytes() for file in found if file.is_file()}

@@ -26,6 +26,7 @@ from lite_runner.weights.hugging_face import (
     shapes_in_files,
 )
 from lite_runner.weights.layouts import check_tensors, expected_tensors
+from lite_runner.weights.quantized_checkpoint import open_quantized, read_quantization
 from lite_runner.weights.safetensors_file import (
     looks_like_safetensors,
     no_duplicates,
@@ -49,14 +50,18 @@ def open_checkpoint(path: Path, config: ModelConfig) -> dict[str, LazyTensor]:
     """Every tensor of the model under its canonical name, still on disk.
 
     `path` is a file or a folder: Hugging Face safetensors (one file or shards with an index),
-    MindSpore safetensors or .ckpt with MindFormers' names, or GGUF. Raises ArtifactError where it
-    is none of them, is damaged, or does not hold exactly the tensors of `config`.
+    MindSpore safetensors or .ckpt with MindFormers' names, GGUF, or what run_mode=quantize wrote:
+    matrices that are quantized read as F32, and have their integers beside. Raises ArtifactError
+    where it is none of them, is damaged, or does not hold exactly the tensors of `config`.
     """
     file = weights_file(path)
     if file.name.endswith(".index.json"):
         return from_hugging_face(open_index(file), config, str(file))
     if looks_like_gguf(file):
         return from_gguf(open_gguf(file), config)
+    quantized = read_quantization(file)
+    if quantized is not None:
+        return open_quantized(file, quantized, config)
     if looks_like_safetensors(file):
         return _named(open_safetensors(file, carries_no_weights), config, str(file))
     refuse_pickle(file)

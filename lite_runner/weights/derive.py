@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.weights.files import drop_pages
 from lite_runner.weights.tensor import LazyTensor
 
 COMPARED_AT_ONCE = 1 << 22  # values; keeps the comparison of large tensors in little memory
@@ -18,17 +19,23 @@ def derived(
     tensor: LazyTensor, shape: tuple[int, ...], change: Callable[[NDArray[Any]], NDArray[Any]]
 ) -> LazyTensor:
     """`change` applied to what `tensor` holds; it moves values and never computes new ones."""
-    return LazyTensor(
-        shape, tensor.dtype, lambda: np.ascontiguousarray(change(tensor.read())).reshape(shape)
-    )
+    return LazyTensor(shape, tensor.dtype, lambda: _copied(tensor.read(), change).reshape(shape))
 
 
 def transposed(tensor: LazyTensor) -> LazyTensor:
     """[a, b] as [b, a]."""
     return replace(
         derived(tensor, tensor.shape[::-1], lambda array: array.T),
-        part=lambda index: np.ascontiguousarray(tensor.piece(index[::-1]).T),
+        part=lambda index: _copied(tensor.piece(index[::-1]), lambda array: array.T),
     )
+
+
+def _copied(stored: NDArray[Any], change: Callable[[NDArray[Any]], NDArray[Any]]) -> NDArray[Any]:
+    """`change` of what was read, C-contiguous; a file's pages that were copied are let go."""
+    result = np.ascontiguousarray(change(stored))
+    if not np.may_share_memory(result, stored):
+        drop_pages(stored)
+    return result
 
 
 def same_values(one: LazyTensor, other: LazyTensor) -> bool:

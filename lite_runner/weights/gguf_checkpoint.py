@@ -212,7 +212,7 @@ def _from_file(parameter: Parameter, file: GGUFFile, reordered: bool) -> LazyTen
         return stored.lazy(parameter.part * rows, (parameter.part + 1) * rows)
     tensor = stored.lazy()
     if parameter.layout == "in_out":
-        return transposed(tensor)
+        return replace(transposed(tensor), integers=tensor.integers)
     if not (reordered and parameter.rotary_heads):
         return tensor
     heads = parameter.rotary_heads
@@ -221,4 +221,12 @@ def _from_file(parameter: Parameter, file: GGUFFile, reordered: bool) -> LazyTen
         pairs = array.reshape(heads, -1, 2, *array.shape[1:])
         return pairs.swapaxes(1, 2)
 
-    return derived(tensor, parameter.shape, restore_order)
+    def in_order(array: NDArray[Any]) -> NDArray[Any]:
+        return restore_order(array).reshape(array.shape)
+
+    integers = tensor.integers
+    if integers is not None:
+        # The matrix is [out, in] and its blocks lie along the rows, so whole rows move.
+        read = integers.read
+        integers = replace(integers, read=lambda: read().with_rows(in_order))
+    return replace(derived(tensor, parameter.shape, restore_order), integers=integers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from numpy.typing import NDArray
 from lite_runner.errors import ArtifactError
 from lite_runner.gguf_metadata import MAGIC, GGUFHeader, TensorEntry, read_header
 from lite_runner.weights.files import first_bytes
+from lite_runner.weights.gguf_blocks import SCHEMES, integers_of
 from lite_runner.weights.safetensors_file import view_tensor
-from lite_runner.weights.tensor import DType, LazyTensor
+from lite_runner.weights.tensor import DType, LazyIntegers, LazyTensor
 
 STORED_TYPES: dict[str, DType] = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 QUANTIZED_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
@@ -34,7 +36,10 @@ class GGUFTensor:
     data: NDArray[np.uint8]
 
     def lazy(self, start: int = 0, stop: int | None = None) -> LazyTensor:
-        """The tensor, or its rows `start` to `stop`; quantized values become F32."""
+        """The tensor, or its rows `start` to `stop`; quantized values become F32.
+
+        A matrix whose blocks are integers with a scale has these as well.
+        """
         count = self.shape[0] if stop is None else stop
         row_bytes = self.data.size // max(self.shape[0], 1)
         data = self.data[start * row_bytes : count * row_bytes]
@@ -42,7 +47,18 @@ class GGUFTensor:
         dtype = STORED_TYPES.get(self.type_name)
         if dtype is not None:
             return view_tensor(data, dtype, shape)
-        return LazyTensor(shape, "F32", lambda: dequantize(data, self.type_name).reshape(shape))
+        scheme = SCHEMES.get(self.type_name)
+        integers = None
+        if scheme is not None and len(shape) == 2:
+            rows, columns = shape
+            read = partial(integers_of, data, self.type_name, rows, columns)
+            integers = LazyIntegers(scheme, read, True)
+        return LazyTensor(
+            shape,
+            "F32",
+            lambda: dequantize(data, self.type_name).reshape(shape),
+            integers=integers,
+        )
 
 
 @dataclass(frozen=True)

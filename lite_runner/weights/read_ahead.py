@@ -5,14 +5,66 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.config.model import ModelConfig
+from lite_runner.weights.layouts import parameters
+from lite_runner.weights.quantized import QuantizedTensor
 from lite_runner.weights.tensor import LazyTensor
 
 THREADS = 2  # of dequantizing two saturate the memory
 AHEAD_BYTES = 1 << 30  # held ready at most, so that a large model is not in memory twice
+
+T = TypeVar("T")
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class _Reading(Generic[T]):
+    """How a tensor is read, and the bytes that it then takes."""
+
+    nbytes: int
+    read: Callable[[], T]
+
+
+class _Queue(Generic[T]):
+    """What is read ahead, in the mapping's order; each can be taken once."""
+
+    def __init__(self, readings: Mapping[str, _Reading[T]], advance: Advance) -> None:
+        self._readings = readings
+        self._waiting = dict.fromkeys(readings)
+        self._ready: dict[str, Future[T]] = {}
+        self._held = 0
+        self._advance = advance
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="read-weights")
+        self._fill()
+
+    def take(self, name: str) -> T:
+        if name not in self._ready:
+            self._submit(name)
+        values = self._ready.pop(name).result()
+        self._held -= self._readings[name].nbytes
+        self._fill()
+        self._advance(1)
+        return values
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._ready.clear()
+
+    def _fill(self) -> None:
+        while self._waiting and self._held < AHEAD_BYTES:
+            self._submit(next(iter(self._waiting)))
+
+    def _submit(self, name: str) -> None:
+        del self._waiting[name]
+        self._held += self._readings[name].nbytes
+        self._ready[name] = self._pool.submit(self._readings[name].read)
 
 
 class ReadAhead:
@@ -22,38 +74,62 @@ class ReadAhead:
     """
 
     def __init__(
-        self,
-        tensors: Mapping[str, LazyTensor],
-        advance: Callable[[int], None] = lambda count: None,
+        self, tensors: Mapping[str, LazyTensor], advance: Advance = lambda count: None
     ) -> None:
-        self._waiting = dict(tensors)
-        self._ready: dict[str, Future[NDArray[np.float32]]] = {}
-        self._sizes = {name: 4 * math.prod(tensor.shape) for name, tensor in tensors.items()}
-        self._held = 0
-        self._advance = advance
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="read-weights")
-        self._fill()
+        readings = {name: _Reading(_bytes(one), one.float32) for name, one in tensors.items()}
+        self._queue = _Queue(readings, advance)
 
     def __call__(self, name: str) -> NDArray[np.float32]:
         """The values, in memory that nobody else writes to."""
-        if name not in self._ready:
-            self._submit(name)
-        values = self._ready.pop(name).result()
-        self._held -= self._sizes[name]
-        self._fill()
-        self._advance(1)
-        return values
+        return self._queue.take(name)
 
     def close(self) -> None:
         """Stop reading; what was not taken is dropped."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._ready.clear()
+        self._queue.close()
 
-    def _fill(self) -> None:
-        while self._waiting and self._held < AHEAD_BYTES:
-            self._submit(next(iter(self._waiting)))
 
-    def _submit(self, name: str) -> None:
-        tensor = self._waiting.pop(name)
-        self._held += self._sizes[name]
-        self._ready[name] = self._pool.submit(tensor.float32)
+class QuantizedWeights:
+    """As ReadAhead, of a model whose matrices may be integers; every matrix is [out, in]."""
+
+    def __init__(
+        self,
+        tensors: Mapping[str, LazyTensor],
+        config: ModelConfig,
+        advance: Advance = lambda count: None,
+    ) -> None:
+        turned = {one.name for one in parameters(config) if one.layout == "in_out"}
+        readings = {name: _out_major(one, name in turned) for name, one in tensors.items()}
+        self._queue = _Queue(readings, advance)
+
+    def matrix(self, name: str) -> NDArray[np.float32] | QuantizedTensor:
+        """The weight of a linear layer, the embedding or the head [out, in], once.
+
+        Arrays may be read-only views of the checkpoint's file.
+        """
+        return self._queue.take(name)
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """Any other tensor, once: the gain of a norm, a bias, the table of positions."""
+        values = self._queue.take(name)
+        return values.float32() if isinstance(values, QuantizedTensor) else values
+
+    def close(self) -> None:
+        """Stop reading; what was not taken is dropped."""
+        self._queue.close()
+
+
+def _out_major(tensor: LazyTensor, turned: bool) -> _Reading[NDArray[np.float32] | QuantizedTensor]:
+    if tensor.integers is not None:
+        shape = tensor.shape[::-1] if turned else tensor.shape
+        return _Reading(tensor.integers.scheme.nbytes(*shape), tensor.integers.read)
+    if turned:
+        return _Reading(_bytes(tensor), partial(_transposed, tensor))
+    return _Reading(_bytes(tensor), tensor.float32)
+
+
+def _transposed(tensor: LazyTensor) -> NDArray[np.float32]:
+    return np.ascontiguousarray(tensor.float32().T)
+
+
+def _bytes(tensor: LazyTensor) -> int:
+    return 4 * math.prod(tensor.shape)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,25 @@ NUMPY_TYPES: dict[DType, type[np.generic]] = {
 }
 
 
+@dataclass(frozen=True)
+class StoredTensor:
+    """What stands in a file: any type of the format, and the tensor's bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor to write, whose bytes `chunks` gives when its turn comes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: Callable[[], Iterable[NDArray[Any]]]
+
+
 def looks_like_safetensors(path: Path) -> bool:
     """Whether the first bytes are a header length and the start of a JSON object."""
     start = first_bytes(path, 9)
@@ -47,9 +68,28 @@ def open_safetensors(
     Tensors whose name `ignore` accepts are left out; the others must be F32, F16 or BF16.
     Raises ArtifactError for anything that does not follow the format to the letter.
     """
+    tensors: dict[str, LazyTensor] = {}
+    for name, stored in stored_tensors(path).items():
+        if ignore(name):
+            continue
+        if stored.dtype not in NUMPY_TYPES:
+            raise ArtifactError(
+                f"{path}: tensor {name} is {stored.dtype}, expected one of "
+                f"{', '.join(NUMPY_TYPES)}",
+                "convert the checkpoint to float32, float16 or bfloat16",
+            )
+        tensors[name] = view_tensor(stored.data, stored.dtype, stored.shape)
+    return tensors
+
+
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Every tensor of the file, of whatever type; its bytes are a read-only view.
+
+    Raises ArtifactError for anything that does not follow the format to the letter.
+    """
     data = map_file(path)
     start, header = _read_header(path, data)
-    tensors: dict[str, LazyTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     spans: list[tuple[int, int, str]] = []
     for name, entry in header.items():
         if name == "__metadata__":
@@ -57,14 +97,7 @@ def open_safetensors(
             continue
         dtype, shape, begin, end = _check_entry(path, name, entry, data.size - start)
         spans.append((begin, end, name))
-        if ignore(name):
-            continue
-        if dtype not in NUMPY_TYPES:
-            raise ArtifactError(
-                f"{path}: tensor {name} is {dtype}, expected one of {', '.join(NUMPY_TYPES)}",
-                "convert the checkpoint to float32, float16 or bfloat16",
-            )
-        tensors[name] = view_tensor(data[start + begin : start + end], dtype, shape)
+        tensors[name] = StoredTensor(dtype, shape, data[start + begin : start + end])
     _check_spans(path, spans, data.size - start)
     return tensors
 
@@ -199,14 +232,25 @@ def write_safetensors(
     """
     # Larger items first keeps every tensor aligned, as the format's own library does.
     names = sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].dtype], name))
+    entries = [
+        Entry(name, one.dtype, one.shape, partial(one.chunks, CHUNK))
+        for name, one in ((name, tensors[name]) for name in names)
+    ]
+    write_entries(path, entries, metadata)
+
+
+def write_entries(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> None:
+    """Write tensors in their order, each read only when the one before is written.
+
+    Complete or absent under `path`; EnvironmentFault where the disk is too small or read-only.
+    """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     position = 0
-    for name in names:
-        tensor = tensors[name]
-        end = position + math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
-        header[name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
+    for entry in entries:
+        end = position + math.prod(entry.shape) * ITEM_BYTES[entry.dtype]
+        header[entry.name] = {
+            "dtype": entry.dtype,
+            "shape": list(entry.shape),
             "data_offsets": [position, end],
         }
         position = end
@@ -214,7 +258,7 @@ def write_safetensors(
     text += b" " * (-len(text) % 8)
     with atomic_write(path, size=8 + len(text) + position) as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name in names:
-            for chunk in tensors[name].chunks(CHUNK):
+        for entry in entries:
+            for chunk in entry.chunks():
                 file.write(np.ascontiguousarray(chunk).data)
                 drop_pages(chunk)

@@ -10,6 +10,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.config.quantization import Scheme
+from lite_runner.weights.quantized import QuantizedTensor
+
 # BF16 has no NumPy type: its raw arrays are uint16, the upper half of a float32.
 DType = Literal["F32", "F16", "BF16"]
 CHUNK = 1 << 22  # bytes that are copied at a time: they stay in the processor's cache
@@ -17,16 +20,27 @@ Index = tuple[slice, ...]  # a slice an axis, without steps
 
 
 @dataclass(frozen=True)
+class LazyIntegers:
+    """The integers of a matrix [out, in], read when asked."""
+
+    scheme: Scheme
+    read: Callable[[], QuantizedTensor]
+    stored: bool  # as the file has them; False: rounded when they are read
+
+
+@dataclass(frozen=True)
 class LazyTensor:
     """Shape and type now, values when asked. `read` gives the stored bits, C-contiguous.
 
     `part` reads a slice where that costs no more than the slice; None: only the whole is there.
+    `integers` are the same values of a quantized matrix, always [out, in]; None: it is of floats.
     """
 
     shape: tuple[int, ...]
     dtype: DType
     read: Callable[[], NDArray[Any]]
     part: Callable[[Index], NDArray[Any]] | None = None
+    integers: LazyIntegers | None = None
 
     @property
     def nbytes(self) -> int:
@@ -48,7 +62,11 @@ class LazyTensor:
 
     def float32(self) -> NDArray[np.float32]:
         """The values as float32; exact for all three types. May be a read-only view."""
-        raw = self.read()
-        if self.dtype == "BF16":
-            return (raw.astype(np.uint32) << 16).view(np.float32)
-        return raw.astype(np.float32, copy=False)
+        return widened(self.read(), self.dtype)
+
+
+def widened(raw: NDArray[Any], dtype: DType) -> NDArray[np.float32]:
+    """Stored bits as float32; exact for all three types. May be the same array."""
+    if dtype == "BF16":
+        return (raw.astype(np.uint32) << 16).view(np.float32)
+    return raw.astype(np.float32, copy=False)

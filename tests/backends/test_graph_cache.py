@@ -18,7 +18,8 @@ def predict(cli: Cli, tmp_path: Path) -> Callable[..., tuple[Any, str]]:
     """Run a tiny model with a cache of its own; gives result.json and standard error."""
 
     def predict(*overrides: str) -> tuple[Any, str]:
-        options = ["model=tiny_llama", "predict_data=some words", "max_new_tokens=6", *overrides]
+        options = ["model=tiny_llama", "predict_data=some words", "max_new_tokens=6"]
+        options += ["context.kernels=false", *overrides]  # MindSpore's operators: several graphs
         done = cli(*options, env={"LITE_RUNNER_CACHE": str(tmp_path / "cache")})
         assert done.returncode == 0, done.stderr
         return json.loads((tmp_path / "outputs/latest/result.json").read_text("utf-8")), done.stderr
@@ -64,3 +65,18 @@ def test_other_shapes_get_other_graphs(
     _, told = predict("predict_data=['one','two']")
     assert "compile the decode graph" in told
     assert len(graphs(tmp_path)) == 4
+
+
+def test_scoring_has_a_graph_of_its_own(
+    predict: Callable[..., tuple[Any, str]], tmp_path: Path
+) -> None:
+    """Neither purpose is served the other's, whichever came first."""
+    (tmp_path / "text.txt").write_text("some words of a text")
+    score = ["run_mode=eval", "eval_data=text.txt", "predict_data=", "max_new_tokens=null"]
+    first, told = predict(*score)
+    assert "compile the score graph" in told and len(graphs(tmp_path)) == 1
+    _, told = predict()
+    assert "compile the prefill graph" in told and len(graphs(tmp_path)) == 3
+    second, told = predict(*score)
+    assert "compile the" not in told
+    assert second["evaluation"]["perplexity"] == first["evaluation"]["perplexity"]

@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.special import log_softmax
 
+from lite_runner.backends import online
 from lite_runner.backends.base import Row
 from lite_runner.backends.online import OnlineBackend, OnlineOptions
 from lite_runner.errors import EnvironmentFault
+from lite_runner.weights.adapter import open_adapters
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
 
@@ -137,3 +140,53 @@ def test_copy_without_a_cache(tokens: NDArray) -> None:
 def test_an_absent_device_is_an_environment_fault() -> None:
     with pytest.raises(EnvironmentFault, match="device_target=Ascend"):
         backend("llama", 1, 10, device="Ascend")
+
+
+@pytest.mark.parametrize("case", ["bloom_6_heads", "gpt2", "llama", "qwen2"])
+def test_scores_equal_transformers(case: str) -> None:
+    """The forced tokens' likelihood, by the logits that transformers gave before each of them."""
+    expected = dict(np.load(REFERENCE / case / "expected.npz"))
+    forced = expected["continuations"].astype(np.int32)
+    model = backend(case, 1, 64)
+    for index, prompt in enumerate(prompts_of(expected)):
+        logits = log_softmax(expected["logits"][index, :-1].astype(np.float64), axis=-1)
+        wanted = logits[np.arange(forced.shape[1]), forced[index]]
+        got = model.scores(np.concatenate([prompt, forced[index]]))
+        assert got.dtype == np.float64 and got.shape == (len(prompt) + forced.shape[1] - 1,)
+        error = np.abs(got[len(prompt) - 1 :] - wanted).max()
+        assert error <= TOLERANCE * np.abs(expected["logits"]).max()
+
+
+@pytest.mark.parametrize("use_past", [True, False], ids=["cache", "no_cache"])
+def test_scores_equal_the_logits_token_by_token(tokens: NDArray, use_past: bool) -> None:
+    tokens, model = tokens[:40], backend("llama", 2, 40, use_past=use_past)
+    rows = [model.forward([Row(0, tokens[:1], 0)])]
+    rows += [model.forward([Row(0, tokens[at : at + 1], at)]) for at in range(1, len(tokens) - 1)]
+    wanted = log_softmax(np.concatenate(rows).astype(np.float64), axis=-1)
+    wanted = wanted[np.arange(len(tokens) - 1), tokens[1:]]
+    assert np.abs(model.scores(tokens) - wanted).max() < 1e-5
+
+
+def test_scores_in_chunks_equal_the_whole(
+    model: OnlineBackend, tokens: NDArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.forward([Row(0, tokens[::-1].copy(), 0)])  # what was in the slot does not count
+    whole = model.scores(tokens)
+    monkeypatch.setattr(online, "rows_at_once", lambda *_: 16)
+    assert np.abs(model.scores(tokens) - whole).max() < 1e-5
+    assert np.abs(model.scores(tokens[:40]) - whole[:39]).max() < 1e-5
+    assert len(model.scores(tokens[:2])) == 1
+
+
+def test_adapters_leave_the_scores_alone(tokens: NDArray) -> None:
+    folder = REFERENCE / "llama"
+    config = model_config_of(folder)
+    assert config is not None
+    adapters = open_adapters(
+        REFERENCE.parent / "adapters" / "llama" / "lora_adapter.json", config, ["all"]
+    )
+    weights = ReadAhead(open_checkpoint(folder, config))
+    options = OnlineOptions(slots=2, length=100, loaded_adapters=1)
+    with_pool = OnlineBackend(config, weights, options, list(adapters.values()))
+    ids = tokens[:30]
+    assert np.array_equal(with_pool.scores(ids), backend("llama", 2, 100).scores(ids))

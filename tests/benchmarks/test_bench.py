@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -50,6 +51,8 @@ def test_each_engine_has_a_row_and_ratios(tmp_path: Path) -> None:
     assert "half at batch 2: equal; small at batch 2: differ first in row 1 at token 1" in (
         done.stdout
     )
+    ceiling = re.search(r"These threads read memory at (\d+\.\d) GB/s\.", done.stdout)
+    assert ceiling and float(ceiling[1]) > 0
 
 
 def test_an_engine_that_fails_ends_it(tmp_path: Path) -> None:

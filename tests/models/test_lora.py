@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.backends.base import Row
+from lite_runner.backends.fused import FusedBackend, FusedOptions
 from lite_runner.backends.online import OnlineBackend, OnlineOptions
 from lite_runner.config.model import ModelConfig
 from lite_runner.errors import ArtifactError
@@ -19,6 +20,7 @@ from lite_runner.models import networks
 from lite_runner.weights.adapter import Adapter, LoraPair, open_adapters
 from lite_runner.weights.adapter_sites import sites
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.layouts import parameters
 from lite_runner.weights.tensor import LazyTensor
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -44,15 +46,34 @@ def backend(
     places: int = 64,
     dtype: str = "float32",
     use_past: bool = True,
-) -> OnlineBackend:
+    fused: bool = False,
+) -> OnlineBackend | FusedBackend:
+    if fused:
+        own = FusedOptions(slots=slots, length=16, loaded_adapters=places)
+        return FusedBackend(model, InMemory(model, weights), own, adapters)
     options = OnlineOptions(
         slots=slots, length=16, dtype=dtype, use_past=use_past, loaded_adapters=places
     )
     return OnlineBackend(model, lambda name: weights[name].copy(), options, adapters)
 
 
+class InMemory:
+    """Weights as the fused networks take them."""
+
+    def __init__(self, model: ModelConfig, weights: Weights) -> None:
+        self._weights = weights
+        self._turned = {one.name for one in parameters(model) if one.layout == "in_out"}
+
+    def matrix(self, name: str) -> NDArray[np.float32]:
+        values = self._weights[name]
+        return np.ascontiguousarray(values.T if name in self._turned else values)
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        return self._weights[name]
+
+
 def run(
-    network: OnlineBackend,
+    network: OnlineBackend | FusedBackend,
     prompts: NDArray[np.int32],
     forced: NDArray[np.int32],
     adapters: Sequence[int],
@@ -74,15 +95,21 @@ def relative_error(got: NDArray, expected: NDArray) -> float:
 
 
 @pytest.mark.parametrize(
-    ("family", "use_past"), [*((family, True) for family in FAMILIES), ("llama", False)]
+    ("family", "way"),
+    [
+        *((family, {}) for family in FAMILIES),
+        *((family, {"fused": True}) for family in FAMILIES),
+        ("llama", {"use_past": False}),
+    ],
+    ids=str,
 )
-def test_every_adapter_and_mixed_batches_equal_peft(family: str, use_past: bool) -> None:
+def test_every_adapter_and_mixed_batches_equal_peft(family: str, way: dict[str, bool]) -> None:
     expected = dict(np.load(FIXTURES / "adapters" / family / "expected.npz"))
     model, weights = base_of(family)
     adapters = list(open_adapters(FIXTURES / "adapters" / family, model).values())
     prompts, forced = expected["prompts"], expected["continuations"]
-    network = backend(model, weights, adapters, use_past=use_past)
-    plain = run(backend(model, weights, use_past=use_past), prompts, forced, [0] * len(prompts))
+    network = backend(model, weights, adapters, **way)
+    plain = run(backend(model, weights, **way), prompts, forced, [0] * len(prompts))
     for number, wanted in enumerate(expected["logits"]):
         got = run(network, prompts, forced, [number] * len(prompts))
         assert relative_error(got, wanted) <= TOLERANCE, number
@@ -129,8 +156,9 @@ def merged(model: ModelConfig, weights: Weights, adapter: Adapter) -> tuple[Mode
     return model, alone
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_mixed_batch_equals_each_adapter_merged_and_run_alone(family: str) -> None:
+def test_a_mixed_batch_equals_each_adapter_merged_and_run_alone(family: str, fused: bool) -> None:
     model, weights = base_of(family)
     parts = ((1, 1.0), (64, 0.5))
     adapters = [random_adapter(model, seed, *part) for seed, part in enumerate(parts)]
@@ -139,7 +167,7 @@ def test_a_mixed_batch_equals_each_adapter_merged_and_run_alone(family: str) -> 
     prompts = random.integers(0, model.vocab_size, (3, 5)).astype(np.int32)
     forced = random.integers(0, model.vocab_size, (3, 3)).astype(np.int32)
     order = [2, 0, 1]
-    got = run(backend(model, weights, adapters, slots=3), prompts, forced, order)
+    got = run(backend(model, weights, adapters, slots=3, fused=fused), prompts, forced, order)
     for slot, number in enumerate(order):
         if number:
             model_alone, merged_weights = merged(model, weights, adapters[number - 1])

@@ -228,7 +228,7 @@ def test_auto_takes_an_exported_model_where_there_is_one(
 ) -> None:
     auto = ["model=tiny_gpt2", "backend=auto", *PREDICT]
     online = run(*auto)
-    assert (online["backend"], online["engine"]) == ("ms", "mindspore")
+    assert online["backend"] == "ms" and online["engine"].startswith("mindspore, ")
     assert (
         "backend=auto: ms, since no exported tiny_gpt2 is in the cache" in capsys.readouterr().err
     )

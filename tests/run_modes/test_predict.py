@@ -119,7 +119,7 @@ def test_timing_holds_rates_without_compiling(run: Run) -> None:
         "decode_tok_s",
         "time_to_first_token_s",
     }
-    assert timing["compile_s"] > 0.1
+    assert timing["compile_s"] > 0
     # 19 tokens of a tiny model: with the compiling in it, the rate would be a tenth.
     assert timing["decode_tok_s"] == pytest.approx(19 / timing["decode_s"])
     assert timing["decode_s"] < timing["compile_s"]

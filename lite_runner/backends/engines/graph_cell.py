@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,8 +14,10 @@ from mindspore import Tensor, nn
 from numpy.typing import NDArray
 
 from lite_runner.backends.device import set_device
+from lite_runner.config.plan import Memory, check_memory, free_memory
 from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import Graph, GraphName
+from lite_runner.export.operators import resolve
 from lite_runner.signals import deferred
 
 AGAIN = "export the model again with the MindSpore of this machine"
@@ -39,8 +42,10 @@ class GraphCellEngine:
         device_id: int = 0,
         threads: int | None,
         dec_key: bytes | None,
+        library: Path | None = None,
     ) -> None:
-        """Load all graphs; `threads` None is MindSpore's own choice.
+        """Load all graphs; `threads` None is MindSpore's own choice. `library`: of our own
+        operators, where the graphs are of those.
 
         Raises ArtifactError for a file that is missing or broken, of another MindIR version, or
         encrypted with another key than `dec_key`.
@@ -52,7 +57,7 @@ class GraphCellEngine:
         self._compiled: set[GraphName] = set()
         held: dict[str, ms.Parameter] = {}
         for graph, path in graphs.items():
-            cell = nn.GraphCell(_load(path, dec_key))
+            cell = _with_operators(path, library) if library else _cell(path, dec_key)
             for name, parameter in cell.parameters_dict().items():
                 if (first := held.setdefault(name, parameter)) is not parameter:
                     _share(parameter, first, path)
@@ -93,13 +98,33 @@ class GraphCellEngine:
         self._bound.clear()
 
 
-def _load(path: Path, dec_key: bytes | None) -> Any:
-    """The graph of a MindIR."""
+def _with_operators(path: Path, library: Path) -> nn.GraphCell:
+    """A graph of our own operators, which are in this library; its weights are read once.
+
+    Raises ArtifactError, and EnvironmentFault where memory does not suffice.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        resolved = Path(folder) / path.name
+        stored = resolve(path, library, resolved)
+        cell = _cell(path, None, resolved)
+    weights = sum(one.nbytes for one in stored.values() if one.path is not None)
+    cache = sum(one.nbytes for one in stored.values() if one.path is None)
+    check_memory(Memory(weights, cache), free_memory())
+    if set(stored) != set(parameters := cell.parameters_dict()):
+        raise ArtifactError(f"{path}: the parameters are not those of the graph", AGAIN)
+    for name, parameter in parameters.items():
+        # MindSpore copies unless it gets the only reference to the tensor.
+        parameter.set_data(Tensor.from_numpy(stored[name].read()))
+    return cell
+
+
+def _cell(path: Path, dec_key: bytes | None, copy: Path | None = None) -> nn.GraphCell:
+    """The graph of a MindIR, read from a copy of it where there is one."""
     if not path.is_file():
         raise ArtifactError(f"{path}: no such file", "export the model again")
     key = {} if dec_key is None else {"dec_key": dec_key, "dec_mode": "AES-GCM"}
     try:
-        return ms.load(str(path), **key)
+        return nn.GraphCell(ms.load(str(copy or path), **key))
     except (RuntimeError, ValueError) as error:
         reason = _first(error)
         if "may be encrypted" in reason:

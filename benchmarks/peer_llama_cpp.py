@@ -1,0 +1,169 @@
+"""One process of llama.cpp on SmolLM2; prints one line of JSON.
+
+The first run of a type has llama.cpp itself requantize the GGUF, and checks the float32 one against
+the gguf package. Token ids in and out, through llama.cpp's batches: the whole prompts of all rows
+are one call, then each step is one; logits of the last tokens alone, greedy by NumPy.
+
+Its defaults, for nothing tried was clearly faster on two threads: a half precision cache, fused
+attention, parts of 512 tokens, a cache for each row (one for all rows costs a quarter of the
+decode speed of 32).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+from measure import Measurement, mebibytes, peak_rss_mib, seconds_since_start
+from numpy.typing import NDArray
+
+TYPES = {
+    "F32": llama_cpp.LLAMA_FTYPE_ALL_F32,
+    "F16": llama_cpp.LLAMA_FTYPE_MOSTLY_F16,
+    "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+    "Q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+}
+
+Ids = NDArray[np.int64]
+
+
+@llama_cpp.llama_log_callback
+def log(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
+    """Passes on errors; llama.cpp tells every tensor otherwise."""
+    if level == 4:  # GGML_LOG_LEVEL_ERROR
+        sys.stderr.write(text.decode("utf-8", "replace"))
+
+
+def requantize(source: Path, target: Path, kind: str) -> None:
+    """Write the weights of `source` as `kind`; the target gets its name when it is whole."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(target.name + ".part")
+    settings = llama_cpp.llama_model_quantize_default_params()
+    settings.ftype = TYPES[kind]
+    settings.allow_requantize = True  # the source is quantized already
+    names = (str(path).encode() for path in (source, unfinished))
+    if llama_cpp.llama_model_quantize(*names, ctypes.byref(settings)):
+        sys.exit(f"{source}: llama.cpp cannot make it {kind}")
+    if kind == "F32":
+        check_same_values(source, unfinished)
+    unfinished.replace(target)
+
+
+def check_same_values(source: Path, float32: Path) -> None:
+    """That `float32` holds the numbers of `source`, as the gguf package reads them, bit for bit."""
+    from gguf import GGUFReader, dequantize  # here, because the measured process has no use for it
+
+    got = {tensor.name: tensor for tensor in GGUFReader(float32).tensors}
+    wanted = GGUFReader(source).tensors
+    if got.keys() != {tensor.name for tensor in wanted}:
+        sys.exit(f"{float32}: other tensors than in {source}")
+    for tensor in wanted:
+        values = got[tensor.name].data  # of float32 alone, so the comparison tells other types too
+        if not np.array_equal(values, dequantize(tensor.data, tensor.tensor_type)):
+            sys.exit(f"{float32}: {tensor.name} has other values than in {source}")
+
+
+class Model:
+    """Greedy decoding of rows of equal length."""
+
+    def __init__(self, path: Path, rows: int, context: int, threads: int) -> None:
+        llama_cpp.llama_backend_init()
+        settings = llama_cpp.llama_model_default_params()
+        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), settings)
+        if not self.model:
+            sys.exit(f"{path}: llama.cpp cannot load it")
+        self.vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        options = llama_cpp.llama_context_default_params()
+        options.n_ctx = rows * context
+        options.n_batch = rows * context
+        options.n_seq_max = rows
+        options.n_threads = options.n_threads_batch = threads
+        self.context = llama_cpp.llama_init_from_model(self.model, options)
+        if not self.context:
+            sys.exit(f"{path}: llama.cpp makes no context of {rows} x {context} tokens")
+        self.batch = llama_cpp.llama_batch_init(rows * context, 0, 1)
+
+    def forward(self, tokens: Ids, position: int) -> NDArray[np.float32]:
+        """Logits [rows, vocab] after tokens [rows, length], which go to `position` and on."""
+        rows, length = tokens.shape
+        count = self.batch.n_tokens = rows * length
+        array = np.ctypeslib.as_array
+        array(self.batch.token, (count,))[:] = tokens.ravel()
+        array(self.batch.pos, (count,))[:] = np.tile(np.arange(position, position + length), rows)
+        array(self.batch.n_seq_id, (count,))[:] = 1
+        array(self.batch.logits, (count,))[:] = np.tile(np.arange(length) == length - 1, rows)
+        for place in range(count):
+            self.batch.seq_id[place][0] = place // length
+        if llama_cpp.llama_decode(self.context, self.batch):
+            sys.exit("llama_decode failed")
+        return array(llama_cpp.llama_get_logits(self.context), (rows, self.vocab))
+
+    def greedy(self, prompts: Ids, new_tokens: int) -> Iterator[Ids]:
+        """The next token of every row, new_tokens times; no end token stops a row."""
+        memory = llama_cpp.llama_get_memory(self.context)
+        llama_cpp.llama_memory_clear(memory, False)
+        tokens = self.forward(prompts, 0).argmax(-1)
+        yield tokens
+        for position in range(prompts.shape[1], prompts.shape[1] + new_tokens - 1):
+            tokens = self.forward(tokens[:, None], position).argmax(-1)
+            yield tokens
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gguf", type=Path, required=True)
+    parser.add_argument("--type", choices=TYPES, default="F32")
+    parser.add_argument("--made", type=Path, required=True, help="folder to keep GGUF files in")
+    parser.add_argument("--prompts", type=Path, required=True, help="JSON: a list of ids a row")
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    llama_cpp.llama_log_set(log, ctypes.c_void_p())
+
+    key = hashlib.sha256(str(arguments.gguf.resolve()).encode()).hexdigest()[:8]
+    path = arguments.made / f"{arguments.gguf.stem}-{key}-{arguments.type}.gguf"
+    if not path.exists():
+        requantize(arguments.gguf, path, arguments.type)
+        sys.exit(subprocess.run([sys.executable, *sys.argv]).returncode)  # a clean process
+
+    prompts = np.array(json.loads(arguments.prompts.read_text()))
+    batch, length = prompts.shape
+    started = time.perf_counter()
+    model = Model(path, batch, length + arguments.new_tokens, arguments.threads)
+    load_s = time.perf_counter() - started
+    next(model.greedy(prompts, 1))
+    first_token_s = seconds_since_start()
+
+    tokens = model.greedy(prompts, arguments.new_tokens)
+    started = time.perf_counter()
+    steps = [next(tokens)]
+    prefilled = time.perf_counter()
+    steps += tokens
+    decoded = time.perf_counter()
+
+    Measurement(
+        engine=f"llama.cpp {arguments.type}",
+        batch=batch,
+        prompt_tokens=length,
+        new_tokens=arguments.new_tokens,
+        first_token_s=first_token_s,
+        load_s=load_s,
+        prefill_tok_s=batch * length / (prefilled - started),
+        decode_tok_s=batch * (arguments.new_tokens - 1) / (decoded - prefilled),
+        peak_rss_mib=peak_rss_mib(),
+        disk_mib=mebibytes([path]),
+        token_ids=np.stack(steps, 1).tolist(),
+    ).print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""The online backend on CPU, through our own operators (lite_runner.kernels).
+
+One graph serves prompts and new tokens alike: a step takes the tokens of any rows, up to its
+capacity. What a row's logits are depends on its own tokens only, to the last bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+from mindspore import Tensor, ops
+from numpy.typing import NDArray
+
+from lite_runner import kernels, progress
+from lite_runner.backends.adapter_pool import AdapterPool, pool_size
+from lite_runner.backends.base import Row
+from lite_runner.backends.device import set_device
+from lite_runner.backends.graph_cache import GraphCache
+from lite_runner.backends.likelihood import log_likelihoods, rows_at_once
+from lite_runner.backends.sizes import cache_length, step_capacity
+from lite_runner.backends.step_words import RowTokens, StepWords
+from lite_runner.config.model import ModelConfig
+from lite_runner.config.quantization import CacheType
+from lite_runner.models.fused import FusedNetwork, FusedSizes, FusedStep, cached_positions
+from lite_runner.models.fused_layers import FusedWeights
+from lite_runner.signals import deferred
+from lite_runner.weights.adapter import Adapter
+
+
+@dataclass(frozen=True)
+class FusedOptions:
+    """What a fused backend is asked for."""
+
+    slots: int  # rows that can be held at once
+    length: int  # tokens that the longest row may reach, prompt and new ones
+    threads: int | None = None  # None: as many as there are processors for this process
+    cache: CacheType = "fp32"
+    integer_input: bool = False  # a8w8: what is multiplied with int8 weights is rounded too
+    loaded_adapters: int = 0  # of the adapters, how many are in memory at a time
+
+
+class FusedBackend:
+    """See `lite_runner.backends.base.Scorer`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: FusedWeights,
+        options: FusedOptions,
+        adapters: Sequence[Adapter] = (),
+    ) -> None:
+        """A row's adapter is one of `adapters`, counted from 1."""
+        set_device("CPU", 0, options.threads)
+        kernels.set_threads(options.threads)
+        self.engine = f"mindspore, {kernels.instructions()} kernels"
+        self.vocab_size = config.vocab_size
+        self.slots = options.slots
+        self.max_length = cache_length(options.length, config.seq_length)
+        self.compile_s = 0.0
+        length = cached_positions(self.max_length)
+        pool = pool_size(adapters, options.loaded_adapters) if adapters else None
+        sizes = FusedSizes(options.slots, length, options.cache, options.integer_input, pool)
+        network = FusedNetwork(config, weights, sizes)
+        self._network: FusedNetwork | None = network
+        self.adapters = AdapterPool(network, adapters, pool) if pool else None
+        self._capacity = step_capacity(options.slots)
+        self._words = StepWords(config, self.max_length, self._capacity)
+        self._table = Tensor(self._words.table)
+        self._graphs = GraphCache(
+            {
+                "operators": str(kernels.LIBRARY),  # MindSpore keeps the path in the graph
+                "weights": [list(one.shape) for one in network.get_parameters()],
+                "sizes": [asdict(replace(sizes, lora=None)), config.hidden_size, self._capacity],
+                "adapters": [layout is not None for layout in network.layouts],
+            }
+        )
+        self._steps: dict[int, FusedStep] = {}  # compiled, by the rows of logits they give
+
+    def prepare(self) -> None:
+        """Compile the graph of all steps."""
+        self._compiled(self.slots)
+
+    def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        """Logits [len(rows), vocab] after each row's last token."""
+        self.prepare()
+        began = time.perf_counter()
+        logits = np.empty((len(rows), self.vocab_size), np.float32)
+        every = RowTokens.of(rows)
+        for part, here, ends in every.parts(self._capacity):
+            logits[here] = self._run(every, part, ends, self.slots)
+        if self.adapters is not None:
+            self.adapters.spent(time.perf_counter() - began, [row.adapter for row in rows])
+        return logits
+
+    def scores(self, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Log-likelihood of each of tokens[1:] given those before it [n - 1].
+
+        Slot 0 is overwritten.
+        """
+        every = RowTokens.of([Row(0, tokens[:-1], 0)])
+        wanted = rows_at_once(self.vocab_size, self._capacity)
+        found = []
+        for start in range(0, len(tokens) - 1, wanted):
+            part = slice(start, min(start + wanted, len(tokens) - 1))
+            logits = self._run(every, part, np.arange(part.start, part.stop), wanted)
+            found.append(log_likelihoods(logits, tokens[1:][part]))
+        return np.concatenate(found)
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Slot targets[i] becomes slot sources[i]; all are read before any is written."""
+        assert self._network is not None
+        update, gather = ops.ScatterUpdate(), ops.Gather()
+        for cache in self._network.caches:
+            height = cache.shape[0] // self.slots
+            span = np.arange(height, dtype=np.int32)
+            read, write = (
+                Tensor((np.array(slots, np.int32)[:, None] * height + span).reshape(-1))
+                for slots in (sources, targets)
+            )
+            update(cache, write, gather(cache, read, 0))
+
+    def close(self) -> None:
+        """Let go of the network; MindSpore frees its memory with it."""
+        self._steps.clear()
+        self._network = None
+
+    def _run(
+        self, every: RowTokens, part: slice, wanted: NDArray[np.int64], most: int
+    ) -> NDArray[np.float32]:
+        """One step over a part of the tokens -> logits after those that are `wanted`, of which
+        there are `most` at most."""
+        words, angles = self._words.of(every, part, wanted, most)
+        table = Tensor(angles) if self._words.new_tables else self._table
+        places = self._places(every.rows, every.owner[part])
+        graph = self._compiled(most)
+        logits: NDArray[np.float32] = graph(Tensor(words), table, Tensor(places)).asnumpy()
+        return logits[: len(wanted)]
+
+    def _places(self, rows: Sequence[Row], owner: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Where the adapter of each token is [capacity]; -1: the base."""
+        if self.adapters is None:
+            return np.zeros(1, np.int32)
+        found = np.full(self._capacity, -1, np.int32)
+        here = np.unique(owner)
+        places = np.full(len(rows), -1, np.int32)
+        places[here] = self.adapters.places_of([rows[index].adapter for index in here])
+        found[: len(owner)] = places[owner]
+        found[found == self.adapters.places] = -1
+        return found
+
+    def _compiled(self, wanted: int) -> FusedStep:
+        if wanted in self._steps:
+            return self._steps[wanted]
+        assert self._network is not None
+        start = time.perf_counter()
+        graph = FusedStep(self._network, self._capacity, wanted)
+        graph.set_train(False)
+        words = Tensor(self._words.empty(wanted))
+        with self._graphs.entry("generate" if wanted == self.slots else "score") as cached:
+            shown = nullcontext() if cached else progress.step("compile the graph")
+            with shown, deferred():  # interrupted, MindSpore leaves a dump and goes on
+                places = np.zeros(1 if self.adapters is None else self._capacity, np.int32)
+                graph.compile(words, self._table, Tensor(places))
+        self._steps[wanted] = graph
+        self.compile_s += time.perf_counter() - start
+        return graph

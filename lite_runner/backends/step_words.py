@@ -1,0 +1,134 @@
+"""What a step of our own operators is told: tokens, whose they are, and where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.backends.base import Row
+from lite_runner.config.model import ModelConfig
+from lite_runner.export.manifest import TensorSpec
+from lite_runner.models import rope
+
+
+@dataclass(frozen=True)
+class RowTokens:
+    """The tokens of some rows, one row after the other."""
+
+    rows: Sequence[Row]
+    tokens: NDArray[np.int32]
+    owner: NDArray[np.int64]  # index of each token's row
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> RowTokens:
+        lengths = [len(row.tokens) for row in rows]
+        tokens = np.concatenate([row.tokens for row in rows])
+        return cls(rows, tokens, np.repeat(np.arange(len(rows)), lengths))
+
+    def parts(self, capacity: int) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.int64]]]:
+        """Of each step of at most `capacity` tokens: which they are, the rows whose last token is
+        among them, and where in `tokens` those last ones are."""
+        ends = np.cumsum([len(row.tokens) for row in self.rows]) - 1
+        for start in range(0, len(self.tokens), capacity):
+            end = min(start + capacity, len(self.tokens))
+            here = np.flatnonzero((ends >= start) & (ends < end))
+            yield slice(start, end), here, ends[here]
+
+
+class StepWords:
+    """Makes the inputs of steps: see Step in kernels/src/layers.h."""
+
+    def __init__(self, config: ModelConfig, length: int, capacity: int) -> None:
+        """`length`: positions of a slot; `capacity`: tokens of a step."""
+        self._vocab, self._capacity = config.vocab_size, capacity
+        self._angles = _Angles(config, length, capacity)
+
+    @property
+    def table(self) -> NDArray[np.float32]:
+        """The rotary angles of every position [rows, head_dim], cos and then sin; with
+        `new_tables` only their shape counts."""
+        return self._angles.table
+
+    @property
+    def new_tables(self) -> bool:
+        """Whether every step has a table of its own."""
+        return self._angles.dynamic
+
+    def empty(self, most: int) -> NDArray[np.int32]:
+        """A step without tokens, with room for the logits of `most`."""
+        return np.zeros(2 + 4 * self._capacity + most, np.int32)
+
+    def specs(self, most: int) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+        """What a step without adapters takes."""
+        return (
+            TensorSpec("step", self.empty(most).shape, "int32"),
+            TensorSpec("rope", self.table.shape, "float32"),
+            TensorSpec("places", (1,), "int32"),
+        )
+
+    def of(
+        self, every: RowTokens, part: slice, wanted: NDArray[np.int64], most: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The words of a step over a part of the tokens, and its table; the logits after those
+        that are `wanted` are asked for. A token that the model does not have is a ValueError."""
+        tokens, owner = every.tokens[part], every.owner[part]
+        if tokens.min() < 0 or tokens.max() >= self._vocab:
+            raise ValueError(f"token ids must be 0 to {self._vocab - 1}")
+        count, capacity, rows = len(tokens), self._capacity, every.rows
+        words = self.empty(most)
+        words[:2] = count, len(wanted)
+        token, slot, position, angle = words[2 : 2 + 4 * capacity].reshape(4, capacity)[:, :count]
+        token[:] = tokens
+        slot[:] = np.array([row.slot for row in rows], np.int32)[owner]
+        first = np.cumsum([0, *(len(row.tokens) for row in rows[:-1])])
+        offset = np.array([row.position for row in rows]) - first
+        position[:] = np.arange(part.start, part.stop) + offset[owner]
+        lengths = np.array([row.position + len(row.tokens) for row in rows])[owner]
+        table = self._angles.of(position, lengths, angle)
+        words[2 + 4 * capacity :][: len(wanted)] = wanted - part.start
+        return words, table
+
+
+class _Angles:
+    """Rotary angles: a table by position, or with dynamic scaling of each token in a step."""
+
+    def __init__(self, config: ModelConfig, length: int, capacity: int) -> None:
+        self.dynamic = False
+        self.table = np.zeros((1, 1), np.float32)
+        if config.family != "llama":
+            return
+        self._frequencies, factor = rope.frequencies(config)
+        scaling = config.rope_scaling
+        if scaling is not None and scaling.type == "dynamic":
+            self.dynamic = True
+            self._original, self._factor = scaling.original_seq_length, scaling.factor
+            self._exponents = rope.dynamic_exponents(config.head_dim)
+            self.table = np.zeros((capacity, config.head_dim), np.float32)
+        else:
+            places = np.arange(length, dtype=np.float32)
+            self.table = _cos_and_sin(np.outer(places, self._frequencies)) * factor
+
+    def of(
+        self, position: NDArray[np.int32], lengths: NDArray[np.int64], rows: NDArray[np.int32]
+    ) -> NDArray[np.float32]:
+        """The table, after the row of each token in it was written to `rows`."""
+        if not self.dynamic:
+            rows[:] = position
+            return self.table
+        # The base grows with the row's own length once that is past the original.
+        longest = np.maximum(lengths, self._original).astype(np.float32)
+        ratio = longest * np.float32(self._factor / self._original) - np.float32(self._factor - 1)
+        frequencies = self._frequencies * ratio[:, None] ** self._exponents
+        rows[:] = np.arange(len(position))
+        table = np.zeros(self.table.shape, np.float32)
+        table[: len(position)] = _cos_and_sin(position.astype(np.float32)[:, None] * frequencies)
+        return table
+
+
+def _cos_and_sin(angles: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[n, head_dim / 2] -> [n, head_dim]."""
+    angles = angles.astype(np.float32)
+    return np.concatenate([np.cos(angles), np.sin(angles)], 1)

@@ -1,0 +1,66 @@
+"""Quantized weights: which matrices of a model become integers, and how fine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Quant = Literal["none", "a16w8", "a16w4", "a8w8"]
+QuantGroup = Literal[32, 64, 128]
+CacheType = Literal["fp32", "fp16", "int8"]  # of keys and values; int8: a scale a head and token
+DEFAULT_GROUP = 32  # of 4 bits, where quant_group is null: as the blocks of GGUF files
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a matrix [rows, columns] is held as integers."""
+
+    bits: int  # 8 or 4
+    group: int  # columns that share a scale; 0: the whole row
+
+    def nbytes(self, rows: int, columns: int) -> int:
+        """What the integers and their scales take, in bytes."""
+        count = rows * columns
+        if self.bits == 4:
+            return count // 2 + 4 * (count // self.group)  # a scale and a minimum, float16 each
+        return count + (2 * (count // self.group) if self.group else 4 * rows)
+
+    def __str__(self) -> str:
+        return f"{self.bits} bits, " + (f"groups of {self.group}" if self.group else "by row")
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What a run asks for, or a checkpoint holds."""
+
+    quant: Quant = "none"
+    group: int = 0  # columns of a group of 4 bits; 0 with 8 bits and none
+
+    @classmethod
+    def of(cls, quant: Quant | None, group: QuantGroup | None) -> Quantization:
+        """The settings `quant` and `quant_group`, null included."""
+        if quant is None or quant == "none":
+            return cls()
+        return cls(quant, (group or DEFAULT_GROUP) if quant == "a16w4" else 0)
+
+    @property
+    def linear(self) -> Scheme | None:
+        """Of the linear layers of the blocks; None: they stay floats."""
+        if self.quant == "none":
+            return None
+        return Scheme(4, self.group) if self.quant == "a16w4" else Scheme(8, 0)
+
+    @property
+    def table(self) -> Scheme | None:
+        """Of the embedding and the head. Four bits would cost them more than the layers."""
+        if self.quant == "none":
+            return None
+        return Scheme(8, 32) if self.quant == "a16w4" else Scheme(8, 0)
+
+    @property
+    def same_weights(self) -> tuple[Scheme | None, Scheme | None]:
+        """Equal where the weights are: a16w8 and a8w8 differ in the activations alone."""
+        return self.linear, self.table
+
+    def __str__(self) -> str:
+        return f"{self.quant} quant_group={self.group}" if self.group else self.quant

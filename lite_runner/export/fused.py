@@ -1,0 +1,49 @@
+"""The dynamic layout of quantized weights: a step of our own operators, for CPU.
+
+The graph takes some tokens of any slots, up to its capacity, and keeps the packed integers and the
+key/value cache of all slots in its Parameters.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from mindspore import Tensor
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.export.manifest import Graph, GraphName, Operators, TensorSpec
+from lite_runner.export.mindir import check_length
+from lite_runner.export.operators import write_graph
+from lite_runner.models.fused import FusedNetwork, FusedSizes, FusedStep, cached_positions
+from lite_runner.models.fused_layers import FusedWeights
+
+
+def export_fused(
+    model: ModelConfig,
+    weights: FusedWeights,
+    folder: Path,
+    name: str,
+    *,
+    slots: int,
+    seq_length: int,
+    operators: Operators,
+    inputs: tuple[TensorSpec, ...],
+) -> dict[GraphName, Graph]:
+    """Write `<name>_graph.mindir` and its variables, with a cache of `slots` rows.
+
+    `inputs` are those of a FusedStep; output: logits [slots, vocab] after the wanted tokens.
+    A seq_length beyond the model's own is a ConfigError.
+    """
+    check_length(model, seq_length)
+    sizes = FusedSizes(
+        slots,
+        cached_positions(seq_length),
+        operators.kv_cache,
+        integer_input=operators.quant == "a8w8",
+    )
+    network = FusedStep(FusedNetwork(model, weights, sizes), operators.capacity, slots)
+    examples = [Tensor(np.zeros(one.shape, one.dtype)) for one in inputs]
+    file = write_graph(network, examples, folder, name)
+    logits = TensorSpec("logits", (slots, model.vocab_size), "float32")
+    return {"model": Graph(file, inputs, (logits,))}

@@ -1,0 +1,70 @@
+"""LoRA adapters as the operators read them: for each layer a pool, a row of floats for a place.
+
+A row has A and then B of each matrix of the layer that any adapter changes, the scale in B, ranks
+filled up with zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.weights.adapter import Adapter
+
+MOST_MATRICES = 4  # of a layer
+WORDS = 1 + 2 * MOST_MATRICES
+
+
+@dataclass(frozen=True)
+class Target:
+    """A matrix that adapters may change."""
+
+    name: str  # canonical, of its weight
+    inputs: int
+    outputs: int
+    looked_up: bool = False  # an embedding: A is kept [inputs, rank], to take one row of it
+
+
+@dataclass(frozen=True)
+class PoolLayout:
+    """Where a place of a layer's pool has what."""
+
+    rank: int
+    targets: tuple[Target | None, ...]  # in the layer's order; None: no adapter changes that one
+
+    @property
+    def width(self) -> int:
+        """Floats of a place."""
+        return sum(self.rank * (one.inputs + one.outputs) for one in self.targets if one)
+
+    @property
+    def names(self) -> set[str]:
+        return {one.name for one in self.targets if one}
+
+    def words(self) -> list[int]:
+        """AdapterParts in src/layers.h."""
+        down, up, at = [-1] * MOST_MATRICES, [-1] * MOST_MATRICES, 0
+        for index, one in enumerate(self.targets):
+            if one:
+                down[index] = at
+                up[index] = at + self.rank * one.inputs
+                at = up[index] + self.rank * one.outputs
+        return [self.rank, *down, *up]
+
+    def row(self, adapter: Adapter) -> NDArray[np.float32]:
+        """An adapter's place [width]."""
+        parts = [self._values(adapter, one) for one in self.targets if one]
+        return np.concatenate([part.reshape(-1) for pair in parts for part in pair])
+
+    def _values(
+        self, adapter: Adapter, target: Target
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        a = np.zeros((self.rank, target.inputs), np.float32)
+        b = np.zeros((self.rank, target.outputs), np.float32)
+        pair = adapter.pairs.get(target.name)
+        if pair is not None:
+            a[: pair.rank] = pair.a.float32()
+            np.multiply(pair.b.float32().T, np.float32(pair.scale), out=b[: pair.rank])
+        return (np.ascontiguousarray(a.T) if target.looked_up else a), b

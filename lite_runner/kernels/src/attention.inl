@@ -1,0 +1,322 @@
+// Attention over the live part of the cache, a chunk of keys at a time.
+//
+// The scores of a chunk are summed up on their own and then merged, always in the order of the
+// chunks: decoding shares the chunks out over threads, a prompt goes through them in turn, and
+// both come to the same bits.
+
+constexpr int64_t kQueries = 48;  // rows of queries at most that go through the keys together
+
+struct Running {  // of some rows of queries
+  float *most, *total;  // [rows]: largest score, sum of exponentials
+  float* mixed;         // [head_dim / 32][rows][32]
+};
+
+struct Keys {  // one slot and key/value head
+  const Cache& cache;
+  int64_t place, dim;  // place: slot * kv_heads + head
+
+  template <class T>
+  T* keys(int64_t panel) const {
+    return static_cast<T*>(cache.keys) + (place * (cache.length / kPanel) + panel) * dim * kPanel;
+  }
+  template <class T>
+  T* values(int64_t panel, int64_t position) const {
+    return static_cast<T*>(cache.values) +
+           ((place * dim_panels() + panel) * cache.length + position) * kPanel;
+  }
+  int64_t dim_panels() const { return (dim + kPanel - 1) / kPanel; }
+};
+
+// `count` rows of 32 cached numbers as float32: themselves, or widened into `buffer`.
+inline const float* as_floats(CacheType type, const void* rows, int64_t count, float* buffer) {
+  if (type == CacheType::kFloat32) return static_cast<const float*>(rows);
+  for (int64_t i = 0; i < count * kPanel; i += kLanes)
+    store(buffer + i, type == CacheType::kFloat16 ? load_half(static_cast<const uint16_t*>(rows) + i)
+                                                  : load_int8(static_cast<const int8_t*>(rows) + i));
+  return buffer;
+}
+
+inline const void* key_panel(const Keys& keys, int64_t panel) {
+  switch (keys.cache.type) {
+    case CacheType::kFloat32: return keys.keys<float>(panel);
+    case CacheType::kFloat16: return keys.keys<uint16_t>(panel);
+    default: return keys.keys<int8_t>(panel);
+  }
+}
+
+inline const void* value_panel(const Keys& keys, int64_t panel, int64_t position) {
+  switch (keys.cache.type) {
+    case CacheType::kFloat32: return keys.values<float>(panel, position);
+    case CacheType::kFloat16: return keys.values<uint16_t>(panel, position);
+    default: return keys.values<int8_t>(panel, position);
+  }
+}
+
+inline void product(float* sums, const float* x, int64_t rows, int64_t stride, const float* panel,
+                    int64_t depth) {
+  in_tiles<kTile>(rows, [&](auto count, int64_t row) {
+    accumulate<count, Float32>(sums + row * kPanel, x + row * stride, stride,
+                               reinterpret_cast<const uint8_t*>(panel), depth, true);
+  });
+}
+
+// One chunk of keys for `rows` queries [rows][dim], already scaled. Row r sees keys up to
+// position[r]; slope[r] is ALiBi's, or slope is nullptr.
+inline void attend_chunk(const Keys& keys, const float* queries, int64_t rows,
+                         const int32_t* position, const float* slope, int64_t first,
+                         float* work, Running result) {
+  const CacheType type = keys.cache.type;
+  float* scores = work;                          // [4][rows][32], then [rows][128]
+  float* weights = scores + rows * kChunk;       // [rows][128]
+  float* wide = weights + rows * kChunk;         // a panel of keys or values
+  int32_t last = 0;
+  for (int64_t r = 0; r < rows; ++r) last = larger_of(last, position[r]);
+  const int64_t live = smaller_of<int64_t>(kChunk, last - first + 1);
+  for (int64_t p = 0; p * kPanel < live; ++p) {
+    const void* panel = key_panel(keys, first / kPanel + p);
+    product(scores + p * rows * kPanel, queries, rows, keys.dim,
+            as_floats(type, panel, keys.dim, wide), keys.dim);
+  }
+  Ints lane;
+  for (int i = 0; i < WIDTH; ++i) lane[i] = i;
+  const float *key_scales = nullptr, *value_scales = nullptr;
+  if (type == CacheType::kInt8) {
+    key_scales = keys.cache.key_scales + keys.place * keys.cache.length + first;
+    value_scales = keys.cache.value_scales + keys.place * keys.cache.length + first;
+  }
+  const Floats lowest = splat(-__builtin_inff());
+  for (int64_t r = 0; r < rows; ++r) {
+    const int32_t seen = static_cast<int32_t>(position[r] - first + 1);
+    float* row = weights + r * kChunk;
+    Floats most = lowest;
+    for (int64_t k = 0; k < live; k += kLanes) {
+      Floats score = load(scores + (k / kPanel * rows + r) * kPanel + k % kPanel);
+      const Ints key = lane + static_cast<int32_t>(k);
+      if (key_scales) score = score * load(key_scales + k);
+      if (slope) score = score + slope[r] * to_float(key - (seen - 1));
+      score = key < seen ? score : lowest;
+      store(row + k, score);
+      most = larger(most, score);
+    }
+    const float bound = largest(most);
+    result.most[r] = bound;
+    Floats total{};
+    for (int64_t k = 0; k < live; k += kLanes) {
+      Floats weight = exponential(load(row + k) - bound);
+      const Ints key = lane + static_cast<int32_t>(k);
+      weight = key < seen ? weight : Floats{};
+      total = total + weight;
+      if (value_scales) weight = weight * load(value_scales + k);
+      store(row + k, weight);
+    }
+    result.total[r] = sum(total);
+  }
+  for (int64_t p = 0; p < keys.dim_panels(); ++p) {
+    const void* panel = value_panel(keys, p, first);
+    product(result.mixed + p * rows * kPanel, weights, rows, kChunk,
+            as_floats(type, panel, live, wide), live);
+  }
+}
+
+inline int64_t work_floats(int64_t rows, int64_t dim) {
+  return rows * 2 * kChunk + larger_of(dim, kChunk) * kPanel;
+}
+
+// Adds the next chunk to what the chunks before it came to.
+inline void merge(Running all, Running next, int64_t rows, int64_t panels) {
+  for (int64_t r = 0; r < rows; ++r) {
+    if (next.total[r] == 0.0f) continue;  // the row sees nothing of it
+    const float most = larger_of(all.most[r], next.most[r]);
+    const float before = exponential(splat(all.most[r] - most))[0];
+    const float added = exponential(splat(next.most[r] - most))[0];
+    all.most[r] = most;
+    all.total[r] = all.total[r] * before + next.total[r] * added;
+    for (int64_t p = 0; p < panels; ++p)
+      for (int64_t c = 0; c < kPanel; c += kLanes) {
+        float* to = all.mixed + (p * rows + r) * kPanel + c;
+        store(to, load(to) * before + load(next.mixed + (p * rows + r) * kPanel + c) * added);
+      }
+  }
+}
+
+inline int64_t running_floats(int64_t rows, int64_t dim) {
+  return rows * (2 + (dim + kPanel - 1) / kPanel * kPanel);
+}
+
+inline Running running(float* memory, int64_t rows) {
+  return {memory, memory + rows, memory + 2 * rows};
+}
+
+struct Attention {
+  const AttentionLayer& layer;
+  const Step& step;
+  const Cache& cache;
+  const float* fused;  // [count][stride]: queries, keys, values
+  int64_t stride;
+  float* out;  // [count][out_stride]
+  int64_t out_stride;
+
+  int64_t group() const { return layer.heads / layer.kv_heads; }
+  int64_t panels() const { return (layer.head_dim + kPanel - 1) / kPanel; }
+
+  // Queries, positions and slopes of some tokens for one key/value head.
+  struct Queries {
+    alignas(64) float* x;
+    int32_t position[kQueries > 128 ? kQueries : 128];
+    float slope[kQueries > 128 ? kQueries : 128];
+    const float* slopes() const { return has_slopes ? slope : nullptr; }
+    bool has_slopes;
+  };
+
+  void gather(int64_t token, int64_t tokens, int64_t head, Queries& to) const {
+    const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(layer.head_dim));
+    const float* slopes = layer.slopes ? layer.at<float>(layer.slopes) : nullptr;
+    to.has_slopes = slopes != nullptr;
+    for (int64_t t = 0; t < tokens; ++t)
+      for (int64_t g = 0; g < group(); ++g) {
+        const int64_t row = t * group() + g, which = head * group() + g;
+        const float* from = fused + (token + t) * stride + which * layer.head_dim;
+        for (int64_t d = 0; d < layer.head_dim; ++d) to.x[row * layer.head_dim + d] = from[d] * scale;
+        to.position[row] = step.position[token + t];
+        to.slope[row] = slopes ? slopes[which] : 0.0f;
+      }
+  }
+
+  void finish(int64_t token, int64_t tokens, int64_t head, Running from) const {
+    const int64_t rows = tokens * group();
+    for (int64_t row = 0; row < rows; ++row) {
+      const float inverse = 1.0f / from.total[row];
+      float* to = out + (token + row / group()) * out_stride +
+                  (head * group() + row % group()) * layer.head_dim;
+      for (int64_t d = 0; d < layer.head_dim; ++d)
+        to[d] = from.mixed[(d / kPanel * rows + row) * kPanel + d % kPanel] * inverse;
+    }
+  }
+
+  struct Item {
+    int32_t token, tokens, head;
+    int32_t chunk, chunks;  // the chunk, of so many; -1: all, in turn
+  };
+
+  Keys keys_of(const Item& item) const {
+    return {cache, step.slot[item.token] * layer.kv_heads + item.head, layer.head_dim};
+  }
+
+  // Rows of one slot at following positions are a prompt, of which some go through together.
+  int64_t plan(Item* items, int64_t most) const {
+    int64_t count = 0;
+    const int64_t together = larger_of<int64_t>(1, kQueries / group());
+    for (int64_t token = 0; token < step.count;) {
+      int64_t tokens = 1;
+      while (tokens < together && token + tokens < step.count &&
+             step.slot[token + tokens] == step.slot[token] &&
+             step.position[token + tokens] == step.position[token] + tokens)
+        ++tokens;
+      const int64_t chunks = (step.position[token + tokens - 1] + kChunk) / kChunk;
+      for (int64_t head = 0; head < layer.kv_heads; ++head)
+        for (int64_t chunk = 0; chunk < (tokens == 1 ? chunks : 1); ++chunk) {
+          if (count == most) return -1;
+          items[count++] = {static_cast<int32_t>(token), static_cast<int32_t>(tokens),
+                            static_cast<int32_t>(head),
+                            static_cast<int32_t>(tokens == 1 ? chunk : -1),
+                            static_cast<int32_t>(chunks)};
+        }
+      token += tokens;
+    }
+    return count;
+  }
+
+  void run() const {
+    int64_t room = step.count * layer.kv_heads * (cache.length / kChunk);
+    Item* items = scratch<Item>(kItems, room);
+    const int64_t count = plan(items, room);
+    const int64_t rows = larger_of(kQueries, group()), dim = layer.head_dim;
+    const int64_t one = running_floats(group(), dim), many = running_floats(rows, dim);
+    const int64_t local = rows * dim + work_floats(rows, dim) + 2 * many + 64;
+    float* memory = scratch<float>(kPartial, count * one + threads() * local);
+    float* locals = memory + count * one;
+    parallel_for(count, [&](int64_t index, int thread) {
+      const Item& item = items[index];
+      Queries queries;
+      queries.x = locals + thread * local;
+      float* work = queries.x + rows * dim;
+      float* sums = work + work_floats(rows, dim);
+      const int64_t used = item.tokens * group();
+      gather(item.token, item.tokens, item.head, queries);
+      const auto attend = [&](int64_t chunk, Running to) {
+        attend_chunk(keys_of(item), queries.x, used, queries.position, queries.slopes(),
+                     chunk * kChunk, work, to);
+      };
+      if (item.chunk >= 0) {
+        const Running part = running(memory + index * one, used);
+        attend(item.chunk, part);
+        if (item.chunks == 1) finish(item.token, 1, item.head, part);
+        return;
+      }
+      const Running all = running(sums, used), next = running(sums + many, used);
+      attend(0, all);
+      for (int64_t chunk = 1; chunk < item.chunks; ++chunk) {
+        attend(chunk, next);
+        merge(all, next, used, panels());
+      }
+      finish(item.token, item.tokens, item.head, all);
+    });
+    for (int64_t index = 0; index < count; index += items[index].chunk >= 0 ? items[index].chunks : 1) {
+      const Item& item = items[index];
+      if (item.chunk < 0 || item.chunks == 1) continue;
+      const Running all = running(memory + index * one, group());
+      for (int64_t chunk = 1; chunk < item.chunks; ++chunk)
+        merge(all, running(memory + (index + chunk) * one, group()), group(), panels());
+      finish(item.token, 1, item.head, all);
+    }
+  }
+};
+
+// Rotates pairs (d, d + dim / 2) of one head by the angles whose cos [dim / 2] and sin are given.
+inline void rotate(float* x, const float* rope, int64_t dim) {
+  const int64_t half = dim / 2;
+  for (int64_t d = 0; d < half; ++d) {
+    const float a = x[d], b = x[d + half];
+    x[d] = a * rope[d] - b * rope[half + d];
+    x[d + half] = b * rope[d] + a * rope[half + d];
+  }
+}
+
+inline float rounded_to_int8(const float* x, int64_t count, int8_t* to) {
+  const float bound = bound_of(x, count), factor = integer_factor(bound, 127.0f);
+  for (int64_t i = 0; i < count; ++i)
+    to[i] = static_cast<int8_t>(static_cast<int32_t>(__builtin_rintf(x[i] * factor)));
+  return bound / 127.0f;
+}
+
+// Writes a key and a value [dim] of one head to their place in the cache.
+inline void remember(const Keys& keys, int64_t position, const float* key, const float* value) {
+  const auto write = [&](auto* first_key, auto* first_value, const auto* k, const auto* v) {
+    static_cast<void>(first_value);
+    using T = std::remove_reference_t<decltype(*first_key)>;
+    for (int64_t d = 0; d < keys.dim; ++d) {
+      first_key[d * kPanel + position % kPanel] = k[d];
+      keys.values<T>(d / kPanel, position)[d % kPanel] = v[d];
+    }
+  };
+  const int64_t panel = position / kPanel;
+  switch (keys.cache.type) {
+    case CacheType::kFloat32:
+      return write(keys.keys<float>(panel), keys.values<float>(0, position), key, value);
+    case CacheType::kFloat16: {
+      uint16_t k[kMostDim], v[kMostDim];
+      for (int64_t d = 0; d < keys.dim; ++d) {
+        k[d] = half_of_float(key[d]);
+        v[d] = half_of_float(value[d]);
+      }
+      return write(keys.keys<uint16_t>(panel), keys.values<uint16_t>(0, position), k, v);
+    }
+    case CacheType::kInt8: {
+      int8_t k[kMostDim], v[kMostDim];
+      const int64_t place = keys.place * keys.cache.length + position;
+      keys.cache.key_scales[place] = rounded_to_int8(key, keys.dim, k);
+      keys.cache.value_scales[place] = rounded_to_int8(value, keys.dim, v);
+      return write(keys.keys<int8_t>(panel), keys.values<int8_t>(0, position), k, v);
+    }
+  }
+}

@@ -1,0 +1,28 @@
+// The operators in vectors of 16 floats.
+#include "instruction_set.h"
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(                                              \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"))), \
+    apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,prefer-vector-width=512")
+#endif
+#define WIDTH 16
+namespace lite_runner {
+namespace avx512 {
+#include "simd.inl"
+#include "linear.inl"
+#include "attention.inl"
+#include "adapters.inl"
+#include "layers.inl"
+}  // namespace avx512
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+const Kernels kAvx512{"avx512", avx512::embedding, avx512::attention, avx512::feed_forward, avx512::head, avx512::plain_linear};
+
+}  // namespace lite_runner
+#endif

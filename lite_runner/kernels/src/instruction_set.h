@@ -1,0 +1,17 @@
+// What avx512.cc, avx2.cc and portable.cc include before they choose their instructions.
+#pragma once
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "layers.h"
+#include "scratch.h"
+#include "threads.h"
+
+namespace lite_runner {
+constexpr int64_t kMostDim = 512;  // of a head
+}  // namespace lite_runner

@@ -1,0 +1,222 @@
+// The layers that a network is made of: embedding, attention, feed-forward, head.
+
+inline void normalize(const Layer& layer, const Norm& norm, const float* x, int64_t size,
+                      float* to, int64_t stride) {
+  const float* gamma = layer.at<float>(norm.gamma);
+  const float* beta = norm.centred ? layer.at<float>(norm.beta) : nullptr;
+  const int64_t whole = size / kLanes * kLanes;
+  float mean = 0;
+  if (norm.centred) {
+    Floats total{};
+    for (int64_t i = 0; i < whole; i += kLanes) total = total + load(x + i);
+    mean = sum(total);
+    for (int64_t i = whole; i < size; ++i) mean += x[i];
+    mean /= static_cast<float>(size);
+  }
+  Floats squares{};
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    const Floats value = load(x + i) - mean;
+    squares = squares + value * value;
+  }
+  float total = sum(squares);
+  for (int64_t i = whole; i < size; ++i) total += (x[i] - mean) * (x[i] - mean);
+  const float factor = 1.0f / __builtin_sqrtf(total / static_cast<float>(size) +
+                                              static_cast<float>(norm.epsilon));
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    Floats value = (load(x + i) - mean) * factor * load(gamma + i);
+    if (beta) value = value + load(beta + i);
+    store(to + i, value);
+  }
+  for (int64_t i = whole; i < size; ++i)
+    to[i] = (x[i] - mean) * factor * gamma[i] + (beta ? beta[i] : 0.0f);
+  for (int64_t i = size; i < stride; ++i) to[i] = 0.0f;
+}
+
+// Rows behind their norm, [count, depth of the matrix].
+inline Rows normalized(const Layer& layer, const Norm& norm, const Matrix& m, const float* x,
+                       int64_t count, const int32_t* chosen = nullptr) {
+  const int64_t stride = m.depth();
+  float* to = scratch<float>(kNormed, count * stride);
+  over_rows(count, [&](int64_t row) {
+    normalize(layer, norm, x + (chosen ? chosen[row] : row) * m.in, m.in, to + row * stride,
+              stride);
+  });
+  return prepared(m, to, count, stride);
+}
+
+// Copies the columns of some panels from sums [rows][32] to rows of `width` numbers, plus `added`.
+inline void spread(const float* sums, int64_t rows, int64_t panel, int64_t width, float* to,
+                   int64_t stride, const float* added = nullptr) {
+  const int64_t first = panel * kPanel, count = smaller_of(kPanel, width - first);
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* from = sums + row * kPanel;
+    float* at = to + row * stride + first;
+    const float* plus = added ? added + row * stride + first : nullptr;
+    if (count == kPanel) {
+      for (int64_t c = 0; c < kPanel; c += kLanes)
+        store(at + c, plus ? load(plus + c) + load(from + c) : load(from + c));
+    } else {
+      for (int64_t c = 0; c < count; ++c) at[c] = plus ? plus[c] + from[c] : from[c];
+    }
+  }
+}
+
+inline void clear_behind(float* x, int64_t rows, int64_t width, int64_t stride) {
+  for (int64_t row = 0; row < rows && width < stride; ++row)
+    for (int64_t i = width; i < stride; ++i) x[row * stride + i] = 0.0f;
+}
+
+inline void read_row(const Matrix& m, int64_t index, float* to, bool add) {
+  const int64_t panel = index / kPanel, column = index % kPanel;
+  const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
+  const uint16_t* bits = reinterpret_cast<const uint16_t*>(data);
+  const float* scales = reinterpret_cast<const float*>(m.at(m.scales)) + panel * kPanel;
+  for (int64_t k = 0; k < m.in; ++k) {
+    float value = 0;
+    switch (m.format) {
+      case Format::kFloat32:
+        value = reinterpret_cast<const float*>(data)[k * kPanel + column];
+        break;
+      case Format::kBFloat16: {
+        const uint32_t word = uint32_t{bits[k * kPanel + column]} << 16;
+        __builtin_memcpy(&value, &word, 4);
+        break;
+      }
+      case Format::kInt8: {
+        const int64_t byte = m.integer_input ? k % 4 : k % 2 * 2 + k % 4 / 2;
+        value = static_cast<int8_t>(data[(k / 4 * kPanel + column) * 4 + byte]);
+        break;
+      }
+      case Format::kInt4: {
+        const int64_t nibble = k % 2 * 4 + k % 8 / 2;
+        value = data[(k / 8 * kPanel + column) * 4 + nibble / 2] >> (nibble % 2 * 4) & 15;
+        break;
+      }
+    }
+    if (m.group) {
+      const int64_t at = (panel * m.groups() + k / m.group) * kPanel + column;
+      value *= float_of_half(m.halves(m.scales)[at]);
+      if (m.minimums) value += float_of_half(m.halves(m.minimums)[at]);
+    } else if (m.scales) {
+      value *= scales[column];
+    }
+    to[k] = add ? to[k] + value : value;
+  }
+}
+
+inline void embedding(const EmbeddingLayer& layer, const Step& step, Adapters adapters,
+                      float* out) {
+  const Matrix& table = layer.matrix(layer.table);
+  over_rows(step.count, [&](int64_t row) {
+    float* to = out + row * layer.hidden;
+    read_row(table, step.token[row], to, false);
+    if (adapters.place && adapters.place[row] >= 0 && layer.adapters.down[0] >= 0) {
+      const float* place = adapters.pool + adapters.place[row] * adapters.stride;
+      const int64_t rank = layer.adapters.rank;
+      const float* factors = place + layer.adapters.down[0] + step.token[row] * rank;
+      for (int64_t r = 0; r < rank; ++r)
+        for (int64_t i = 0; i < layer.hidden; ++i)
+          to[i] += factors[r] * place[layer.adapters.up[0] + r * layer.hidden + i];
+    }
+    if (layer.positions) read_row(layer.matrix(layer.positions), step.position[row], to, true);
+    if (layer.has_norm) normalize(layer, layer.norm, to, layer.hidden, to, layer.hidden);
+  });
+}
+
+inline void attention(const AttentionLayer& layer, const Step& step, Adapters adapters,
+                      const float* x, const float* rope, Cache cache, float* out) {
+  const int64_t count = step.count, dim = layer.head_dim;
+  const int64_t queries = layer.heads * dim, keys = layer.kv_heads * dim;
+  const Matrix& inward = layer.matrix(layer.query_key_value);
+  const Matrix& outward = layer.matrix(layer.projection);
+  const int64_t stride = inward.out;
+  float* fused = scratch<float>(kFused, count * stride);
+  const Rows rows = normalized(layer, layer.norm, inward, x, count);
+  const int64_t outs[] = {queries, keys, keys};
+  const Lowered low = lowered(layer.adapters, adapters, 0, 3, rows, layer.hidden);
+  linear<1>(inward, rows, [&](int64_t panel, float* sums) {
+    add_lowered_panel(low, outs, panel, sums);
+    spread(sums, count, panel, stride, fused, stride);
+  });
+  over_rows(count, [&](int64_t row) {
+    float* query = fused + row * stride;
+    float *key = query + queries, *value = key + keys;
+    if (layer.rotary)
+      for (int64_t head = 0; head < layer.heads + layer.kv_heads; ++head)
+        rotate(query + head * dim, rope + step.rope[row] * dim, dim);
+    for (int64_t head = 0; head < layer.kv_heads; ++head)
+      remember({cache, step.slot[row] * layer.kv_heads + head, dim}, step.position[row],
+               key + head * dim, value + head * dim);
+  });
+  float* mixed = scratch<float>(kMixed, count * outward.depth());
+  clear_behind(mixed, count, queries, outward.depth());
+  Attention{layer, step, cache, fused, stride, mixed, outward.depth()}.run();
+  const Rows mixed_rows = prepared(outward, mixed, count, outward.depth());
+  const Lowered back = lowered(layer.adapters, adapters, 3, 1, mixed_rows, queries);
+  linear<1>(outward, mixed_rows, [&](int64_t panel, float* sums) {
+    add_lowered_panel(back, &layer.hidden, panel, sums);
+    spread(sums, count, panel, layer.hidden, out, layer.hidden, layer.residual ? x : nullptr);
+  });
+}
+
+inline Floats silu(Floats x) { return x / (1.0f + exponential(-x)); }
+
+// The tanh form.
+inline Floats gelu(Floats x) {
+  // (1 + tanh(a)) / 2 is 1 / (1 + e^-2a); 1.5957... is 2 sqrt(2 / pi).
+  return x / (1.0f + exponential(x * (x * x * 0.044715f + 1.0f) * -1.5957691216057308f));
+}
+
+inline void feed_forward(const FeedForwardLayer& layer, const Step& step, Adapters adapters,
+                         const float* x, float* out) {
+  const int64_t count = step.count;
+  const Matrix &up = layer.matrix(layer.up), &down = layer.matrix(layer.down);
+  const int64_t stride = down.depth();
+  float* hidden = scratch<float>(kHidden, count * stride);
+  clear_behind(hidden, count, layer.wide, stride);
+  const Rows rows = normalized(layer, layer.norm, up, x, count);
+  const Lowered low =
+      lowered(layer.adapters, adapters, layer.gated ? 0 : 1, layer.gated ? 2 : 1, rows, layer.hidden);
+  if (layer.gated) {
+    linear<2>(up, rows, [&](int64_t unit, float* sums) {
+      float* ups = sums + count * kPanel;
+      for (int64_t m = 0; m < low.matrices; ++m)
+        add_lowered(low, m, unit * kPanel, layer.wide, 0, m == 0 ? sums : ups);
+      for (int64_t i = 0; i < count * kPanel; i += kLanes)
+        store(sums + i, silu(load(sums + i)) * load(ups + i));
+      spread(sums, count, unit, layer.wide, hidden, stride);
+    });
+  } else {
+    linear<1>(up, rows, [&](int64_t panel, float* sums) {
+      add_lowered_panel(low, &layer.wide, panel, sums);
+      for (int64_t i = 0; i < count * kPanel; i += kLanes) store(sums + i, gelu(load(sums + i)));
+      spread(sums, count, panel, layer.wide, hidden, stride);
+    });
+  }
+  const Rows hidden_rows = prepared(down, hidden, count, stride);
+  const Lowered back = lowered(layer.adapters, adapters, 2, 1, hidden_rows, layer.wide);
+  linear<1>(down, hidden_rows, [&](int64_t panel, float* sums) {
+    add_lowered_panel(back, &layer.hidden, panel, sums);
+    spread(sums, count, panel, layer.hidden, out, layer.hidden, layer.residual ? x : nullptr);
+  });
+}
+
+inline void head(const HeadLayer& layer, const Matrix& matrix, const Step& step,
+                 Adapters adapters, const float* x, float* logits) {
+  const Rows rows = normalized(layer, layer.norm, matrix, x, step.wanted, step.row);
+  const Lowered low = lowered(layer.adapters, adapters, 0, 1, rows, layer.hidden, step.row);
+  linear<1>(matrix, rows, [&](int64_t panel, float* sums) {
+    add_lowered_panel(low, &matrix.out, panel, sums);
+    spread(sums, step.wanted, panel, matrix.out, logits, matrix.out);
+  });
+}
+
+inline void plain_linear(const Matrix& m, const float* x, int64_t count, float* out) {
+  float* rows = scratch<float>(kNormed, count * m.depth());
+  for (int64_t row = 0; row < count; ++row)
+    for (int64_t k = 0; k < m.depth(); ++k)
+      rows[row * m.depth() + k] = k < m.in ? x[row * m.in + k] : 0.0f;
+  linear<1>(m, prepared(m, rows, count, m.depth()), [&](int64_t panel, const float* sums) {
+    spread(sums, count, panel, m.out, out, m.out);
+  });
+}

@@ -1,0 +1,357 @@
+// Products of rows with panels of a matrix. Every output is summed up over its inputs in their
+// order, whatever the number of rows or threads, so that a row's bits never depend on others.
+
+// How the 32 values of an input lie in a panel of floats.
+struct Float32 {
+  static constexpr int64_t bytes = 4 * kPanel;
+  struct Raw {
+    Floats part[kParts];
+  };
+  static Raw read(const uint8_t* from) {
+    Raw raw;
+    for (int64_t i = 0; i < kParts; ++i)
+      raw.part[i] = load(reinterpret_cast<const float*>(from) + i * kLanes);
+    return raw;
+  }
+};
+
+struct BFloat16 {
+  static constexpr int64_t bytes = 2 * kPanel;
+  using Raw = Float32::Raw;
+  static Raw read(const uint8_t* from) {
+    Raw raw;
+    for (int64_t i = 0; i < kParts; ++i)
+      raw.part[i] = load_bfloat16(reinterpret_cast<const uint16_t*>(from) + i * kLanes);
+    return raw;
+  }
+};
+
+// Words of 32 bits, each of some inputs of one output.
+struct Words {
+  static constexpr int64_t bytes = 4 * kPanel;
+  Ints part[kParts];
+
+  static Words read(const uint8_t* from) {
+    Words words;
+    for (int64_t i = 0; i < kParts; ++i)
+      words.part[i] = load(reinterpret_cast<const int32_t*>(from) + i * kLanes);
+    return words;
+  }
+};
+
+// The integers of a word as pairs of 16 bits, of inputs 2 i and 2 i + 1. The bytes, or nibbles, of
+// a word are ordered for this when it is packed.
+struct Int8 {
+  static constexpr int64_t step = 4;
+  template <int64_t i>
+  static Ints pair(Ints word) {
+    return reinterpret_cast<Ints>(i == 0 ? reinterpret_cast<Shorts>(word) << 8 >> 8
+                                         : reinterpret_cast<Shorts>(word) >> 8);
+  }
+};
+
+struct Int4 {
+  static constexpr int64_t step = 8;
+  template <int64_t i>
+  static Ints pair(Ints word) {
+    return word >> (4 * i) & 0x000f000f;
+  }
+};
+
+// Calls body with 0, 1, .. count - 1 as constants.
+template <int64_t count, class Body>
+inline __attribute__((always_inline)) void unrolled(Body&& body) {
+  if constexpr (count > 0) {
+    unrolled<count - 1>(body);
+    body(std::integral_constant<int64_t, count - 1>{});
+  }
+}
+
+template <int64_t rows>
+struct Tile {
+  Floats at[rows][kParts];
+};
+
+// tile [rows][32] += x [rows][depth] * panel [depth][32]
+template <int64_t rows, class F>
+inline __attribute__((always_inline)) void multiply(Tile<rows>& tile, const float* x,
+                                                    int64_t stride, const uint8_t* panel,
+                                                    int64_t depth) {
+  for (int64_t k = 0; k < depth; ++k, panel += F::bytes) {
+    const typename F::Raw column = F::read(panel);
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < rows; ++r) {
+      const Floats one = splat(x[r * stride + k]);
+#pragma GCC unroll 8
+      for (int64_t p = 0; p < kParts; ++p) tile.at[r][p] += one * column.part[p];
+    }
+  }
+}
+
+// The same over memory: sums [rows][32] grow by the product, or begin with it.
+template <int64_t rows, class F>
+__attribute__((noinline)) void accumulate(float* sums, const float* x, int64_t stride,
+                                          const uint8_t* panel, int64_t depth, bool begin) {
+  Tile<rows> tile;
+#pragma GCC unroll 16
+  for (int64_t r = 0; r < rows; ++r)
+#pragma GCC unroll 8
+    for (int64_t p = 0; p < kParts; ++p)
+      tile.at[r][p] = begin ? Floats{} : load(sums + r * kPanel + p * kLanes);
+  multiply<rows, F>(tile, x, stride, panel, depth);
+#pragma GCC unroll 16
+  for (int64_t r = 0; r < rows; ++r)
+#pragma GCC unroll 8
+    for (int64_t p = 0; p < kParts; ++p) store(sums + r * kPanel + p * kLanes, tile.at[r][p]);
+}
+
+// Runs body<n> over all rows in tiles of at most `most`.
+template <int64_t most, class Body>
+inline void in_tiles(int64_t rows, Body&& body) {
+  int64_t row = 0;
+  for (; row + most <= rows; row += most) body(std::integral_constant<int64_t, most>{}, row);
+  unrolled<most - 1>([&](auto index) {
+    if (rows - row == index + 1) body(std::integral_constant<int64_t, index + 1>{}, row);
+  });
+}
+
+constexpr int64_t kTile = WIDTH == 16 ? 12 : WIDTH == 8 ? 3 : 4;  // rows: what registers hold
+constexpr int64_t kIntegerTile = WIDTH == 16 ? 8 : 2;
+constexpr int64_t kItemBytes = 128 << 10;  // of a matrix, that a thread takes at least for one row
+constexpr int64_t kBlock = 256;            // inputs whose panel stays in the L1 cache
+
+// The rows that a matrix is multiplied with, prepared for its format.
+struct Rows {
+  const float* x;  // [count, stride]; zeros up to the matrix's depth
+  int64_t count, stride;
+  const uint8_t* bytes;    // [count, depth]: rounded to 8 bits, 128 added
+  const int16_t* shorts;   // [count, depth]: rounded to 16 bits
+  const float *scales, *sums;  // [count, input groups] of the integers; sums times scale
+};
+
+template <class F>
+void multiply_floats(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
+  const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
+  for (int64_t k = 0; k < m.depth(); k += kBlock) {
+    const int64_t depth = smaller_of(kBlock, m.depth() - k);
+    in_tiles<kTile>(rows.count, [&](auto count, int64_t row) {
+      accumulate<count, F>(sums + row * kPanel, rows.x + row * rows.stride + k, rows.stride,
+                           data + k * F::bytes, depth, k == 0);
+    });
+  }
+}
+
+inline Ints broadcast_word(const void* from) {
+  int32_t word;
+  __builtin_memcpy(&word, from, 4);
+  return splat_int(word);
+}
+
+// Adds to the totals the sums of one group of inputs, which are exact up to here: by the scale of
+// the weights' group, if they have groups, and that of the row.
+template <int64_t count>
+inline __attribute__((always_inline)) void add_group(const Matrix& m, const Rows& rows,
+                                                     int64_t row, int64_t panel, int64_t group,
+                                                     const Ints (&sums)[count][kParts],
+                                                     Tile<count>& totals) {
+  const int64_t groups = m.input_groups(), scale = (panel * m.groups() + group) * kPanel;
+#pragma GCC unroll 8
+  for (int64_t p = 0; p < kParts; ++p) {
+    Floats factor = splat(1.0f), minimum{};
+    if (m.group) factor = load_half(m.halves(m.scales) + scale + p * kLanes);
+    if (m.minimums) minimum = load_half(m.halves(m.minimums) + scale + p * kLanes);
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t at = (row + r) * groups + group;
+      Floats& total = totals.at[r][p];
+      total += to_float(sums[r][p]) * (factor * rows.scales[at]);
+      if (m.minimums) total += splat(rows.sums[at]) * minimum;
+    }
+  }
+}
+
+template <int64_t count>
+inline __attribute__((always_inline)) void store_tile(const Tile<count>& tile, float* to) {
+#pragma GCC unroll 16
+  for (int64_t r = 0; r < count; ++r)
+#pragma GCC unroll 8
+    for (int64_t p = 0; p < kParts; ++p) store(to + r * kPanel + p * kLanes, tile.at[r][p]);
+}
+
+// Inputs of 8 bits by weights of 8 bits.
+template <int64_t count>
+void multiply_bytes(const Matrix& m, const Rows& rows, int64_t row, int64_t panel, float* sums) {
+  const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
+  const uint8_t* x = rows.bytes + row * m.depth();
+  const int64_t group = m.input_group(), groups = m.input_groups();
+  const int32_t* offsets = reinterpret_cast<const int32_t*>(m.at(m.sums)) + panel * groups * kPanel;
+  Tile<count> totals{};
+  for (int64_t g = 0; g < groups; ++g, offsets += kPanel) {
+    Ints sum[count][kParts] = {};
+    const int64_t end = smaller_of((g + 1) * group, m.depth());
+    for (int64_t k = g * group; k < end; k += 4, data += Words::bytes) {
+      const Words words = Words::read(data);
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < count; ++r) {
+#if WIDTH == 16
+        const Ints four = broadcast_word(x + r * m.depth() + k);
+#pragma GCC unroll 8
+        for (int64_t p = 0; p < kParts; ++p)
+          sum[r][p] = (Ints)_mm512_dpbusd_epi32((__m512i)sum[r][p], (__m512i)four,
+                                                (__m512i)words.part[p]);
+#else
+        unrolled<4>([&](auto input) {
+#pragma GCC unroll 8
+          for (int64_t p = 0; p < kParts; ++p)
+            sum[r][p] += splat_int(x[r * m.depth() + k + input]) *
+                         (words.part[p] << (24 - 8 * input) >> 24);
+        });
+#endif
+      }
+    }
+#pragma GCC unroll 8
+    for (int64_t p = 0; p < kParts; ++p) {
+      const Ints offset = 128 * load(offsets + p * kLanes);
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < count; ++r) sum[r][p] -= offset;
+    }
+    add_group(m, rows, row, panel, g, sum, totals);
+  }
+  store_tile(totals, sums + row * kPanel);
+}
+
+// sum += x * weights, both pairs of 16 bits.
+inline Ints add_pairs(Ints sum, Ints x, Ints weights) {
+#if WIDTH == 16
+  return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)x, (__m512i)weights);
+#elif WIDTH == 8
+  return sum + (Ints)_mm256_madd_epi16((__m256i)x, (__m256i)weights);
+#elif defined(__x86_64__)
+  return sum + (Ints)_mm_madd_epi16((__m128i)x, (__m128i)weights);
+#else
+  return sum + (x << 16 >> 16) * (weights << 16 >> 16) + (x >> 16) * (weights >> 16);
+#endif
+}
+
+// Inputs of 16 bits by weights of 8 or 4 bits.
+template <int64_t count, class W>
+void multiply_shorts(const Matrix& m, const Rows& rows, int64_t row, int64_t panel, float* sums) {
+  constexpr int64_t pairs = W::step / 2;
+  constexpr int64_t chains = count == 1 ? pairs : 1;  // one sum alone would have to be waited for
+  const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
+  const int16_t* x = rows.shorts + row * m.depth();
+  const int64_t group = m.input_group(), groups = m.input_groups();
+  Tile<count> totals{};
+  for (int64_t g = 0; g < groups; ++g) {
+    Ints sum[chains][count][kParts] = {};
+    const int64_t end = smaller_of((g + 1) * group, m.depth());
+    for (int64_t k = g * group; k < end; k += W::step, data += Words::bytes) {
+      const Words words = Words::read(data);
+      unrolled<pairs>([&](auto i) __attribute__((always_inline)) {
+        Ints weights[kParts];
+        for (int64_t p = 0; p < kParts; ++p) weights[p] = W::template pair<i>(words.part[p]);
+#pragma GCC unroll 16
+        for (int64_t r = 0; r < count; ++r) {
+          const Ints two = broadcast_word(x + r * m.depth() + k + 2 * i);
+#pragma GCC unroll 8
+          for (int64_t p = 0; p < kParts; ++p)
+            sum[i % chains][r][p] = add_pairs(sum[i % chains][r][p], two, weights[p]);
+        }
+      });
+    }
+#pragma GCC unroll 4
+    for (int64_t c = 1; c < chains; ++c)
+#pragma GCC unroll 8
+      for (int64_t p = 0; p < kParts; ++p) sum[0][0][p] += sum[c][0][p];
+    add_group(m, rows, row, panel, g, sum[0], totals);
+  }
+  store_tile(totals, sums + row * kPanel);
+}
+
+// sums [rows][32]: the rows times one panel, with scale and bias.
+inline void multiply_panel(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
+  if (m.format == Format::kFloat32) {
+    multiply_floats<Float32>(m, rows, panel, sums);
+  } else if (m.format == Format::kBFloat16) {
+    multiply_floats<BFloat16>(m, rows, panel, sums);
+  } else {
+    in_tiles<kIntegerTile>(rows.count, [&](auto count, int64_t row) {
+      if (m.format == Format::kInt4)
+        multiply_shorts<count, Int4>(m, rows, row, panel, sums);
+      else if (m.integer_input)
+        multiply_bytes<count>(m, rows, row, panel, sums);
+      else
+        multiply_shorts<count, Int8>(m, rows, row, panel, sums);
+    });
+  }
+  const auto at = [&](int64_t offset) {
+    return offset ? reinterpret_cast<const float*>(m.at(offset)) + panel * kPanel : nullptr;
+  };
+  const float* scales = m.group == 0 ? at(m.scales) : nullptr;
+  const float* bias = at(m.bias);
+  if (!scales && !bias) return;
+  for (int64_t p = 0; p < kPanel; p += kLanes)
+    for (int64_t row = 0; row < rows.count; ++row) {
+      Floats value = load(sums + row * kPanel + p);
+      if (scales) value = value * load(scales + p);
+      if (bias) value = value + load(bias + p);
+      store(sums + row * kPanel + p, value);
+    }
+}
+
+// Rows x [count, stride] made ready for a matrix: where that is of integers they are rounded too,
+// each group of inputs by a scale of its own, to 8 bits or to 16.
+inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t stride) {
+  Rows rows{x, count, stride, nullptr, nullptr, nullptr, nullptr};
+  if (m.format == Format::kFloat32 || m.format == Format::kBFloat16) return rows;
+  const int64_t group = m.input_group(), groups = m.input_groups();
+  const float most = m.integer_input ? 127.0f : 32512.0f;
+  int16_t* shorts = scratch<int16_t>(kShorts, count * stride);
+  uint8_t* bytes = m.integer_input ? scratch<uint8_t>(kBytes, count * stride) : nullptr;
+  float* scales = scratch<float>(kScales, 2 * count * groups);
+  float* sums = scales + count * groups;
+  over_rows(count, [=](int64_t row) {
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t first = g * group, end = smaller_of(first + group, stride);
+      const float* from = x + row * stride;
+      int16_t* to = shorts + row * stride;
+      const float bound = bound_of(from + first, end - first);
+      const float factor = integer_factor(bound, most), scale = bound / most;
+      int32_t sum = 0;
+      for (int64_t k = first; k < end; ++k) {
+        to[k] = static_cast<int16_t>(__builtin_rintf(from[k] * factor));
+        sum += to[k];
+      }
+      scales[row * groups + g] = scale;
+      sums[row * groups + g] = static_cast<float>(sum) * scale;
+      if (bytes)
+        for (int64_t k = first; k < end; ++k)
+          bytes[row * stride + k] = static_cast<uint8_t>(to[k] + 128);
+    }
+  });
+  rows.bytes = bytes;
+  rows.shorts = shorts;
+  rows.scales = scales;
+  rows.sums = sums;
+  return rows;
+}
+
+// Calls finish(panel, sums [rows][32 * together]) for every `together` panels, on all threads.
+template <int64_t together, class Finish>
+inline void linear(const Matrix& m, const Rows& rows, Finish&& finish) {
+  const int64_t units = m.panels() / together;
+  // Items enough to share evenly, yet few: each costs a line of cache that goes between processors.
+  const int64_t wanted = m.panels() * m.panel_bytes() * (1 + rows.count / 4) / kItemBytes;
+  const int64_t items = smaller_of<int64_t>(larger_of<int64_t>(wanted, threads()), threads() * 8);
+  const int64_t each = (units + items - 1) / items;
+  const int64_t size = together * rows.count * kPanel;
+  float* all = scratch<float>(kPanels, threads() * size);
+  parallel_for((units + each - 1) / each, [&](int64_t item, int thread) {
+    float* sums = all + thread * size;
+    for (int64_t unit = item * each; unit < smaller_of(units, (item + 1) * each); ++unit) {
+      for (int64_t panel = 0; panel < together; ++panel)
+        multiply_panel(m, rows, unit * together + panel, sums + panel * rows.count * kPanel);
+      finish(unit, sums);
+    }
+  });
+}

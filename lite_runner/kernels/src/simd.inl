@@ -1,0 +1,155 @@
+// Vectors of WIDTH floats in GCC's vector extensions, and what they lack.
+
+typedef float Floats __attribute__((vector_size(4 * WIDTH), aligned(4)));
+typedef int32_t Ints __attribute__((vector_size(4 * WIDTH), aligned(4)));
+typedef int16_t Shorts __attribute__((vector_size(4 * WIDTH), aligned(4)));
+constexpr int64_t kLanes = WIDTH;
+constexpr int64_t kParts = kPanel / kLanes;  // vectors of a panel
+
+inline Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
+inline Ints load(const int32_t* from) { return *reinterpret_cast<const Ints*>(from); }
+inline void store(float* to, Floats value) { *reinterpret_cast<Floats*>(to) = value; }
+inline Floats splat(float value) { return value - Floats{}; }
+inline Ints splat_int(int32_t value) { return value - Ints{}; }
+inline Floats to_float(Ints value) { return __builtin_convertvector(value, Floats); }
+
+inline float float_of_half(uint16_t half) {
+#if WIDTH > 4
+  return _cvtsh_ss(half);
+#else
+  uint32_t sign = (half & 0x8000u) << 16, rest = half & 0x7fffu;
+  float value;
+  if (rest >= 0x7c00u) {  // infinity or not a number
+    uint32_t bits = sign | 0x7f800000u | (rest & 0x3ffu) << 13;
+    __builtin_memcpy(&value, &bits, 4);
+    return value;
+  }
+  uint32_t bits = rest << 13;  // the exponent's bias is corrected by the product
+  __builtin_memcpy(&value, &bits, 4);
+  value *= 5.192296858534828e33f;  // 2^112
+  return sign ? -value : value;
+#endif
+}
+
+inline Floats load_half(const uint16_t* from) {
+#if WIDTH == 16
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif WIDTH == 8
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+  Floats value;
+  for (int lane = 0; lane < WIDTH; ++lane) value[lane] = float_of_half(from[lane]);
+  return value;
+#endif
+}
+
+inline uint16_t half_of_float(float value) {
+#if WIDTH > 4
+  return _cvtss_sh(value, 0);
+#else
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, 4);
+  uint32_t sign = bits >> 16 & 0x8000u;
+  bits &= 0x7fffffffu;
+  if (bits > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+  if (bits >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (bits < 0x38800000u) {  // below the smallest normal number: its unit is 2^-24
+    float magnitude;
+    __builtin_memcpy(&magnitude, &bits, 4);
+    return static_cast<uint16_t>(sign | static_cast<uint32_t>(__builtin_rintf(magnitude * 16777216.0f)));
+  }
+  bits += 0xc8000fffu + (bits >> 13 & 1);  // to nearest, ties to even
+  return static_cast<uint16_t>(sign | bits >> 13);
+#endif
+}
+
+inline Floats load_bfloat16(const uint16_t* from) {
+#if WIDTH == 16
+  __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+#else
+  typedef uint16_t Half __attribute__((vector_size(2 * WIDTH), aligned(2)));
+  typedef uint32_t Words __attribute__((vector_size(4 * WIDTH)));
+  return reinterpret_cast<Floats>(
+      __builtin_convertvector(*reinterpret_cast<const Half*>(from), Words) << 16);
+#endif
+}
+
+inline Floats load_int8(const int8_t* from) {
+  typedef int8_t Bytes __attribute__((vector_size(WIDTH), aligned(1)));
+  return to_float(__builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Ints));
+}
+
+inline float sum(Floats value) {
+#if WIDTH == 16
+  return _mm512_reduce_add_ps(value);
+#else
+  float total = 0;
+  for (int lane = 0; lane < WIDTH; ++lane) total += value[lane];
+  return total;
+#endif
+}
+
+inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+template <class T>
+inline T larger_of(T a, T b) {
+  return a > b ? a : b;
+}
+
+template <class T>
+inline T smaller_of(T a, T b) {
+  return a < b ? a : b;
+}
+
+inline float largest(Floats value) {
+  float most = value[0];
+  for (int lane = 1; lane < WIDTH; ++lane) most = larger_of(most, value[lane]);
+  return most;
+}
+
+// The largest magnitude in x [count]; not a number where one of them is none.
+inline float bound_of(const float* x, int64_t count) {
+  // Without their signs, the bits of floats are in the order of their values, and those of
+  // what is not a number come last.
+  Ints most{};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Ints bits = reinterpret_cast<Ints>(load(x + i)) & 0x7fffffff;
+    most = bits > most ? bits : most;
+  }
+  int32_t bound = 0;
+  for (int lane = 0; lane < WIDTH; ++lane) bound = larger_of<int32_t>(bound, most[lane]);
+  for (; i < count; ++i) {
+    int32_t bits;
+    __builtin_memcpy(&bits, x + i, 4);
+    bound = larger_of(bound, bits & 0x7fffffff);
+  }
+  float value;
+  __builtin_memcpy(&value, &bound, 4);
+  return value;
+}
+
+// What numbers up to `bound` are multiplied with to become integers up to `most`; 0 where that
+// would be infinite.
+inline float integer_factor(float bound, float most) { return bound > 1e-33f ? most / bound : 0.0f; }
+
+// e^x within 2 units in the last place; 0 where x is below -87, e^88 where it is above 88.
+// Source: Cephes, expf.
+inline Floats exponential(Floats x) {
+  Floats bounded = larger(splat(-87.0f), x);  // in this order NaN stays NaN
+  bounded = bounded > 88.0f ? splat(88.0f) : bounded;
+  Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  Floats n = (bounded * 1.44269504088896341f + magic) - magic;
+  Floats r = bounded - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  Floats p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
+  return x < -87.0f ? Floats{} : p * reinterpret_cast<Floats>(power);
+}

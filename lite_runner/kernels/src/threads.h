@@ -1,0 +1,34 @@
+// A pool of threads that share the work of one operator at a time.
+#pragma once
+#include <cstdint>
+
+namespace lite_runner {
+
+// Threads that work, the caller's own among them; takes effect at the next parallel_for.
+void set_threads(int count);
+int threads();
+
+using Task = void (*)(void* context, int64_t item, int thread);
+// Calls task(context, item, thread) for every item in 0..items-1, on any thread (0..threads()-1).
+void run_tasks(int64_t items, Task task, void* context);
+
+template <class Body>
+void parallel_for(int64_t items, Body&& body) {
+  if (items == 1) return body(int64_t{0}, 0);
+  run_tasks(
+      items,
+      [](void* context, int64_t item, int thread) { (*static_cast<Body*>(context))(item, thread); },
+      &body);
+}
+
+// The same for rows, of which a thread takes a few at a time: sharing costs more than a row does.
+template <class Body>
+void over_rows(int64_t count, Body&& body) {
+  constexpr int64_t each = 4;
+  parallel_for((count + each - 1) / each, [&](int64_t item, int) {
+    const int64_t end = (item + 1) * each < count ? (item + 1) * each : count;
+    for (int64_t row = item * each; row < end; ++row) body(row);
+  });
+}
+
+}  // namespace lite_runner

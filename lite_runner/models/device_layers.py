@@ -1,0 +1,71 @@
+"""Which layers a network is built of: stock operators, or those that a device has fused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mindspore import nn
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.models.ascend import FusedAttention, FusedRMSNorm, PagedInputs, supports
+from lite_runner.models.layers import (
+    Array,
+    Attention,
+    BuildOptions,
+    Linear,
+    RMSNorm,
+    StepInputs,
+)
+from lite_runner.models.parallel import Combine
+from lite_runner.models.quantized import QuantizedLinear
+from lite_runner.weights.quantized import QuantizedTensor
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The cells of one device that stand for the same layers of a network."""
+
+    norm: Callable[[Array, float], nn.Cell]
+    inputs: Callable[[BuildOptions, int, int, Array | None], nn.Cell]
+    attention: Callable[[BuildOptions, int, int, int], nn.Cell]
+
+
+def _step_inputs(
+    options: BuildOptions, heads: int, kv_heads: int, slopes: Array | None
+) -> StepInputs:
+    return StepInputs(heads, kv_heads, options.cache, slopes)
+
+
+STOCK = Layers(RMSNorm, _step_inputs, Attention)
+FUSED = {"Ascend": Layers(FusedRMSNorm, PagedInputs, FusedAttention)}
+
+
+def layers_for(options: BuildOptions, config: ModelConfig) -> Layers:
+    """The device's own, where it has some that can compute this network."""
+    fused = FUSED.get(options.device)
+    return fused if fused and supports(options.dtype, config) else STOCK
+
+
+def inputs_for(options: BuildOptions, config: ModelConfig, slopes: Array | None = None) -> nn.Cell:
+    """See StepInputs; `slopes` [H]: ALiBi's."""
+    build = layers_for(options, config).inputs
+    return build(options, config.num_heads, config.n_kv_heads, slopes)
+
+
+def attention_for(options: BuildOptions, config: ModelConfig) -> nn.Cell:
+    """See Attention."""
+    build = layers_for(options, config).attention
+    return build(options, config.num_heads, config.n_kv_heads, config.head_dim)
+
+
+def linear(
+    options: BuildOptions,
+    weight: Array | QuantizedTensor,
+    bias: Array | None = None,
+    combine: Combine | None = None,
+) -> Linear | QuantizedLinear:
+    """See Linear; `weight` [out, in] may be integers where the device is Ascend."""
+    if isinstance(weight, QuantizedTensor):
+        return QuantizedLinear(options, weight, bias, combine)
+    return Linear(options, weight, bias, combine)

@@ -1,0 +1,109 @@
+"""A model's matrices as a run wants them: floats, or integers, the file's own where they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.config.quantization import Quantization, Scheme
+from lite_runner.weights.files import drop_pages
+from lite_runner.weights.layouts import parameters
+from lite_runner.weights.quantized import QuantizedTensor, check_columns, quantize_rows
+from lite_runner.weights.tensor import LazyIntegers, LazyTensor, widened
+
+PIECE_BYTES = 1 << 24  # of float32 that is read at a time, where slices of a tensor are cheap
+
+
+def schemes(config: ModelConfig, quantization: Quantization) -> dict[str, Scheme]:
+    """Canonical name -> how it is held, of the matrices that become integers.
+
+    These are the linear layers, the embedding and the head; norms, biases and tables of positions
+    stay float32.
+    """
+    table = parameters(config)
+    ends = {table[0].name, "lm_head.weight"}
+    wanted = {
+        one.name: quantization.table if one.name in ends else quantization.linear
+        for one in table
+        if one.name in ends or one.layout != "plain"
+    }
+    return {name: scheme for name, scheme in wanted.items() if scheme is not None}
+
+
+def with_quantization(
+    tensors: Mapping[str, LazyTensor], config: ModelConfig, quantization: Quantization
+) -> dict[str, LazyTensor]:
+    """All tensors of a model, matrices as integers where that is asked for.
+
+    Integers that a file holds are taken as they are where they have the bits and the groups; other
+    matrices are rounded when they are read. Without quantization all are floats. The floats of a
+    quantized matrix are those that its integers stand for. Raises ArtifactError where a group does
+    not divide a matrix.
+    """
+    wanted = schemes(config, quantization)
+    turned = {one.name for one in parameters(config) if one.layout == "in_out"}
+    return {
+        name: _quantized(name, tensor, wanted[name], name in turned)
+        if name in wanted
+        else replace(tensor, integers=None)
+        for name, tensor in tensors.items()
+    }
+
+
+def describe(tensors: Mapping[str, LazyTensor], quantization: Quantization) -> str:
+    """A line about where the integers come from; `tensors` are of `with_quantization`."""
+    found = [tensor.integers.stored for tensor in tensors.values() if tensor.integers is not None]
+    taken, rounded = sum(found), len(found) - sum(found)
+    parts = [f"{taken} matrices as the checkpoint holds them"] if taken else []
+    parts += [f"{rounded} matrices rounded as they are read"] if rounded else []
+    return f"quant={quantization}: {', '.join(parts)}"
+
+
+def _quantized(name: str, tensor: LazyTensor, scheme: Scheme, turned: bool) -> LazyTensor:
+    integers = tensor.integers
+    if integers is None or not _fits(integers.scheme, scheme):
+        columns = tensor.shape[0] if turned else tensor.shape[1]
+        check_columns(columns, scheme, name)
+        integers = LazyIntegers(scheme, partial(_rounded, name, tensor, scheme, turned), False)
+    return LazyTensor(
+        tensor.shape, "F32", partial(float_values, integers, turned), integers=integers
+    )
+
+
+def float_values(integers: LazyIntegers, turned: bool) -> NDArray[np.float32]:
+    """What the integers of a matrix [out, in] stand for, C-contiguous; `turned`: [in, out]."""
+    values = integers.read().float32()
+    return np.ascontiguousarray(values.T) if turned else values
+
+
+def _fits(stored: Scheme, wanted: Scheme) -> bool:
+    """Whether integers serve as they are: 8 bits in any groups do, 4 bits in those asked for."""
+    return stored == wanted or stored.bits == wanted.bits == 8
+
+
+def _rounded(name: str, tensor: LazyTensor, scheme: Scheme, turned: bool) -> QuantizedTensor:
+    rows, columns = tensor.shape[::-1] if turned else tensor.shape
+    return quantize_rows(_pieces(tensor, rows, columns, turned), (rows, columns), scheme, name)
+
+
+def _pieces(
+    tensor: LazyTensor, rows: int, columns: int, turned: bool
+) -> Iterator[NDArray[np.float32]]:
+    """The matrix [rows, columns] in some rows at a time, where slices are cheap."""
+    if tensor.part is None:
+        whole = tensor.float32()
+        yield whole.T if turned else whole
+        return
+    step = max(1, PIECE_BYTES // (4 * max(columns, 1)))
+    for start in range(0, rows, step):
+        part = slice(start, min(start + step, rows))
+        index = (slice(None), part) if turned else (part, slice(None))
+        stored = tensor.part(index)
+        values = widened(stored, tensor.dtype)
+        yield np.ascontiguousarray(values.T) if turned else values
+        drop_pages(stored)

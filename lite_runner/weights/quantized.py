@@ -1,0 +1,217 @@
+"""Matrices as integers with scales: rounded to them, and back.
+
+Rows are worked on in pieces, so that little more than the result is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.config.quantization import Scheme
+from lite_runner.errors import ArtifactError
+
+REFITS = 2  # of the scales of a group of 4 bits, at most
+VALUES_AT_ONCE = 1 << 18  # a working set that stays in the L2 cache
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedTensor:
+    """A matrix [rows, columns] (out, in) as integers: value = scale * q + minimum."""
+
+    bits: int  # 8: int8 [rows, columns]; 4: uint8 [rows, columns / 2], low nibble: even column
+    group: int  # columns that share a scale; 0: the whole row
+    values: NDArray[np.int8] | NDArray[np.uint8]
+    scales: NDArray[Any]  # float32 [rows] for group 0, else float16 [rows, columns / group]
+    # 4 bits: float16 [rows, columns / group], q is 0..15; 8 bits: None, q is -127..127
+    minimums: NDArray[np.float16] | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, columns) of the matrix."""
+        rows, width = self.values.shape
+        return rows, width * (8 // self.bits)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the integers, the scales and the minimums."""
+        minimums = 0 if self.minimums is None else self.minimums.nbytes
+        return self.values.nbytes + self.scales.nbytes + minimums
+
+    def with_rows(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> QuantizedTensor:
+        """`change`, which moves rows or takes some of them, applied to all arrays."""
+        minimums = None if self.minimums is None else np.ascontiguousarray(change(self.minimums))
+        return replace(
+            self,
+            values=np.ascontiguousarray(change(self.values)),
+            scales=np.ascontiguousarray(change(self.scales)),
+            minimums=minimums,
+        )
+
+    def float32(self) -> NDArray[np.float32]:
+        """The values [rows, columns]."""
+        result = np.empty(self.shape, np.float32)
+        rows, columns = self.shape
+        step = max(1, VALUES_AT_ONCE // max(columns, 1))
+        for start in range(0, rows, step):
+            part = slice(start, start + step)
+            values, scales = self.values[part], self.scales[part].astype(np.float32)
+            q = unpacked(values) if self.bits == 4 else values  # type: ignore[arg-type]
+            grouped = q.reshape(len(q), -1, self.group or columns)
+            into = result[part].reshape(grouped.shape)
+            np.multiply(grouped, scales.reshape(len(q), -1, 1), out=into)
+            if self.minimums is not None:
+                into += self.minimums[part, :, None].astype(np.float32)
+        return result
+
+
+def packed(nibbles: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Values 0..15 [..., n] two a byte [..., n / 2], the even one in the low nibble."""
+    pairs = np.ascontiguousarray(nibbles).view("<u2")
+    bytes_: NDArray[np.uint8] = (pairs | pairs >> 4).astype(np.uint8)
+    return bytes_
+
+
+def unpacked(pairs: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The inverse of `packed`."""
+    wide = pairs.astype("<u2")
+    nibbles: NDArray[np.uint8] = ((wide & 0x0F) | (wide & 0xF0) << 4).view(np.uint8)
+    return nibbles
+
+
+def check_columns(columns: int, scheme: Scheme, name: str) -> None:
+    """Raise ArtifactError where the groups do not divide the rows of a matrix."""
+    if scheme.group and columns % scheme.group:
+        fitting = [size for size in (128, 64, 32) if columns % size == 0]
+        raise ArtifactError(
+            f"{name}: {columns} columns, expected a multiple of the group of {scheme.group}",
+            f"quant_group={fitting[0]}"
+            if scheme.bits == 4 and fitting
+            else "quant=a16w8, which has no groups",
+        )
+
+
+def quantize(
+    weight: NDArray[np.float32], bits: int, group: int, name: str = "matrix"
+) -> QuantizedTensor:
+    """The nearest integers to `weight` [out, in].
+
+    8 bits: symmetric, scale = largest / 127; 4 bits (in groups): between the smallest and the
+    largest. Raises ArtifactError, in which `name` is the matrix, for values that are not finite
+    or too large for float16 scales, and for a group that does not divide the columns.
+    """
+    rows, columns = weight.shape
+    return quantize_rows([weight], (rows, columns), Scheme(bits, group), name)
+
+
+def quantize_rows(
+    pieces: Iterable[NDArray[np.float32]], shape: tuple[int, int], scheme: Scheme, name: str
+) -> QuantizedTensor:
+    """As `quantize`, of rows that come in `pieces` and together are of the `shape`."""
+    rows, columns = shape
+    check_columns(columns, scheme, name)
+    groups = columns // scheme.group if scheme.group else 1
+    scales = np.empty((rows, groups), np.float16 if scheme.group else np.float32)
+    minimums = np.empty((rows, groups), np.float16) if scheme.bits == 4 else None
+    values: NDArray[Any] = (
+        np.empty((rows, columns // 2), np.uint8)
+        if scheme.bits == 4
+        else np.empty((rows, columns), np.int8)
+    )
+    step = max(1, VALUES_AT_ONCE // max(columns, 1))
+    row = 0
+    for piece in pieces:
+        for start in range(0, len(piece), step):
+            weight = piece[start : start + step]
+            part = slice(row, row + len(weight))
+            grouped = weight.reshape(len(weight), groups, -1)
+            # What is not finite, or overflows float16, is found in the scales.
+            with np.errstate(over="ignore", invalid="ignore"):
+                if minimums is None:
+                    scales[part], values[part] = _symmetric(grouped, scales.dtype, columns)
+                else:
+                    scales[part], minimums[part], values[part] = _between(grouped, columns)
+            _check_finite(scales[part], minimums, part, name)
+            row += len(weight)
+    return QuantizedTensor(
+        scheme.bits, scheme.group, values, scales if scheme.group else scales[:, 0], minimums
+    )
+
+
+def _symmetric(
+    x: NDArray[np.float32], dtype: np.dtype[Any], columns: int
+) -> tuple[NDArray[Any], NDArray[np.int8]]:
+    """Scales [n, groups] and int8 [n, columns] of x [n, groups, group]."""
+    largest = np.maximum(x.max(-1), -x.min(-1))
+    scales = (largest / np.float32(127)).astype(dtype)
+    q = np.rint(x * _inverse(scales))
+    # A scale that was rounded down to float16 would make 128 of the largest.
+    np.clip(q, -127, 127, out=q)
+    return scales, q.astype(np.int8).reshape(-1, columns)
+
+
+def _between(
+    x: NDArray[np.float32], columns: int
+) -> tuple[NDArray[np.float16], NDArray[np.float16], NDArray[np.uint8]]:
+    """Scales and minimums [n, groups] and packed nibbles [n, columns / 2] of [n, groups, group].
+
+    Scale and minimum begin with the smallest and largest value; then they are fitted to the
+    integers by least squares, and the integers to them, as long as a group's error falls. Both
+    are rounded to float16 before the integers are chosen, which make up for some of it.
+    """
+    low = x.min(-1).astype(np.float16)
+    scale = np.maximum((x.max(-1) - low.astype(np.float32)) / np.float32(15), 0).astype(np.float16)
+    q, error = _nearest(x, scale, low)
+    mean = x.mean(-1)
+    for _ in range(REFITS):
+        if not error.any():
+            break
+        centred = q - q.mean(-1, keepdims=True)
+        spread = (centred * centred).sum(-1)
+        slope = np.divide((centred * x).sum(-1), spread, out=np.zeros_like(mean), where=spread > 0)
+        slope = np.maximum(slope, 0).astype(np.float16)
+        offset = (mean - slope.astype(np.float32) * q.mean(-1)).astype(np.float16)
+        better, less = _nearest(x, slope, offset)
+        won = less < error
+        scale, low = np.where(won, slope, scale), np.where(won, offset, low)
+        q, error = np.where(won[..., None], better, q), np.where(won, less, error)
+    return scale, low, packed(q.astype(np.uint8).reshape(-1, columns))
+
+
+def _nearest(
+    x: NDArray[np.float32], scales: NDArray[np.float16], minimums: NDArray[np.float16]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The best 0..15 [n, groups, group] for scales and minimums, and each group's squared error."""
+    low, scale = minimums.astype(np.float32)[..., None], scales.astype(np.float32)[..., None]
+    q = (x - low) * _inverse(scales)
+    np.rint(q, out=q)
+    np.clip(q, 0, 15, out=q)
+    difference = x - (scale * q + low)
+    return q, (difference * difference).sum(-1)
+
+
+def _inverse(scales: NDArray[Any]) -> NDArray[np.float32]:
+    """1 / scale [n, groups, 1]; 0 for a scale of 0."""
+    wide = scales.astype(np.float32)[..., None]
+    # The smallest float32 scales have no finite inverse: such weights count as 0.
+    safe = wide > np.float32(1e-38)
+    return np.divide(1, wide, out=np.zeros_like(wide), where=safe)
+
+
+def _check_finite(
+    scales: NDArray[Any], minimums: NDArray[np.float16] | None, part: slice, name: str
+) -> None:
+    if not np.isfinite(scales).all() or (
+        minimums is not None and not np.isfinite(minimums[part]).all()
+    ):
+        what = "values that are not finite"
+        if scales.dtype == np.float16:
+            what += ", or too large for the float16 scales of a group"
+        raise ArtifactError(
+            f"{name}: {what}, in the rows from {part.start}",
+            "the checkpoint may be damaged; quant=none takes it as it is",
+        )

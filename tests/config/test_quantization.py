@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lite_runner.config.plan import memory_need, parameter_count, plan, readable, weight_bytes
+from lite_runner.config.quantization import Quant, Quantization, Scheme
+from lite_runner.config.schema import RunConfig
+from lite_runner.errors import ConfigError
+from lite_runner.weights.quantization import schemes
+from lite_runner.weights.quantized_checkpoint import QuantizationManifest, weights_bytes
+
+Resolve = Callable[..., RunConfig]
+Faults = Callable[..., str]
+
+
+def test_settings_to_schemes() -> None:
+    assert Quantization.of(None, None) == Quantization.of("none", None) == Quantization()
+    assert Quantization.of("a16w4", None).linear == Scheme(4, 32)
+    assert Quantization.of("a16w4", 128).linear == Scheme(4, 128)
+    assert Quantization.of("a16w4", 128).table == Scheme(8, 32)
+    assert Quantization.of("a8w8", None).linear == Quantization.of("a8w8", None).table
+    assert str(Quantization.of("a16w4", 64)) == "a16w4 quant_group=64"
+    assert Scheme(8, 0).nbytes(10, 64) == 640 + 40
+    assert Scheme(4, 32).nbytes(10, 64) == 320 + 10 * 2 * 4  # 5 bits a weight
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["quant=int8"], "quant: got 'int8', expected one of none, a16w8, a16w4, a8w8"),
+        (["quant=a16w4", "quant_group=48"], "quant_group: got 48, expected one of 32, 64, 128"),
+        (["quant=a16w8", "quant_group=32"], "quant_group=32 needs quant=a16w4"),
+        (["quant_group=32"], "quant_group=32 needs quant=a16w4"),
+        (
+            ["quant=a16w8", "backend=mslite", "export.layout=resizable"],
+            "quant=a16w8 is not available with export.layout=resizable",
+        ),
+        (
+            ["quant=a8w8", "model.model_config.use_past=false"],
+            "quant=a8w8 is not available with model.model_config.use_past=false",
+        ),
+        (["quantize_output=x"], "quantize_output has a meaning only with run_mode=quantize"),
+    ],
+)
+def test_what_does_not_go_together(settings: list[str], expected: str, faults: Faults) -> None:
+    assert expected in faults("model=tiny_llama", "predict_data=x", *settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["run_mode=quantize", "quant=a16w8"], "quantize_output is empty"),
+        (["run_mode=quantize", "quantize_output=x"], "run_mode=quantize needs quant=a16w8, a16w4"),
+        (["run_mode=quantize", "quant=none"], "run_mode=quantize needs quant=a16w8"),
+        (["run_mode=quantize", "predict_data=x"], "predict_data has no meaning with run_mode=quan"),
+        (["run_mode=quantize", "adapter_path=x"], "adapter_path=x has no meaning with run_mode=qu"),
+        (
+            ["run_mode=convert", "convert_output=x.safetensors", "quant=a16w8"],
+            "quant=a16w8 has no meaning with run_mode=convert, which writes floats",
+        ),
+        (
+            ["run_mode=export", "quant=a16w8", "engine=lite"],
+            "quant=a16w8 is not available with engine=lite",
+        ),
+        (["run_mode=slora", "quant=a16w8"], "quant=a16w8 is not available with run_mode=slora"),
+    ],
+)
+def test_run_modes(settings: list[str], expected: str, faults: Faults) -> None:
+    assert expected in faults("model=tiny_llama", *settings)
+
+
+YAML = """
+trainer: {{model_name: llama2_7b}}
+model:
+  arch: {{type: LlamaForCausalLM}}
+  model_config:
+    type: LlamaConfig
+    quantization_config: {section}
+"""
+
+
+@pytest.mark.parametrize(
+    ("section", "quant"),
+    [
+        ("{quant_method: rtn, weight_dtype: int8, activation_dtype: None}", "a16w8"),
+        ("{quant_method: rtn, weight_dtype: int4, activation_dtype: fp16}", "a16w4"),
+        ("{weight_dtype: int8, activation_dtype: int8, kvcache_dtype: none}", "a8w8"),
+        ("{quant_method: rtn, weight_dtype: none}", None),
+        ("{weight_dtype: int8, kvcache_dtype: int8}", "a16w8"),
+        ("null", None),
+    ],
+)
+def test_a_yaml_of_run_mindformer(
+    section: str, quant: Quant | None, resolve: Resolve, tmp_path: Path
+) -> None:
+    (tmp_path / "x.yaml").write_text(YAML.format(section=section))
+    config = resolve("--config", str(tmp_path / "x.yaml"), "predict_data=x")
+    assert config.quant == quant
+    assert config.kv_cache == ("int8" if "kvcache_dtype: int8" in section else "fp32")
+    own = resolve("--config", str(tmp_path / "x.yaml"), "predict_data=x", "quant=a8w8")
+    assert own.quant == "a8w8"
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ("{quant_method: smooth_quant, weight_dtype: int8}", "got 'smooth_quant', expected rtn"),
+        ("{weight_dtype: int4, activation_dtype: int8}", "got weight_dtype 'int4' with activation"),
+        ("{weight_dtype: [1]}", "got weight_dtype"),
+        ("{kvcache_dtype: int4}", "kvcache_dtype: got 'int4', expected int8 or none"),
+        ("7", "quantization_config: got 7, expected a section"),
+    ],
+)
+def test_what_of_it_means_something_else(
+    section: str, expected: str, faults: Faults, tmp_path: Path
+) -> None:
+    (tmp_path / "x.yaml").write_text(YAML.format(section=section))
+    assert expected in faults("--config", str(tmp_path / "x.yaml"), "predict_data=x")
+
+
+@pytest.mark.parametrize("name", ["smollm2_135m", "bloom_560m", "gpt2", "qwen2_0.5b", "llama2_7b"])
+@pytest.mark.parametrize("quant", ["a16w8", "a16w4"])
+def test_memory_is_that_of_the_file(name: str, quant: Quant, resolve: Resolve) -> None:
+    config = resolve(f"model={name}", "predict_data=x", f"quant={quant}")
+    model = config.model_config()
+    assert model is not None
+    quantization = config.quantization
+    manifest = QuantizationManifest(quantization, "", schemes(model, quantization))
+    found = weight_bytes(model, "float32", quantization)
+    assert found == pytest.approx(weights_bytes(model, manifest), rel=0.01)
+    assert memory_need(model, "float32", 1, 8, quantization=quantization).weights == found
+    assert weight_bytes(model, "float32", Quantization()) == 4 * parameter_count(model)
+    lines = plan(config, model, device="CPU", slots=1, length=8)
+    assert any(f"{readable(found)} as integers (quant={quantization})" in line for line in lines)
+    lines = plan(config, model, device="Ascend", slots=1, length=8)
+    assert any("as float16" in line for line in lines)
+
+
+def test_a_config_without_it_says_nothing(resolve: Resolve) -> None:
+    config = resolve("model=smollm2_135m", "predict_data=x")
+    model = config.model_config()
+    assert model is not None and config.quantization == Quantization()
+    assert not any(
+        "integers" in line for line in plan(config, model, device="CPU", slots=1, length=8)
+    )
+
+
+def test_errors_are_of_the_config() -> None:
+    with pytest.raises(ConfigError):
+        RunConfig.from_dict({"quant": 8})

@@ -1,0 +1,162 @@
+"""run_mode=quantize from the command line, and what it wrote run again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lite_runner.app import main
+from lite_runner.config.argv import parse
+from lite_runner.config.compose import heads, resolve
+from lite_runner.config.model import ModelConfig
+from lite_runner.model_files import locate
+from lite_runner.weights.checkpoint import open_checkpoint
+
+QUANTIZE = ["verbosity=0", "run_mode=quantize"]
+TINY = ["model=tiny_llama", "load_checkpoint=random"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def quantized(*overrides: str, target: str = "q", quant: str = "a16w4") -> list[str]:
+    """The files that were written."""
+    arguments = [*QUANTIZE, f"quant={quant}", f"quantize_output={target}", *overrides]
+    assert main(arguments) == 0
+    return sorted(file.name for file in Path(target).iterdir())
+
+
+def ids(*overrides: str) -> list[int]:
+    # Drawn, since the likeliest token of a tiny model may be the same whatever its weights.
+    drawn = ["do_sample=true", "temperature=2", "seed=0", "max_new_tokens=12"]
+    arguments = ["verbosity=0", "predict_data=hi", *drawn, *overrides]
+    assert main(arguments) == 0
+    result = json.loads(Path("outputs/latest/result.json").read_text(encoding="utf-8"))
+    found: list[int] = result["results"][0]["token_ids"]
+    return found
+
+
+def model_of(name: str) -> ModelConfig:
+    config, _ = resolve(parse([f"model={name}", "predict_data=x"], heads()))
+    model = config.model_config()
+    assert model is not None
+    return model
+
+
+@pytest.mark.parametrize("model", ["tiny_llama", "tiny_bloom"])
+@pytest.mark.parametrize("operators", ["context.kernels=false", "context.kernels=true"])
+def test_what_was_written_runs_as_what_is_rounded_on_the_way(
+    model: str, operators: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = [f"model={model}", "load_checkpoint=random"]
+    files = quantized(*source)
+    assert files == ["config.json", "model.safetensors", "quantization.json"]
+    expected = ids(*source, "quant=a16w4", operators)
+    capsys.readouterr()
+    assert ids(f"model={model}", "load_checkpoint=q", "verbosity=1", operators) == expected
+    told = capsys.readouterr().err
+    assert "matrices as the checkpoint holds them" in told
+    stock = "compute with the floats that the integers stand for" in told
+    assert stock or operators == "context.kernels=true"
+    # Converted, it is a plain checkpoint of those floats.
+    convert = ["run_mode=convert", "convert_output=f.safetensors", "load_checkpoint=q"]
+    assert main(["verbosity=0", f"model={model}", *convert]) == 0
+    floats = open_checkpoint(Path("f.safetensors"), model_of(model))
+    for name, one in open_checkpoint(Path("q"), model_of(model)).items():
+        assert floats[name].integers is None
+        np.testing.assert_array_equal(floats[name].read(), one.read())
+
+
+def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    quantized(*TINY, "verbosity=1", quant="a16w8")
+    told = capsys.readouterr().err
+    size = Path("q/model.safetensors").stat().st_size
+    assert "quant=a16w8:" in told and "rounded as they are read" in told
+    assert "wrote q: " in told and "as float32, 3." in told
+    result = json.loads(Path("outputs/latest/result.json").read_text(encoding="utf-8"))
+    assert result["run_mode"] == "quantize" and 0 < size < 300_000
+
+
+def test_a_folder_of_its_own(write_tiny_llama: Callable[..., Path]) -> None:
+    """model=auto knows the sizes; what lies beside the source comes along."""
+    source = write_tiny_llama("source")
+    (source / "tokenizer_config.json").write_text("{}")
+    files = quantized("model=auto", f"load_checkpoint={source}", quant="a8w8")
+    assert "tokenizer_config.json" in files
+    config, _ = resolve(parse(["model=auto", "load_checkpoint=q", "predict_data=x"], heads()))
+    found = locate(config)
+    assert found.quantization.quant == "a8w8"
+    assert found.model == model_of("tiny_llama")
+
+
+def fault(capsys: pytest.CaptureFixture[str], *overrides: str, code: int = 2) -> str:
+    assert main(["verbosity=0", *overrides]) == code
+    return capsys.readouterr().err
+
+
+def test_a_contradiction_is_said_before_loading(capsys: pytest.CaptureFixture[str]) -> None:
+    quantized(*TINY)
+    run = ["model=tiny_llama", "load_checkpoint=q", "predict_data=hi"]
+    for asked in ("quant=a16w8", "quant=none", "quant=a8w8"):
+        told = fault(capsys, *run, asked, code=4)
+        assert "q: quantized as a16w4 quant_group=32, this run asks for quant=" in told
+        assert "load_checkpoint=random" in told
+    told = fault(capsys, *run, "quant=a16w4", "quant_group=64", code=4)
+    assert "this run asks for quant=a16w4 quant_group=64" in told
+    assert ids("model=tiny_llama", "load_checkpoint=q", "quant=a16w4")
+    for asked in ("engine=lite-worker", "model.model_config.use_past=false"):
+        offline = ["backend=mslite"] if asked.startswith("engine") else []
+        told = fault(capsys, *run, asked, *offline)
+        assert f"q: quant=a16w4 quant_group=32 is not available with {asked}" in told
+
+
+def test_weights_of_8_bits_serve_both_settings() -> None:
+    quantized(*TINY, quant="a16w8")
+    stock = "context.kernels=false"  # which do not round activations
+    found = ids("model=tiny_llama", "load_checkpoint=q", "quant=a8w8", stock)
+    assert found == ids(*TINY, "quant=a16w8", stock)
+
+
+def test_what_is_there_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    quantized(*TINY)
+    before = Path("q/model.safetensors").read_bytes()
+    again = [*QUANTIZE, *TINY, "quant=a16w8", "quantize_output=q"]
+    assert "q: exists already" in fault(capsys, *again)
+    assert Path("q/model.safetensors").read_bytes() == before
+    assert main([*again, "overwrite=true"]) == 0
+    assert Path("q/model.safetensors").read_bytes() != before
+    # Only what this run mode wrote is replaced, and never what it reads.
+    Path("home").mkdir()
+    Path("home/thesis").write_text("x")
+    home = [*QUANTIZE, *TINY, "quant=a16w8", "quantize_output=home", "overwrite=true"]
+    assert "not a quantized checkpoint" in fault(capsys, *home)
+    own = [*QUANTIZE, "model=tiny_llama", "quant=a16w8", "overwrite=true", "load_checkpoint=q"]
+    assert "is what is to be read" in fault(capsys, *own, "quantize_output=q")
+    assert Path("home/thesis").is_file() and Path("q/model.safetensors").is_file()
+
+
+def test_nothing_is_left_of_a_disk_that_is_too_small(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    real = shutil.disk_usage
+    small: Callable[[Any], Any] = lambda path: real(path)._replace(free=1000)  # noqa: E731
+    monkeypatch.setattr(shutil, "disk_usage", small)
+    told = fault(capsys, *QUANTIZE, *TINY, "quant=a16w8", "quantize_output=q", code=3)
+    assert "the disk is too small" in told
+    assert [item.name for item in folder.iterdir() if item.name != "outputs"] == []
+
+
+def test_a_checkpoint_that_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    cut = ["run_mode=shard", "parallel=tp2", "shard_output=cut"]
+    assert main(["verbosity=0", *TINY, *cut]) == 0
+    run = ["model=tiny_llama", "load_checkpoint=cut", "auto_trans_ckpt=true", "predict_data=hi"]
+    assert "merge it first" in fault(capsys, *run, "quant=a16w8", code=4)

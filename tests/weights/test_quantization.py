@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lite_runner.config.model import ModelConfig
+from lite_runner.config.quantization import Quant, Quantization, Scheme
+from lite_runner.errors import ArtifactError
+from lite_runner.weights.layouts import parameters
+from lite_runner.weights.quantization import describe, schemes, with_quantization
+from lite_runner.weights.quantized import QuantizedTensor, quantize
+from lite_runner.weights.random import random_checkpoint
+from lite_runner.weights.read_ahead import QuantizedWeights
+from lite_runner.weights.safetensors_file import open_safetensors, write_safetensors
+from lite_runner.weights.tensor import LazyTensor
+
+QUANTS: list[Quant] = ["none", "a16w8", "a16w4", "a8w8"]
+
+
+def test_which_matrices_become_what(config: ModelConfig) -> None:
+    four = schemes(config, Quantization.of("a16w4", None))
+    table = parameters(config)
+    assert four[table[0].name] == Scheme(8, 32)  # the embedding
+    layers = [name for name, scheme in four.items() if scheme == Scheme(4, 32)]
+    assert len(layers) == config.num_layers * (7 if config.family == "llama" else 6)
+    assert not any("norm" in name or "bias" in name or "position" in name for name in four)
+    assert ("lm_head.weight" in four) is not config.tie_word_embeddings
+    eight = schemes(config, Quantization.of("a16w8", None))
+    assert eight.keys() == four.keys() and set(eight.values()) == {Scheme(8, 0)}
+    assert schemes(config, Quantization.of("a8w8", None)) == eight
+    assert schemes(config, Quantization()) == {}
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("quant", QUANTS)
+def test_weights_as_a_backend_takes_them(
+    config: ModelConfig,
+    quant: Quant,
+    dtype: str,
+    values: Callable[..., dict[str, LazyTensor]],
+    tmp_path: Path,
+) -> None:
+    """Read from a file in slices, out-major, and the floats are the integers' own."""
+    write_safetensors(tmp_path / "m.safetensors", values(config, dtype), {})
+    plain = open_safetensors(tmp_path / "m.safetensors")
+    quantization = Quantization.of(quant, None)
+    tensors = with_quantization(plain, config, quantization)
+    wanted = schemes(config, quantization)
+    taken = []
+    weights = QuantizedWeights(tensors, config, taken.append)
+    for one in parameters(config):
+        source = plain[one.name].float32()
+        if one.layout == "plain" and one.name not in wanted and len(one.shape) == 1:
+            np.testing.assert_array_equal(weights.vector(one.name), source)
+            continue
+        got = weights.matrix(one.name)
+        out_in = source.T if one.layout == "in_out" else source
+        if one.name not in wanted:
+            assert isinstance(got, np.ndarray) and got.flags.c_contiguous
+            np.testing.assert_array_equal(got, out_in)
+            continue
+        assert isinstance(got, QuantizedTensor)
+        scheme = wanted[one.name]
+        same = quantize(out_in, scheme.bits, scheme.group)
+        np.testing.assert_array_equal(got.values, same.values)
+        np.testing.assert_array_equal(got.scales, same.scales)
+        floats = tensors[one.name].float32()
+        np.testing.assert_array_equal(floats.T if one.layout == "in_out" else floats, got.float32())
+    weights.close()
+    assert sum(taken) == len(parameters(config))
+    with pytest.raises(KeyError):
+        weights.matrix(parameters(config)[0].name)
+
+
+def test_the_line_about_it(config: ModelConfig) -> None:
+    quantization = Quantization.of("a16w4", 32)
+    tensors = with_quantization(random_checkpoint(config, 0), config, quantization)
+    count = sum(one.integers is not None for one in tensors.values())
+    expected = f"quant=a16w4 quant_group=32: {count} matrices rounded as they are read"
+    assert describe(tensors, quantization) == expected
+
+
+def test_a_group_that_does_not_fit_is_said_before_anything_is_read(
+    configs: dict[str, ModelConfig],
+) -> None:
+    def unread() -> np.ndarray:
+        raise AssertionError("read")
+
+    config = configs["llama"]  # hidden size 32
+    shapes = {one.name: one.shape for one in parameters(config)}
+    tensors = {name: LazyTensor(shape, "F32", unread) for name, shape in shapes.items()}
+    with pytest.raises(ArtifactError, match=r"wq\.weight: 32 columns, expected a multiple .* 64"):
+        with_quantization(tensors, config, Quantization.of("a16w4", 64))
