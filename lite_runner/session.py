@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lite_runner import environment, kernels, model_files, progress
+from lite_runner import model_files, progress
 from lite_runner.adapters import AdapterJob, check_values, open_wanted, pieces_of
 from lite_runner.backends.base import Backend
 from lite_runner.config.checks import fits_model
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.model import REGISTERED
 from lite_runner.config.plan import check_memory, free_memory, memory_need
 from lite_runner.config.quantization import Quantization
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
-from lite_runner.errors import ConfigError
 from lite_runner.generation import check_lengths, longest_prompt
 from lite_runner.model_files import RANDOM, ModelFiles
+from lite_runner.online import open_online, without_kernels
 from lite_runner.text.tokenizer import Tokenizer
-from lite_runner.weights.adapter import Adapter
 from lite_runner.weights.quantization import describe
-from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
-from lite_runner.weights.tensor import LazyTensor
 
 PROMPTS_AT_ONCE = 32  # where predict_batch_size leaves it open
 
@@ -181,10 +176,12 @@ def load(
         )
     dtype = config.compute_dtype(device)
     places = places_for(config, job)
-    own = kernels_serve(config, files, device, job, ranks)
     if device == "CPU" and ranks.size == 1:
+        own = not without_kernels(config, files, device, ranks)
         held = files.quantization if own else Quantization()
-        need = memory_need(files.model, dtype, job.slots, job.length, config.use_past, held)
+        need = memory_need(
+            files.model, dtype, job.slots, job.length, config.use_past, held, config.kv_cache
+        )
         pool = job.adapters.pool_bytes(places, dtype) if job.adapters and places else 0
         check_memory(replace(need, adapters=pool), free_memory())
     adapters = pieces_of(job.adapters, config, files.model, ranks) if job.adapters else []
@@ -193,105 +190,15 @@ def load(
         progress.note(describe(tensors, files.quantization))
     name = f"load {files.path.name}" if files.path else "make random weights"
     with progress.step(name, total=len(tensors), unit="tensors") as step:
-        environment.import_mindspore()
-        # MindSpore collects garbage at each compile; what was imported is not garbage.
-        gc.freeze()
-        if own:
-            return _open_fused(config, files, job, tensors, step.advance, adapters)
-        from lite_runner.backends.online import OnlineBackend, OnlineOptions
-
-        options = OnlineOptions(
+        return open_online(
+            config,
+            files,
+            device,
+            ranks,
+            tensors,
+            adapters,
+            step.advance,
             slots=job.slots,
             length=job.length,
-            dtype=dtype,
-            device=device,
-            device_id=config.context.device_id,
-            threads=config.context.threads,
-            use_past=config.use_past,
-            ranks=ranks,
-            vocab_parallel=config.vocab_parallel,
             loaded_adapters=places,
-            integer_input=files.quantization.quant == "a8w8",
         )
-        weights: ReadAhead | QuantizedWeights = (
-            QuantizedWeights(tensors, files.model, step.advance)
-            if integers_serve(config, files, device, ranks)
-            else ReadAhead(tensors, step.advance)
-        )
-        try:
-            return OnlineBackend(files.model, weights, options, adapters)
-        finally:
-            weights.close()
-
-
-def kernels_serve(
-    config: RunConfig, files: ModelFiles, device: str, job: Job, ranks: Ranks
-) -> bool:
-    """Whether our own operators compute this run; says why, where others would expect it.
-
-    Raises ConfigError for a kv_cache that only they have.
-    """
-    why = ""
-    if device != "CPU":
-        why = f"{device} has operators of its own"
-    elif not config.context.kernels:
-        why = "context.kernels=false"
-    elif not kernels.LIBRARY.is_file():
-        why = "they were not built: the set-up found no C++ compiler"
-    elif config.compute_dtype(device) != "float32":
-        why = f"compute_dtype={config.compute_dtype(device)}"
-    elif not config.use_past:
-        why = "use_past=false"
-    elif files.model.family in REGISTERED:
-        why = f"{files.model.family} is registered"
-    elif ranks.tensor > 1:
-        why = "several ranks share the model"
-    if not why:
-        return True
-    if config.kv_cache != "fp32":
-        raise ConfigError(
-            f"kv_cache={config.kv_cache} needs this project's own operators, which do not serve "
-            f"here: {why}",
-            "kv_cache=fp32",
-        )
-    if device == "CPU" and config.context.kernels:
-        progress.note(f"MindSpore's operators compute, not this project's: {why}")
-    if files.quantization.quant != "none" and not integers_serve(config, files, device, ranks):
-        progress.note("MindSpore's operators compute with the floats that the integers stand for")
-    return False
-
-
-def integers_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> bool:
-    """Whether MindSpore's operators multiply by the integers of quantized weights themselves."""
-    return (
-        device == "Ascend"
-        and ranks.tensor == 1  # cut weights are floats
-        and files.quantization.quant != "none"
-        and config.compute_dtype(device) != "float32"
-        and files.model.family not in REGISTERED
-    )
-
-
-def _open_fused(
-    config: RunConfig,
-    files: ModelFiles,
-    job: Job,
-    tensors: Mapping[str, LazyTensor],
-    advance: Callable[[int], None],
-    adapters: Sequence[Adapter],
-) -> Backend:
-    from lite_runner.backends.fused import FusedBackend, FusedOptions
-
-    options = FusedOptions(
-        slots=job.slots,
-        length=job.length,
-        threads=config.context.threads,
-        cache=config.kv_cache,
-        integer_input=files.quantization.quant == "a8w8",
-        loaded_adapters=places_for(config, job),
-    )
-    weights = QuantizedWeights(tensors, files.model, advance)
-    try:
-        return FusedBackend(files.model, weights, options, adapters)
-    finally:
-        weights.close()

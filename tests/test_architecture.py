@@ -59,9 +59,13 @@ ALLOWED: dict[str, set[str]] = {
         *("model_files", "progress", "report", "text", "weights"),
     },
     "shares": {"backends", "config", "generation", "report"},
+    "online": {
+        *("backends", "config", "environment", "errors", "kernels", "model_files", "progress"),
+        "weights",
+    },
     "session": {
-        *("adapters", "offline", "backends", "config", "environment", "errors", "generation"),
-        *("kernels", "model_files", "progress", "text", "weights"),
+        *("adapters", "offline", "backends", "config", "errors", "generation"),
+        *("model_files", "online", "progress", "text", "weights"),
     },
     "run_modes": {
         *("artifact", "backends", "config", "environment", "errors", "generation"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lite_runner.config.model import ModelConfig
-from lite_runner.config.quantization import Quantization, Scheme
+from lite_runner.config.quantization import CacheType, Quantization, Scheme
 from lite_runner.config.schema import DType, RunConfig
 from lite_runner.errors import EnvironmentFault
 
@@ -100,14 +100,16 @@ def memory_need(
     length: int,
     use_past: bool = True,
     quantization: Quantization = Quantization(),  # noqa: B008  (frozen)
+    kv_cache: CacheType = "fp32",
 ) -> Memory:
     """Bytes for weights, and for a cache of `slots` sequences of `length` tokens.
 
     `quantization` counts matrices as integers: of a backend that computes with them.
     """
-    per_token = 2 * model.num_layers * model.n_kv_heads * model.head_dim
-    size = BYTES_OF[dtype]
-    cache = slots * length * per_token * size if use_past else 0
+    heads = 2 * model.num_layers * model.n_kv_heads
+    sizes = {"fp32": BYTES_OF[dtype] * model.head_dim, "fp16": 2 * model.head_dim}
+    sizes["int8"] = model.head_dim + 4  # and a scale
+    cache = slots * length * heads * sizes[kv_cache] if use_past else 0
     return Memory(weight_bytes(model, dtype, quantization), cache)
 
 
@@ -148,7 +150,7 @@ def plan(
     # MindSpore's operators compute with floats; whether ours were built is not known here.
     if device != "CPU" or not config.context.kernels or config.use_parallel:
         quantization = Quantization()
-    need = memory_need(model, dtype, slots, length, config.use_past, quantization)
+    need = memory_need(model, dtype, slots, length, config.use_past, quantization, config.kv_cache)
     free = free_memory()
     held = dtype if quantization.quant == "none" else f"integers (quant={quantization})"
     kv = "" if model.n_kv_heads == model.num_heads else f" ({model.n_kv_heads} key/value)"

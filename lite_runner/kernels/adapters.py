@@ -1,7 +1,7 @@
 """LoRA adapters as the operators read them: for each layer a pool, a row of floats for a place.
 
-A row has A and then B of each matrix of the layer that any adapter changes, the scale in B, ranks
-filled up with zeros.
+A row has A [rank, in] and then B [out / 32, rank, 32] of each matrix of the layer that any adapter
+changes, the scale in B, ranks and outputs filled up with zeros.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from lite_runner.weights.adapter import Adapter
 
+PANEL = 32  # outputs that lie side by side
 MOST_MATRICES = 4  # of a layer
 WORDS = 1 + 2 * MOST_MATRICES
 
@@ -26,6 +27,11 @@ class Target:
     outputs: int
     looked_up: bool = False  # an embedding: A is kept [inputs, rank], to take one row of it
 
+    @property
+    def filled(self) -> int:
+        """Outputs in whole panels."""
+        return -(-self.outputs // PANEL) * PANEL
+
 
 @dataclass(frozen=True)
 class PoolLayout:
@@ -37,7 +43,7 @@ class PoolLayout:
     @property
     def width(self) -> int:
         """Floats of a place."""
-        return sum(self.rank * (one.inputs + one.outputs) for one in self.targets if one)
+        return sum(self.rank * (one.inputs + one.filled) for one in self.targets if one)
 
     @property
     def names(self) -> set[str]:
@@ -50,7 +56,7 @@ class PoolLayout:
             if one:
                 down[index] = at
                 up[index] = at + self.rank * one.inputs
-                at = up[index] + self.rank * one.outputs
+                at = up[index] + self.rank * one.filled
         return [self.rank, *down, *up]
 
     def row(self, adapter: Adapter) -> NDArray[np.float32]:
@@ -62,9 +68,10 @@ class PoolLayout:
         self, adapter: Adapter, target: Target
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         a = np.zeros((self.rank, target.inputs), np.float32)
-        b = np.zeros((self.rank, target.outputs), np.float32)
+        b = np.zeros((target.filled, self.rank), np.float32)
         pair = adapter.pairs.get(target.name)
         if pair is not None:
             a[: pair.rank] = pair.a.float32()
-            np.multiply(pair.b.float32().T, np.float32(pair.scale), out=b[: pair.rank])
-        return (np.ascontiguousarray(a.T) if target.looked_up else a), b
+            b[: target.outputs, : pair.rank] = pair.b.float32() * np.float32(pair.scale)
+        panels = b.reshape(-1, PANEL, self.rank).swapaxes(1, 2)
+        return (a.T if target.looked_up else a), panels

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.kernels import library
+from lite_runner.kernels.adapters import PANEL, PoolLayout
 from lite_runner.kernels.adapters import WORDS as ADAPTER_WORDS
-from lite_runner.kernels.adapters import PoolLayout
 from lite_runner.weights.quantized import QuantizedTensor, quantize
 
 FORMAT = 1  # of the bytes and of what the operators take; up by one whenever either changes
-PANEL = 32  # outputs that lie side by side
 ALIGNMENT = 64  # bytes: a line of the processor's cache
 FLOAT32, BFLOAT16, INT8, INT4 = range(4)
 ATTENTION, FEED_FORWARD = 1, 2

@@ -62,8 +62,9 @@ def check(
             if target is not None:
                 a = pool[place, at : at + RANK * target.inputs].astype(np.float64)
                 at += a.size
-                b = pool[place, at : at + RANK * target.outputs].reshape(RANK, -1)
+                b = pool[place, at : at + RANK * target.filled].reshape(-1, RANK, 32)
                 at += b.size
+                b = b.swapaxes(0, 1).reshape(RANK, -1)[:, : target.outputs]
                 wide += a.reshape(-1, RANK) @ b if looked_up else (a.reshape(RANK, -1).T @ b).T
             merged.append(wide.astype(np.float32))
         expected = call(layer(merged, None))

@@ -42,21 +42,23 @@ inline Lowered lowered(const AdapterParts& parts, const Adapters& adapters, int6
   const int64_t rank = parts.rank;
   float* to = scratch<float>(kLowered, rows.count * matrices * rank);
   result = {to, &parts, &adapters, row_of, first, matrices, rows.count};
-  parallel_for(rows.count, [&](int64_t row, int) {
-    const float* place = result.place(row);
-    if (!place) return;
-    for (int64_t m = 0; m < matrices; ++m) {
-      const int64_t offset = parts.down[first + m];
-      if (offset < 0) continue;
-      products(place + offset, rank, rows.x + row * rows.stride, in,
-               to + (row * matrices + m) * rank);
+  const int64_t each = (rows.count + threads() - 1) / threads();
+  parallel_for((rows.count + each - 1) / each, [&](int64_t item, int) {
+    for (int64_t row = item * each; row < smaller_of(rows.count, (item + 1) * each); ++row) {
+      const float* place = result.place(row);
+      for (int64_t m = 0; place && m < matrices; ++m) {
+        const int64_t offset = parts.down[first + m];
+        if (offset >= 0)
+          products(place + offset, rank, rows.x + row * rows.stride, in,
+                   to + (row * matrices + m) * rank);
+      }
     }
   });
   return result;
 }
 
 // Adds to sums [count][32] those of the outputs first..first + 31 of matrix m, of `out` in all,
-// that are there; they stand behind `before` columns.
+// that are there; they stand behind `before` columns. B lies in panels as a matrix does.
 inline void add_lowered(const Lowered& low, int64_t m, int64_t first, int64_t out, int64_t before,
                         float* sums) {
   const int64_t offset = low.parts->up[low.first + m], rank = low.parts->rank;
@@ -66,16 +68,22 @@ inline void add_lowered(const Lowered& low, int64_t m, int64_t first, int64_t ou
     const float* place = low.place(row);
     if (!place) continue;
     const float* factors = low.x + (row * low.matrices + m) * rank;
-    const float* b = place + offset + first;
+    const float* b = place + offset + first / kPanel * rank * kPanel;
     float* to = sums + row * kPanel + before;
-    const int64_t whole = columns / kLanes * kLanes;
-    for (int64_t c = 0; c < whole; c += kLanes) {
-      Floats total = load(to + c);
-      for (int64_t r = 0; r < rank; ++r) total += splat(factors[r]) * load(b + r * out + c);
-      store(to + c, total);
+    if (columns == kPanel && first % kPanel == 0) {
+      Floats total[kParts];
+      for (int64_t p = 0; p < kParts; ++p) total[p] = load(to + p * kLanes);
+      for (int64_t r = 0; r < rank; ++r)
+        for (int64_t p = 0; p < kParts; ++p)
+          total[p] += splat(factors[r]) * load(b + r * kPanel + p * kLanes);
+      for (int64_t p = 0; p < kParts; ++p) store(to + p * kLanes, total[p]);
+      continue;
     }
-    for (int64_t c = whole; c < columns; ++c)
-      for (int64_t r = 0; r < rank; ++r) to[c] += factors[r] * b[r * out + c];
+    for (int64_t c = 0; c < columns; ++c) {
+      const int64_t at = first % kPanel + c;
+      for (int64_t r = 0; r < rank; ++r)
+        to[c] += factors[r] * b[(at / kPanel * rank + r) * kPanel + at % kPanel];
+    }
   }
 }
 

@@ -55,8 +55,8 @@ struct Norm {
   int64_t gamma, beta;  // float32, offsets from the layer
 };
 
-// Where a place of the pool has A [rank, in] and B [rank, out] of each matrix, in floats; -1: it
-// has none. The matrices stand in the layer's order: query, key, value, projection, or gate, up,
+// Where a place of the pool has A [rank, in] and B [out / 32, rank, 32] of each matrix, in floats;
+// -1: it has none. The matrices stand in the layer's order: query, key, value, projection, or gate, up,
 // down, or the only one.
 struct AdapterParts {
   int64_t rank;  // 0: no adapter changes this layer

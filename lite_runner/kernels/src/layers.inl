@@ -116,7 +116,8 @@ inline void embedding(const EmbeddingLayer& layer, const Step& step, Adapters ad
       const float* factors = place + layer.adapters.down[0] + step.token[row] * rank;
       for (int64_t r = 0; r < rank; ++r)
         for (int64_t i = 0; i < layer.hidden; ++i)
-          to[i] += factors[r] * place[layer.adapters.up[0] + r * layer.hidden + i];
+          to[i] += factors[r] * place[layer.adapters.up[0] + (i / kPanel * rank + r) * kPanel +
+                                      i % kPanel];
     }
     if (layer.positions) read_row(layer.matrix(layer.positions), step.position[row], to, true);
     if (layer.has_norm) normalize(layer, layer.norm, to, layer.hidden, to, layer.hidden);

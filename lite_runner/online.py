@@ -1,0 +1,126 @@
+"""Which backend computes a run online: our own operators on CPU, or MindSpore's, on any device."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+
+from lite_runner import environment, kernels, progress
+from lite_runner.backends.base import Backend
+from lite_runner.config.model import REGISTERED
+from lite_runner.config.ranks import Ranks
+from lite_runner.config.schema import RunConfig
+from lite_runner.errors import ConfigError
+from lite_runner.model_files import ModelFiles
+from lite_runner.weights.adapter import Adapter
+from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
+from lite_runner.weights.tensor import LazyTensor
+
+
+def without_kernels(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> str:
+    """Why our own operators do not compute this run; "" where they do."""
+    why = ""
+    if device != "CPU":
+        why = f"{device} has operators of its own"
+    elif not config.context.kernels:
+        why = "context.kernels=false"
+    elif not kernels.LIBRARY.is_file():
+        why = "they were not built: the set-up found no C++ compiler"
+    elif config.compute_dtype(device) != "float32":
+        why = f"compute_dtype={config.compute_dtype(device)}"
+    elif not config.use_past:
+        why = "use_past=false"
+    elif files.model.family in REGISTERED:
+        why = f"{files.model.family} is registered"
+    elif ranks.tensor > 1:
+        why = "several ranks share the model"
+    return why
+
+
+def integers_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> bool:
+    """Whether MindSpore's operators multiply by the integers of quantized weights themselves."""
+    return (
+        device == "Ascend"
+        and ranks.tensor == 1  # cut weights are floats
+        and files.quantization.quant != "none"
+        and config.compute_dtype(device) != "float32"
+        and files.model.family not in REGISTERED
+    )
+
+
+def _tell(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks, why: str) -> None:
+    """Say why MindSpore's operators compute, where others would be expected.
+
+    Raises ConfigError for a kv_cache that only ours have.
+    """
+    if config.kv_cache != "fp32":
+        raise ConfigError(
+            f"kv_cache={config.kv_cache} needs this project's own operators, which do not serve "
+            f"here: {why}",
+            "kv_cache=fp32",
+        )
+    if device == "CPU" and config.context.kernels:
+        progress.note(f"MindSpore's operators compute, not this project's: {why}")
+    if files.quantization.quant != "none" and not integers_serve(config, files, device, ranks):
+        progress.note("MindSpore's operators compute with the floats that the integers stand for")
+
+
+def open_online(
+    config: RunConfig,
+    files: ModelFiles,
+    device: str,
+    ranks: Ranks,
+    tensors: Mapping[str, LazyTensor],
+    adapters: Sequence[Adapter],
+    advance: Callable[[int], None],
+    *,
+    slots: int,
+    length: int,
+    loaded_adapters: int,
+) -> Backend:
+    """The backend with its weights, of `slots` rows of `length` tokens; `advance` is told how many
+    tensors have been read."""
+    why = without_kernels(config, files, device, ranks)
+    if why:
+        _tell(config, files, device, ranks, why)
+    environment.import_mindspore()
+    # MindSpore collects garbage at each compile; what was imported is not garbage.
+    gc.freeze()
+    rounds_inputs = files.quantization.quant == "a8w8"
+    weights: ReadAhead | QuantizedWeights
+    if not why or integers_serve(config, files, device, ranks):
+        weights = QuantizedWeights(tensors, files.model, advance)
+    else:
+        weights = ReadAhead(tensors, advance)
+    try:
+        if not why:
+            from lite_runner.backends.fused import FusedBackend, FusedOptions
+
+            assert isinstance(weights, QuantizedWeights)
+            fused = FusedOptions(
+                slots=slots,
+                length=length,
+                threads=config.context.threads,
+                cache=config.kv_cache,
+                integer_input=rounds_inputs,
+                loaded_adapters=loaded_adapters,
+            )
+            return FusedBackend(files.model, weights, fused, adapters)
+        from lite_runner.backends.online import OnlineBackend, OnlineOptions
+
+        options = OnlineOptions(
+            slots=slots,
+            length=length,
+            dtype=config.compute_dtype(device),
+            device=device,
+            device_id=config.context.device_id,
+            threads=config.context.threads,
+            use_past=config.use_past,
+            ranks=ranks,
+            vocab_parallel=config.vocab_parallel,
+            loaded_adapters=loaded_adapters,
+            integer_input=rounds_inputs,
+        )
+        return OnlineBackend(files.model, weights, options, adapters)
+    finally:
+        weights.close()
