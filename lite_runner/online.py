@@ -83,9 +83,6 @@ def open_online(
     why = without_kernels(config, files, device, ranks)
     if why:
         _tell(config, files, device, ranks, why)
-    environment.import_mindspore()
-    # MindSpore collects garbage at each compile; what was imported is not garbage.
-    gc.freeze()
     rounds_inputs = files.quantization.quant == "a8w8"
     weights: ReadAhead | QuantizedWeights
     if not why or integers_serve(config, files, device, ranks):
@@ -93,6 +90,9 @@ def open_online(
     else:
         weights = ReadAhead(tensors, advance)
     try:
+        environment.import_mindspore()  # while threads read the first weights
+        # MindSpore collects garbage at each compile; what was imported is not garbage.
+        gc.freeze()
         if not why:
             from lite_runner.backends.fused import FusedBackend, FusedOptions
 

@@ -105,11 +105,12 @@ class _Copy:
 
 
 class _Panels:
-    """An array [out, n] in panels [out / 32, n, 32], zeros where out or n are filled up."""
+    """Arrays [out, n] of one shape in panels [out / 32, n, 32], two of them in turn; zeros where
+    out or n are filled up."""
 
     def __init__(
         self,
-        array: NDArray[Any],
+        arrays: Sequence[NDArray[Any]],
         multiple: int = 1,
         *,
         bfloat16: bool = False,
@@ -117,24 +118,26 @@ class _Panels:
     ) -> None:
         """n is filled up to a multiple; float32 may become bfloat16, integers in a word another
         order."""
-        self._array = np.ascontiguousarray(array)
+        self._arrays = [np.ascontiguousarray(array) for array in arrays]
         self._bfloat16, self._order = bfloat16, order
-        self._width = -(-array.shape[1] // multiple) * multiple
-        size = 2 if bfloat16 else array.itemsize
-        self.nbytes = -(-len(array) // PANEL) * PANEL * self._width * size
+        rows, width = arrays[0].shape
+        self._width = -(-width // multiple) * multiple
+        self._size = 2 if bfloat16 else arrays[0].itemsize
+        self._panel = PANEL * self._width * self._size
+        self.nbytes = len(arrays) * -(-rows // PANEL) * self._panel
 
     def write(self, target: Block) -> None:
         found = library()
         assert found is not None
-        rows, width = self._array.shape
-        found.lite_runner_pack(
-            ctypes.c_void_p(self._array.ctypes.data),
-            *(ctypes.c_int64(number) for number in (rows, width, self._width)),
-            ctypes.c_int64(self._array.itemsize),
-            ctypes.c_int64(2 if self._bfloat16 else self._array.itemsize),
-            ctypes.c_int64(self._order),
-            ctypes.c_void_p(target.ctypes.data),
-        )
+        for index, array in enumerate(self._arrays):
+            rows, width = array.shape
+            found.lite_runner_pack(
+                ctypes.c_void_p(array.ctypes.data),
+                *(ctypes.c_int64(number) for number in (rows, width, self._width)),
+                *(ctypes.c_int64(number) for number in (array.itemsize, self._size, self._order)),
+                ctypes.c_int64(len(self._arrays)),
+                ctypes.c_void_p(target.ctypes.data + index * self._panel),
+            )
 
 
 _Part: TypeAlias = "Layout | _Copy | _Panels"
@@ -157,24 +160,12 @@ def stacked(parts: Sequence[Weight]) -> Weight:
     return np.concatenate(parts)  # type: ignore[arg-type]
 
 
-def alternating(first: Weight, second: Weight) -> Weight:
+@dataclass(frozen=True)
+class Alternating:
     """Two matrices of one shape as one, whose panels are of the first and second in turn."""
 
-    def mixed(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
-        pair = np.stack([_padded(one), _padded(other)])
-        pair = pair.reshape(2, -1, PANEL, *one.shape[1:]).swapaxes(0, 1)
-        result: NDArray[Any] = pair.reshape(-1, *one.shape[1:])
-        return result
-
-    if isinstance(first, QuantizedTensor) and isinstance(second, QuantizedTensor):
-        first, second = _alike([first, second])
-        minimums = None
-        if first.minimums is not None and second.minimums is not None:
-            minimums = mixed(first.minimums, second.minimums)
-        values, scales = mixed(first.values, second.values), mixed(first.scales, second.scales)
-        return QuantizedTensor(first.bits, first.group, values, scales, minimums)
-    assert not isinstance(first, QuantizedTensor) and not isinstance(second, QuantizedTensor)
-    return mixed(first, second)
+    first: Weight
+    second: Weight
 
 
 def _alike(parts: list[QuantizedTensor]) -> list[QuantizedTensor]:
@@ -200,32 +191,53 @@ def _is_bfloat16(weight: Floats) -> bool:
     )
 
 
-def matrix(weight: Weight, bias: Floats | None = None, *, integer_input: bool = False) -> Layout:
+def matrix(
+    weight: Weight | Alternating, bias: Floats | None = None, *, integer_input: bool = False
+) -> Layout:
     """A matrix in panels; `integer_input`: what one of int8 is multiplied with is rounded too."""
-    integer_input = integer_input and isinstance(weight, QuantizedTensor) and weight.bits == 8
+    pair = isinstance(weight, Alternating)
+    parts = [weight.first, weight.second] if isinstance(weight, Alternating) else [weight]
+    out, inputs = parts[0].shape
+    if pair:
+        out = 2 * -(-out // PANEL) * PANEL
     layout = Layout(WORDS_OF_MATRIX)
-    out, inputs = weight.shape
-    scales = minimums = sums = group = 0
-    if isinstance(weight, QuantizedTensor):
-        group = weight.group
-        words = _padded(weight.values, 1, weight.bits).view(np.uint32)  # of eight inputs
-        order = NIBBLE_PAIRS if weight.bits == 4 else PLAIN if integer_input else BYTE_PAIRS
-        data = layout.add(_Panels(words, order=order))
-        scales = layout.add(_Panels(weight.scales) if group else _Copy(weight.scales, PANEL))
-        if weight.minimums is not None:
-            minimums = layout.add(_Panels(weight.minimums))
-        if integer_input:
-            grouped = _padded(weight.values, 1, group or INPUT_GROUP)
-            grouped = grouped.reshape(out, -1, group or INPUT_GROUP)
-            sums = layout.add(_Panels(grouped.sum(2, dtype=np.int32)))
-        kind = INT4 if weight.bits == 4 else INT8
+    quantized = _alike([part for part in parts if isinstance(part, QuantizedTensor)])
+    if quantized:
+        integer_input = integer_input and quantized[0].bits == 8
+        words = _integers(layout, quantized, integer_input)
     else:
-        bfloat16 = _is_bfloat16(weight)
-        kind = BFLOAT16 if bfloat16 else FLOAT32
-        data = layout.add(_Panels(weight, 8, bfloat16=bfloat16))
+        floats = [part for part in parts if not isinstance(part, QuantizedTensor)]
+        bfloat16 = all(_is_bfloat16(part) for part in floats)
+        data = layout.add(_Panels(floats, 8, bfloat16=bfloat16))
+        words = [BFLOAT16 if bfloat16 else FLOAT32, 0, 0, data, 0, 0, 0]
     added = 0 if bias is None else layout.add(_Copy(bias, PANEL))
-    layout.set(0, kind, out, inputs, group, int(integer_input), data, scales, minimums, sums, added)
+    kind, group, rounds, *places = words
+    layout.set(0, kind, out, inputs, group, rounds, *places, added)
     return layout
+
+
+def _integers(layout: Layout, parts: list[QuantizedTensor], integer_input: bool) -> list[int]:
+    """Format, group, whether inputs are of 8 bits, and places of data, scales, minimums, sums."""
+    bits, group = parts[0].bits, parts[0].group
+    order = NIBBLE_PAIRS if bits == 4 else PLAIN if integer_input else BYTE_PAIRS
+    # Eight inputs at a time.
+    words = [_padded(part.values, 1, bits).view(np.uint32) for part in parts]
+    data = layout.add(_Panels(words, order=order))
+    minimums = sums = 0
+    if group:
+        scales = layout.add(_Panels([part.scales for part in parts]))
+    else:
+        scales = layout.add(_Panels([part.scales[:, None] for part in parts]))
+    if bits == 4:
+        minimums = layout.add(
+            _Panels([part.minimums for part in parts if part.minimums is not None])
+        )
+    if integer_input:
+        span = group or INPUT_GROUP
+        grouped = [_padded(part.values, 1, span) for part in parts]
+        totals = [one.reshape(len(one), -1, span).sum(2, dtype=np.int32) for one in grouped]
+        sums = layout.add(_Panels(totals))
+    return [INT4 if bits == 4 else INT8, group, int(integer_input), data, scales, minimums, sums]
 
 
 def embedding(

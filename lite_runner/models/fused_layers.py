@@ -82,7 +82,7 @@ class Packer:
             )
             gate, up = (self._matrix(name) for name in feed_forward[:2])
             upward = packing.matrix(
-                packing.alternating(gate, up), integer_input=self._integer_input
+                packing.Alternating(gate, up), integer_input=self._integer_input
             )
             down = packing.matrix(self._matrix(feed_forward[2]), integer_input=self._integer_input)
             second = self._feed_forward(feed_forward, upward, down, self._rms(f"{prefix}.ffn_norm"))

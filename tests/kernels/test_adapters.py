@@ -121,7 +121,7 @@ def test_feed_forward(operators: Any, gated: bool, changed: tuple[bool, ...]) ->
     weights = [numbers(WIDE, HIDDEN), numbers(WIDE, HIDDEN), numbers(HIDDEN, WIDE)]
 
     def layer(weights: list[Floats], layout: PoolLayout | None) -> NDArray[np.uint8]:
-        up = packing.alternating(weights[0], weights[1]) if gated else weights[1]
+        up = packing.Alternating(weights[0], weights[1]) if gated else weights[1]
         return packing.feed_forward(
             packing.matrix(up),
             packing.matrix(weights[2]),

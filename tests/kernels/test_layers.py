@@ -379,7 +379,7 @@ def test_feed_forward(operators: Any) -> None:
         if layer.gated:
             up_bias = None
         block = packing.feed_forward(
-            packing.matrix(packing.alternating(*ups) if layer.gated else ups[0], up_bias),
+            packing.matrix(packing.Alternating(*ups) if layer.gated else ups[0], up_bias),
             packing.matrix(down, down_bias),
             norm,
             None,
@@ -422,13 +422,14 @@ def activations(operators: Any, inputs: Floats, gated: bool) -> Floats:
     """silu(inputs) or gelu(inputs), through a layer whose only weights are ones that pass on what
     becomes of its biases."""
     size = len(inputs)
-    bias, up = inputs, np.zeros((size, size), np.float32)
-    if gated:
-        pair = packing.alternating(inputs[:, None], np.ones((size, 1), np.float32))
-        assert isinstance(pair, np.ndarray)
-        bias, up = pair[:, 0], packing.alternating(up, up)
+    zeros = np.zeros((size, size), np.float32)
+    bias = inputs
+    if gated:  # the biases of gate and up, 32 of each in turn
+        missing = (0, -size % 32)
+        pair = [np.pad(one, missing).reshape(-1, 32) for one in (inputs, np.ones_like(inputs))]
+        bias = np.stack(pair, axis=1).reshape(-1)
     block = packing.feed_forward(
-        packing.matrix(up, bias),
+        packing.matrix(packing.Alternating(zeros, zeros) if gated else zeros, bias),
         packing.matrix(np.eye(size, dtype=np.float32)),
         Norm(np.ones(size, np.float32), None, 1.0),
         None,
@@ -474,7 +475,7 @@ def test_no_number_reaches_the_output_of_its_row(operators: Any, kind: str, gate
     down = a_matrix(32, 40, kind.replace("integers", "int8"), rng)
     block = packing.feed_forward(
         packing.matrix(
-            packing.alternating(*ups) if gated else ups[0], integer_input=kind == "integers"
+            packing.Alternating(*ups) if gated else ups[0], integer_input=kind == "integers"
         ),
         packing.matrix(down, integer_input=kind == "integers"),
         a_norm(32, False, rng),

@@ -94,14 +94,15 @@ void lite_runner_linear(const void* matrix, const float* x, int64_t rows, float*
   kernels->linear(as<Matrix>(matrix), x, rows, out);
 }
 
-// Rows [rows][width] of words become panels [rows / 32][padded width][32], zeros behind both. Words
-// are of `size` bytes; of float32 the upper half is kept where they become 2.
+// Rows [rows][width] of words become panels [rows / 32][padded width][32], zeros behind both, of
+// which `stride` lie from one to the next. Words are of `size` bytes; of float32 the upper half is
+// kept where they become 2.
 void lite_runner_pack(const void* from, int64_t rows, int64_t width, int64_t padded, int64_t size,
-                      int64_t packed_size, int64_t order, void* to) {
+                      int64_t packed_size, int64_t order, int64_t stride, void* to) {
   std::lock_guard<std::mutex> lock(one_at_a_time);
   const auto pack = [&](auto* source, auto* target, auto change) {
     parallel_for((rows + kPanel - 1) / kPanel, [&](int64_t panel, int) {
-      auto* panel_target = target + panel * padded * kPanel;
+      auto* panel_target = target + panel * stride * padded * kPanel;
       const int64_t here = rows - panel * kPanel < kPanel ? rows - panel * kPanel : kPanel;
       for (int64_t k = 0; k < padded; ++k)
         for (int64_t c = 0; c < kPanel; ++c)
