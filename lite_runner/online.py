@@ -104,6 +104,7 @@ def open_online(
                 cache=config.kv_cache,
                 integer_input=rounds_inputs,
                 loaded_adapters=loaded_adapters,
+                widen=files.quantization.quant == "none",
             )
             return FusedBackend(files.model, weights, fused, adapters)
         from lite_runner.backends.online import OnlineBackend, OnlineOptions

@@ -41,6 +41,7 @@ class FusedOptions:
     cache: CacheType = "fp32"
     integer_input: bool = False  # a8w8: what is multiplied with int8 weights is rounded too
     loaded_adapters: int = 0  # of the adapters, how many are in memory at a time
+    widen: bool = False  # quant=none: the integers of a file become float32
 
 
 class FusedBackend:
@@ -63,7 +64,9 @@ class FusedBackend:
         self.compile_s = 0.0
         length = cached_positions(self.max_length)
         pool = pool_size(adapters, options.loaded_adapters) if adapters else None
-        sizes = FusedSizes(options.slots, length, options.cache, options.integer_input, pool)
+        sizes = FusedSizes(
+            options.slots, length, options.cache, options.integer_input, pool, options.widen
+        )
         network = FusedNetwork(config, weights, sizes)
         self._network: FusedNetwork | None = network
         self.adapters = AdapterPool(network, adapters, pool) if pool else None

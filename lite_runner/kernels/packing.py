@@ -43,7 +43,7 @@ class Norm:
 
 def aligned(nbytes: int) -> Block:
     """Room for so many bytes, which begins where the operators read fastest."""
-    whole = np.empty(nbytes + ALIGNMENT, np.uint8)
+    whole = np.zeros(nbytes + ALIGNMENT, np.uint8)  # between the parts too: it may go to a file
     start = -whole.ctypes.data % ALIGNMENT
     return whole[start : start + nbytes]
 
@@ -140,7 +140,33 @@ class _Panels:
             )
 
 
-_Part: TypeAlias = "Layout | _Copy | _Panels"
+class _Widened:
+    """Integers in groups as the floats that they stand for, in panels: see _Panels."""
+
+    def __init__(self, parts: Sequence[QuantizedTensor]) -> None:
+        self._parts = parts
+        rows, inputs = parts[0].shape
+        self._panel = 4 * PANEL * (-(-inputs // 8) * 8)
+        self.nbytes = len(parts) * -(-rows // PANEL) * self._panel
+
+    def write(self, target: Block) -> None:
+        found = library()
+        assert found is not None
+        for index, part in enumerate(self._parts):
+            arrays = [np.ascontiguousarray(part.values), np.ascontiguousarray(part.scales)]
+            if part.minimums is not None:
+                arrays.append(np.ascontiguousarray(part.minimums))
+            pointers = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
+            pointers += [ctypes.c_void_p(None)] * (3 - len(pointers))
+            numbers = (*part.shape, part.bits, part.group, len(self._parts))
+            found.lite_runner_widen(
+                *pointers,
+                *(ctypes.c_int64(number) for number in numbers),
+                ctypes.c_void_p(target.ctypes.data + index * self._panel),
+            )
+
+
+_Part: TypeAlias = "_Widened | Layout | _Copy | _Panels"
 
 
 def stacked(parts: Sequence[Weight]) -> Weight:
@@ -192,9 +218,14 @@ def _is_bfloat16(weight: Floats) -> bool:
 
 
 def matrix(
-    weight: Weight | Alternating, bias: Floats | None = None, *, integer_input: bool = False
+    weight: Weight | Alternating,
+    bias: Floats | None = None,
+    *,
+    integer_input: bool = False,
+    widen: bool = False,
 ) -> Layout:
-    """A matrix in panels; `integer_input`: what one of int8 is multiplied with is rounded too."""
+    """A matrix in panels; `integer_input`: what one of int8 is multiplied with is rounded too;
+    `widen`: integers, which are in groups then, are kept as the floats that they stand for."""
     pair = isinstance(weight, Alternating)
     parts = [weight.first, weight.second] if isinstance(weight, Alternating) else [weight]
     out, inputs = parts[0].shape
@@ -202,7 +233,9 @@ def matrix(
         out = 2 * -(-out // PANEL) * PANEL
     layout = Layout(WORDS_OF_MATRIX)
     quantized = _alike([part for part in parts if isinstance(part, QuantizedTensor)])
-    if quantized:
+    if quantized and widen:
+        words = [FLOAT32, 0, 0, layout.add(_Widened(quantized)), 0, 0, 0]
+    elif quantized:
         integer_input = integer_input and quantized[0].bits == 8
         words = _integers(layout, quantized, integer_input)
     else:
@@ -247,10 +280,12 @@ def embedding(
     adapters: PoolLayout | None,
     *,
     integer_input: bool,
+    widen: bool = False,
 ) -> Layout:
     """`table` [vocab, hidden], which may be the head's matrix too."""
     layout = Layout(8 + ADAPTER_WORDS)
-    layout.set(0, table.shape[1], layout.add(matrix(table, integer_input=integer_input)))
+    packed = matrix(table, integer_input=integer_input, widen=widen)
+    layout.set(0, table.shape[1], layout.add(packed))
     if positions is not None:
         layout.set(2, layout.add(matrix(positions)))
     if norm is not None:

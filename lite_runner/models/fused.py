@@ -43,6 +43,7 @@ class FusedSizes:
     cache: CacheType
     integer_input: bool  # products of integers by integers, where the weights are int8
     lora: LoraSize | None = None  # None: no adapters
+    widen: bool = False  # integers that the weights have become float32
 
 
 def _parameter(block: NDArray[np.generic], name: str) -> Parameter:
@@ -74,7 +75,9 @@ class FusedNetwork(nn.Cell):
     def __init__(self, config: ModelConfig, weights: FusedWeights, sizes: FusedSizes) -> None:
         super().__init__()
         self.hidden, self.vocab = config.hidden_size, config.vocab_size
-        packer = Packer(config, weights, sizes.lora, integer_input=sizes.integer_input)
+        packer = Packer(
+            config, weights, sizes.lora, integer_input=sizes.integer_input, widen=sizes.widen
+        )
         model = packer.pack()
         layers = [model.embedding, *(one for pair in model.blocks for one in pair), model.head]
         self.layers = ParameterTuple(

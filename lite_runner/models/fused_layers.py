@@ -55,9 +55,11 @@ class Packer:
         lora: LoraSize | None,
         *,
         integer_input: bool,
+        widen: bool,
     ) -> None:
+        """`widen`: integers that the weights have become float32 here."""
         self._config, self._weights, self._lora = config, weights, lora
-        self._integer_input = integer_input
+        self._integer_input, self._widen = integer_input, widen
         self._hidden, self._wide = config.hidden_size, config.intermediate_size
         self._heads = (config.num_heads, config.n_kv_heads, config.head_dim)
 
@@ -76,15 +78,19 @@ class Packer:
             inward = attention[:3]
             bias = self._joined(inward) if config.qkv_has_bias else None
             stacked = packing.stacked([self._matrix(name) for name in inward])
-            outward = packing.matrix(self._matrix(attention[3]), integer_input=self._integer_input)
+            outward = packing.matrix(
+                self._matrix(attention[3]), integer_input=self._integer_input, widen=self._widen
+            )
             first = self._attention(
                 attention, stacked, bias, outward, self._rms(f"{prefix}.attention_norm")
             )
             gate, up = (self._matrix(name) for name in feed_forward[:2])
             upward = packing.matrix(
-                packing.Alternating(gate, up), integer_input=self._integer_input
+                packing.Alternating(gate, up), integer_input=self._integer_input, widen=self._widen
             )
-            down = packing.matrix(self._matrix(feed_forward[2]), integer_input=self._integer_input)
+            down = packing.matrix(
+                self._matrix(feed_forward[2]), integer_input=self._integer_input, widen=self._widen
+            )
             second = self._feed_forward(feed_forward, upward, down, self._rms(f"{prefix}.ffn_norm"))
             blocks.append((first, second))
         return PackedModel(embedding, blocks, self._head(self._rms("model.norm_out")))
@@ -129,7 +135,9 @@ class Packer:
         table = self._weights.matrix(name)
         vocab, hidden = table.shape
         layout = self._layout([Target(name, vocab, hidden, looked_up=True)])
-        block = packing.embedding(table, positions, norm, layout, integer_input=self._integer_input)
+        block = packing.embedding(
+            table, positions, norm, layout, integer_input=self._integer_input, widen=self._widen
+        )
         return Packed(block.block(), layout)
 
     def _attention(
@@ -149,7 +157,7 @@ class Packer:
         bloom = config.family == "bloom"
         block = packing.attention(
             self._heads,
-            packing.matrix(inward, bias, integer_input=self._integer_input),
+            packing.matrix(inward, bias, integer_input=self._integer_input, widen=self._widen),
             outward,
             norm,
             layout,
@@ -187,7 +195,9 @@ class Packer:
     def _head(self, norm: Norm) -> Packed:
         name, matrix = "lm_head.weight", None
         if not self._config.tie_word_embeddings:
-            matrix = packing.matrix(self._weights.matrix(name), integer_input=self._integer_input)
+            matrix = packing.matrix(
+                self._weights.matrix(name), integer_input=self._integer_input, widen=self._widen
+            )
         layout = self._layout([Target(name, self._hidden, self._config.vocab_size)])
         block = packing.head(matrix, norm, layout, hidden=self._hidden)
         return Packed(block.block(), layout)
@@ -205,7 +215,7 @@ class Packer:
 
     def _dense(self, name: str) -> Layout:
         matrix, bias = self._matrix(name), self._weights.vector(f"{name}.bias")
-        return packing.matrix(matrix, bias, integer_input=self._integer_input)
+        return packing.matrix(matrix, bias, integer_input=self._integer_input, widen=self._widen)
 
     def _joined(self, names: list[str]) -> NDArray[np.float32]:
         return np.concatenate([self._weights.vector(f"{name}.bias") for name in names])

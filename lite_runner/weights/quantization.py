@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -41,16 +40,14 @@ def with_quantization(
     """All tensors of a model, matrices as integers where that is asked for.
 
     Integers that a file holds are taken as they are where they have the bits and the groups; other
-    matrices are rounded when they are read. Without quantization all are floats. The floats of a
-    quantized matrix are those that its integers stand for. Raises ArtifactError where a group does
-    not divide a matrix.
+    matrices are rounded when they are read. Without quantization all are floats, beside which a
+    file's own integers stay: those give the same floats. The floats of a quantized matrix are those
+    that its integers stand for. Raises ArtifactError where a group does not divide a matrix.
     """
     wanted = schemes(config, quantization)
     turned = {one.name for one in parameters(config) if one.layout == "in_out"}
     return {
-        name: _quantized(name, tensor, wanted[name], name in turned)
-        if name in wanted
-        else replace(tensor, integers=None)
+        name: _quantized(name, tensor, wanted[name], name in turned) if name in wanted else tensor
         for name, tensor in tensors.items()
     }
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lite_runner.kernels import packing
-from lite_runner.weights.quantized import QuantizedTensor
+from lite_runner.weights.quantized import QuantizedTensor, quantize
 
 UNIT = 2.0**-24  # the largest relative error of one float32 operation
 FORMATS = ("float32", "bfloat16", "int8", "int8 in groups", "int4 in groups")
@@ -214,3 +214,16 @@ def test_a_matrix_that_is_not_int8_takes_no_integers(operators: Any) -> None:
         np.testing.assert_array_equal(
             operators.linear(plain, 33, x), operators.linear(integer, 33, x)
         )
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, 32), (8, 64), (4, 32), (4, 128)])
+def test_integers_are_packed_as_the_floats_that_they_stand_for(
+    operators: Any, bits: int, group: int
+) -> None:
+    rng = np.random.default_rng(bits)
+    weights = [quantize(rng.standard_normal((70, 256), np.float32), bits, group) for _ in range(2)]
+    floats = [weight.float32() for weight in weights]
+    widened = packing.matrix(weights[0], widen=True).block()
+    np.testing.assert_array_equal(widened, packing.matrix(floats[0]).block())
+    widened = packing.matrix(packing.Alternating(*weights), widen=True).block()
+    np.testing.assert_array_equal(widened, packing.matrix(packing.Alternating(*floats)).block())

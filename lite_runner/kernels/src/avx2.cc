@@ -22,7 +22,8 @@ namespace avx2 {
 #pragma clang attribute pop
 #endif
 
-const Kernels kAvx2{"avx2", avx2::embedding, avx2::attention, avx2::feed_forward, avx2::head, avx2::plain_linear};
+const Kernels kAvx2{"avx2", avx2::embedding, avx2::attention, avx2::feed_forward, avx2::head, avx2::plain_linear,
+    avx2::widen};
 
 }  // namespace lite_runner
 #endif

@@ -22,7 +22,8 @@ namespace avx512 {
 #pragma clang attribute pop
 #endif
 
-const Kernels kAvx512{"avx512", avx512::embedding, avx512::attention, avx512::feed_forward, avx512::head, avx512::plain_linear};
+const Kernels kAvx512{"avx512", avx512::embedding, avx512::attention, avx512::feed_forward, avx512::head, avx512::plain_linear,
+    avx512::widen};
 
 }  // namespace lite_runner
 #endif

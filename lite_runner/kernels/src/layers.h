@@ -151,6 +151,8 @@ struct Kernels {
   void (*head)(const HeadLayer&, const Matrix&, const Step&, Adapters, const float* x,
                float* logits);
   void (*linear)(const Matrix&, const float* x, int64_t rows, float* out);
+  void (*widen)(const void* values, const uint16_t* scales, const uint16_t* minimums, int64_t rows,
+                int64_t inputs, int64_t bits, int64_t group, int64_t stride, float* to);
 };
 
 extern const Kernels kAvx512, kAvx2, kPortable;

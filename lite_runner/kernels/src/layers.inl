@@ -221,3 +221,32 @@ inline void plain_linear(const Matrix& m, const float* x, int64_t count, float* 
     spread(sums, count, panel, m.out, out, m.out);
   });
 }
+
+inline void widen(const void* values, const uint16_t* scales, const uint16_t* minimums,
+                  int64_t rows, int64_t inputs, int64_t bits, int64_t group, int64_t stride,
+                  float* to) {
+  const int64_t depth = (inputs + 7) / 8 * 8, groups = inputs / group;
+  parallel_for((rows + kPanel - 1) / kPanel, [&](int64_t panel, int) {
+    float* target = to + panel * stride * depth * kPanel;
+    const int64_t here = smaller_of(kPanel, rows - panel * kPanel);
+    float factor[kPanel] = {}, lowest[kPanel] = {};
+    const int8_t* first[kPanel];
+    for (int64_t c = 0; c < kPanel; ++c)  // behind the last row any row does, by zero
+      first[c] = static_cast<const int8_t*>(values) +
+                 (panel * kPanel + smaller_of(c, here - 1)) * inputs * bits / 8;
+    for (int64_t k = 0; k < inputs; ++k) {
+      if (k % group == 0)
+        for (int64_t c = 0; c < here; ++c) {
+          const int64_t at = (panel * kPanel + c) * groups + k / group;
+          factor[c] = float_of_half(scales[at]);
+          lowest[c] = minimums ? float_of_half(minimums[at]) : 0.0f;
+        }
+      alignas(64) int32_t numbers[kPanel];
+      for (int64_t c = 0; c < kPanel; ++c)
+        numbers[c] = bits == 8 ? first[c][k] : first[c][k / 2] >> (k % 2 * 4) & 15;
+      for (int64_t c = 0; c < kPanel; c += kLanes)
+        store(target + k * kPanel + c,
+              load(factor + c) * to_float(load(numbers + c)) + load(lowest + c));
+    }
+  });
+}

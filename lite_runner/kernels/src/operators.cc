@@ -130,6 +130,15 @@ void lite_runner_pack(const void* from, int64_t rows, int64_t width, int64_t pad
     pack(words, static_cast<uint32_t*>(to), [](uint32_t word) { return word; });
 }
 
+// The floats that integers [rows][inputs] of 8 bits, or of 4 and two a byte, stand for, as panels: see
+// lite_runner_pack. Scales and minimums (or nullptr) are half [rows][inputs / group].
+void lite_runner_widen(const void* values, const uint16_t* scales, const uint16_t* minimums,
+                       int64_t rows, int64_t inputs, int64_t bits, int64_t group, int64_t stride,
+                       float* to) {
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  kernels->widen(values, scales, minimums, rows, inputs, bits, group, stride, to);
+}
+
 // The AOT operators. Parameters are the inputs and then the output; see models/fused.py. `places`
 // are those of the tokens' adapters; a layer that adapters change is followed by its pool.
 

@@ -12,7 +12,8 @@ namespace portable {
 #include "layers.inl"
 }  // namespace portable
 
-const Kernels kPortable{"portable", portable::embedding, portable::attention, portable::feed_forward, portable::head, portable::plain_linear};
+const Kernels kPortable{"portable", portable::embedding, portable::attention, portable::feed_forward, portable::head, portable::plain_linear,
+    portable::widen};
 
 }  // namespace lite_runner
 
