@@ -20,7 +20,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from lite_runner import app, session
+from lite_runner import app, online, session
 
 ROOT = Path(__file__).resolve().parent.parent
 HI = "predict_data=hi"
@@ -48,7 +48,8 @@ def fails(
     def read_weights(*_arguments: object) -> NoReturn:
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr(session, "ReadAhead", read_weights)
+    for reader in ("ReadAhead", "QuantizedWeights"):
+        monkeypatch.setattr(online, reader, read_weights)
 
     def run(code: int, *overrides: str) -> str:
         capsys.readouterr()
