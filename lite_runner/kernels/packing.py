@@ -171,19 +171,17 @@ _Part: TypeAlias = "_Widened | Layout | _Copy | _Panels"
 
 def stacked(parts: Sequence[Weight]) -> Weight:
     """Matrices of one input as one, their outputs one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    quantized = _alike([part for part in parts if isinstance(part, QuantizedTensor)])
-    if quantized:
-        first, minimums = quantized[0], [part.minimums for part in quantized]
-        return QuantizedTensor(
-            first.bits,
-            first.group,
-            np.concatenate([part.values for part in quantized]),
-            np.concatenate([part.scales for part in quantized]),
-            None if first.minimums is None else np.concatenate(minimums),  # type: ignore[arg-type]
-        )
-    return np.concatenate(parts)  # type: ignore[arg-type]
+    quantized, floats = _alike(parts)
+    if not quantized:
+        return np.concatenate(floats)
+    first, minimums = quantized[0], [part.minimums for part in quantized]
+    return QuantizedTensor(
+        first.bits,
+        first.group,
+        np.concatenate([part.values for part in quantized]),
+        np.concatenate([part.scales for part in quantized]),
+        None if first.minimums is None else np.concatenate(minimums),  # type: ignore[arg-type]
+    )
 
 
 @dataclass(frozen=True)
@@ -194,11 +192,17 @@ class Alternating:
     second: Weight
 
 
-def _alike(parts: list[QuantizedTensor]) -> list[QuantizedTensor]:
-    """Integers with the same groups; a file may hold 8 bits in other groups than were made here."""
-    if len({part.group for part in parts}) < 2:
-        return parts
-    return [quantize(part.float32(), 8, 0) if part.group else part for part in parts]
+def _alike(parts: Sequence[Weight]) -> tuple[list[QuantizedTensor], list[Floats]]:
+    """Matrices that are packed together: all as integers with the same groups, or all as floats,
+    where a file holds them in several forms."""
+    quantized = [part for part in parts if isinstance(part, QuantizedTensor)]
+    if len(quantized) < len(parts) or len({part.bits for part in quantized}) > 1:
+        floats = [part.float32() if isinstance(part, QuantizedTensor) else part for part in parts]
+        return [], floats
+    if len({part.group for part in quantized}) > 1:
+        # 8 bits of a file in groups, and others that were rounded by row.
+        quantized = [quantize(one.float32(), 8, 0) if one.group else one for one in quantized]
+    return quantized, []
 
 
 def _padded(array: NDArray[Any], axis: int = 0, multiple: int = PANEL) -> NDArray[Any]:
@@ -232,14 +236,13 @@ def matrix(
     if pair:
         out = 2 * -(-out // PANEL) * PANEL
     layout = Layout(WORDS_OF_MATRIX)
-    quantized = _alike([part for part in parts if isinstance(part, QuantizedTensor)])
+    quantized, floats = _alike(parts)
     if quantized and widen:
         words = [FLOAT32, 0, 0, layout.add(_Widened(quantized)), 0, 0, 0]
     elif quantized:
         integer_input = integer_input and quantized[0].bits == 8
         words = _integers(layout, quantized, integer_input)
     else:
-        floats = [part for part in parts if not isinstance(part, QuantizedTensor)]
         bfloat16 = all(_is_bfloat16(part) for part in floats)
         data = layout.add(_Panels(floats, 8, bfloat16=bfloat16))
         words = [BFLOAT16 if bfloat16 else FLOAT32, 0, 0, data, 0, 0, 0]

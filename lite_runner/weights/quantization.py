@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -45,11 +46,22 @@ def with_quantization(
     that its integers stand for. Raises ArtifactError where a group does not divide a matrix.
     """
     wanted = schemes(config, quantization)
+    if not wanted:
+        return {name: _with_own(tensor) for name, tensor in tensors.items()}
     turned = {one.name for one in parameters(config) if one.layout == "in_out"}
     return {
-        name: _quantized(name, tensor, wanted[name], name in turned) if name in wanted else tensor
+        name: _quantized(name, tensor, wanted[name], name in turned)
+        if name in wanted
+        else replace(tensor, integers=None)
         for name, tensor in tensors.items()
     }
+
+
+def _with_own(tensor: LazyTensor) -> LazyTensor:
+    """Floats, with the integers that a file has of them if these can be had."""
+    if tensor.integers is None:
+        return tensor
+    return replace(tensor, integers=replace(tensor.integers, optional=True))
 
 
 def describe(tensors: Mapping[str, LazyTensor], quantization: Quantization) -> str:

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.config.model import ModelConfig
+from lite_runner.errors import ArtifactError
 from lite_runner.weights.layouts import parameters
 from lite_runner.weights.quantized import QuantizedTensor
-from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights.tensor import LazyIntegers, LazyTensor
 
 THREADS = 2  # of dequantizing two saturate the memory
 AHEAD_BYTES = 1 << 30  # held ready at most, so that a large model is not in memory twice
@@ -121,14 +122,25 @@ class QuantizedWeights:
 def _out_major(tensor: LazyTensor, turned: bool) -> _Reading[NDArray[np.float32] | QuantizedTensor]:
     if tensor.integers is not None:
         shape = tensor.shape[::-1] if turned else tensor.shape
-        return _Reading(tensor.integers.scheme.nbytes(*shape), tensor.integers.read)
-    if turned:
-        return _Reading(_bytes(tensor), partial(_transposed, tensor))
-    return _Reading(_bytes(tensor), tensor.float32)
+        nbytes = tensor.integers.scheme.nbytes(*shape)
+        return _Reading(nbytes, partial(_integers, tensor, tensor.integers, turned))
+    return _Reading(_bytes(tensor), partial(_floats, tensor, turned))
 
 
-def _transposed(tensor: LazyTensor) -> NDArray[np.float32]:
-    return np.ascontiguousarray(tensor.float32().T)
+def _integers(
+    tensor: LazyTensor, integers: LazyIntegers, turned: bool
+) -> NDArray[np.float32] | QuantizedTensor:
+    try:
+        return integers.read()
+    except ArtifactError:
+        if not integers.optional:
+            raise
+    return _floats(tensor, turned)
+
+
+def _floats(tensor: LazyTensor, turned: bool) -> NDArray[np.float32]:
+    values = tensor.float32()
+    return np.ascontiguousarray(values.T) if turned else values
 
 
 def _bytes(tensor: LazyTensor) -> int:

@@ -26,6 +26,7 @@ class LazyIntegers:
     scheme: Scheme
     read: Callable[[], QuantizedTensor]
     stored: bool  # as the file has them; False: rounded when they are read
+    optional: bool = False  # the tensor's floats will do where these cannot be had
 
 
 @dataclass(frozen=True)

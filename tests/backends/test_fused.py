@@ -3,6 +3,8 @@ MindSpore's own operators, and against themselves, bit for bit."""
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,13 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.base import Row
 from lite_runner.backends.fused import FusedBackend, FusedOptions
-from lite_runner.config.quantization import Quant, Quantization
+from lite_runner.config.quantization import Quant, Quantization, Scheme
+from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.quantization import with_quantization
+from lite_runner.weights.quantized import QuantizedTensor, quantize
 from lite_runner.weights.read_ahead import QuantizedWeights
+from lite_runner.weights.tensor import LazyIntegers, LazyTensor
 
 REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
 CASES = sorted(path.name for path in REFERENCE.iterdir() if path.is_dir())
@@ -111,6 +116,51 @@ def test_integers_give_what_the_floats_that_they_stand_for_give(case: str, quant
 
 
 TURNED = ("mapping.weight", "projection.weight")  # held [in, out]
+
+
+class SomeIntegers:
+    """How a file's matrices are held: some as integers of 8 or 4 bits, some as floats, and one as
+    integers that cannot be had."""
+
+    def __init__(self, case: str) -> None:
+        folder = REFERENCE / case
+        config = model_config_of(folder)
+        assert config is not None
+        self.config = config
+        self.tensors = open_checkpoint(folder, config)
+        forms = itertools.cycle([(8, 32), None, (4, 32), "broken", (8, 32), (4, 32)])
+        for name, tensor in self.tensors.items():
+            if len(tensor.shape) == 2 and tensor.shape[1] % 32 == 0 and "position" not in name:
+                self.tensors[name] = self.held(tensor, next(forms))
+
+    def held(self, tensor: LazyTensor, form: object) -> LazyTensor:
+        if form is None:
+            return tensor
+        if form == "broken":
+            return replace(tensor, integers=LazyIntegers(Scheme(8, 32), self.refuse, True))
+        scheme = Scheme(*form)
+        matrix = quantize(tensor.float32(), scheme.bits, scheme.group)
+        integers = LazyIntegers(scheme, lambda: matrix, True)
+        return LazyTensor(tensor.shape, "F32", matrix.float32, integers=integers)
+
+    def refuse(self) -> QuantizedTensor:
+        raise ArtifactError("a scale that is not finite")
+
+    def logits(self, tensors: dict[str, LazyTensor], **options: object) -> NDArray[np.float32]:
+        prompts, forced, _ = expected_of("qwen2")
+        weights = QuantizedWeights(tensors, self.config)
+        sizes = FusedOptions(slots=len(prompts), length=64, **options)
+        return run(FusedBackend(self.config, weights, sizes), prompts, forced)
+
+
+def test_a_files_own_integers_become_its_floats_in_whatever_forms_it_has_them() -> None:
+    """Matrices that are packed together may be of 8 and 4 bits, and of floats."""
+    file = SomeIntegers("qwen2")
+    floats = {name: replace(one, integers=None) for name, one in file.tensors.items()}
+    held = with_quantization(file.tensors, file.config, Quantization())
+    assert sum(one.integers is not None for one in held.values()) > 5
+    wanted = file.logits(floats)
+    assert file.logits(held, widen=True).tobytes() == wanted.tobytes()
 
 
 def test_integers_times_integers_are_close() -> None:
