@@ -6,22 +6,24 @@ backend, token loop. Only the prompts come as token ids, so that both sides comp
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from measure import Measurement, mebibytes, peak_rss_mib, seconds_since_start
+from measure import Measurement, engine_parser, seconds_since_start
+from numpy.typing import NDArray
 
 from lite_runner import environment, model_files, offline, progress, session
-from lite_runner.backends.base import Row
+from lite_runner.backends.base import Backend, Row
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
 from lite_runner.config.schema import RunConfig
 from lite_runner.model_files import ModelFiles
 
 NAMED = ("export.layout", "quant", "kv_cache")  # settings that an engine's name shows
+
+Ids = NDArray[np.int32]
 
 
 def loaded(config: RunConfig, files: ModelFiles, job: session.Job) -> Path:
@@ -33,15 +35,22 @@ def loaded(config: RunConfig, files: ModelFiles, job: session.Job) -> Path:
     return offline.folder_in_cache(files, config, want)
 
 
+def greedy(backend: Backend, prompts: Ids, new_tokens: int) -> Iterator[Ids]:
+    """The next token of every row, new_tokens times; no end token stops a row."""
+    ids, position = prompts, 0
+    for _ in range(new_tokens):
+        rows = [Row(slot, new, position) for slot, new in enumerate(ids)]
+        position += ids.shape[1]
+        ids = backend.forward(rows).argmax(-1, keepdims=True).astype(np.int32)
+        yield ids[:, 0]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON: a list of ids a row")
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=2)
+    parser = engine_parser(__doc__)
     parser.add_argument("overrides", nargs="*", help="more settings, e.g. backend=mslite")
     arguments = parser.parse_args()
-    prompts = json.loads(arguments.prompts.read_text())
-    batch, length = len(prompts), len(prompts[0])
+    prompts = np.array(arguments.prompts, np.int32)
+    batch, length = prompts.shape
 
     overrides = [
         "model=smollm2_135m",
@@ -57,7 +66,7 @@ def main() -> None:
     tokenizer = model_files.tokenizer_of(config, files)
     job = session.Job(
         prompts=[],
-        tokens=prompts,
+        tokens=arguments.prompts,
         generation=config.generation(files.model),
         slots=batch,
         length=length + arguments.new_tokens,
@@ -68,36 +77,20 @@ def main() -> None:
     load_s = time.perf_counter() - started
 
     backend.prepare()
-    rows = [Row(slot, np.array(ids, np.int32), 0) for slot, ids in enumerate(prompts)]
-    backend.forward(rows).argmax(-1)
+    cold = greedy(backend, prompts, arguments.new_tokens)
+    next(cold)
     first_token_s = seconds_since_start()
-
-    def step(tokens: np.ndarray, position: int) -> np.ndarray:
-        ids = tokens[:, None].astype(np.int32)
-        return backend.forward([Row(slot, ids[slot], position) for slot in range(batch)]).argmax(-1)
-
-    step(np.zeros(batch), length)  # compiles; the prefill below starts over
-    started = time.perf_counter()
-    tokens = [backend.forward(rows).argmax(-1)]
-    prefilled = time.perf_counter()
-    for position in range(length, length + arguments.new_tokens - 1):
-        tokens.append(step(tokens[-1], position))
-    decoded = time.perf_counter()
+    next(cold, None)  # compiles the step; the prefill below starts over
 
     settings = (setting.partition("=") for setting in arguments.overrides)
     ways = [value for key, _, value in settings if key in NAMED]
-    Measurement(
-        engine=f"lite-runner ({', '.join([backend.engine, *ways])})",
-        batch=batch,
-        prompt_tokens=length,
-        new_tokens=arguments.new_tokens,
+    Measurement.of(
+        f"lite-runner ({', '.join([backend.engine, *ways])})",
+        arguments.prompts,
+        greedy(backend, prompts, arguments.new_tokens),
         first_token_s=first_token_s,
         load_s=load_s,
-        prefill_tok_s=batch * length / (prefilled - started),
-        decode_tok_s=batch * (arguments.new_tokens - 1) / (decoded - prefilled),
-        peak_rss_mib=peak_rss_mib(),
-        disk_mib=mebibytes([path]),
-        token_ids=np.stack(tokens, 1).tolist(),
+        files=[path],
     ).print()
     backend.close()
 

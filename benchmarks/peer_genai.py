@@ -8,7 +8,6 @@ groups of 32 with int8 activations, the head too.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import shutil
@@ -16,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnxruntime_genai
-from measure import Measurement, mebibytes, peak_rss_mib, seconds_since_start
+from measure import Measurement, engine_parser, restart, seconds_since_start
 from numpy.typing import NDArray
 
 TYPES = ("fp32", "int4")
@@ -42,68 +42,51 @@ def build(source: Path, target: Path, kind: str) -> None:
     unfinished.replace(target)
 
 
-def generator(
-    model: onnxruntime_genai.Model, prompts: Ids, new_tokens: int
-) -> onnxruntime_genai.Generator:
-    """Greedy decoding of prompts [rows, length], with the first token of each row chosen."""
+def greedy(model: onnxruntime_genai.Model, prompts: Ids, new_tokens: int) -> Iterator[Ids]:
+    """The next token of every row, new_tokens times; no end token stops a row."""
     parameters = onnxruntime_genai.GeneratorParams(model)
     total = prompts.shape[1] + new_tokens
     # From a least length on, the end token is never chosen: all engines make as many tokens.
     parameters.set_search_options(
         batch_size=len(prompts), do_sample=False, max_length=total, min_length=total
     )
-    result = onnxruntime_genai.Generator(model, parameters)
-    result.append_tokens(prompts)
-    result.generate_next_token()
-    return result
+    generator = onnxruntime_genai.Generator(model, parameters)
+    generator.append_tokens(prompts)
+    for _ in range(new_tokens):
+        generator.generate_next_token()
+        yield generator.get_next_tokens()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = engine_parser(__doc__)
     parser.add_argument("--huggingface", type=Path, required=True, help="folder of the model")
     parser.add_argument("--type", choices=TYPES, default="fp32")
     parser.add_argument("--made", type=Path, required=True, help="folder to keep graphs in")
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON: a list of ids a row")
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
 
     key = hashlib.sha256(str(arguments.huggingface.resolve()).encode()).hexdigest()[:8]
     folder = arguments.made / f"{arguments.huggingface.name}-{key}-{arguments.type}"
     if not folder.exists():
         build(arguments.huggingface, folder, arguments.type)
-        sys.exit(subprocess.run([sys.executable, *sys.argv]).returncode)  # a clean process
+        restart()
 
-    prompts = np.array(json.loads(arguments.prompts.read_text()), np.int32)
-    batch, length = prompts.shape
+    prompts = np.array(arguments.prompts, np.int32)
     started = time.perf_counter()
     config = onnxruntime_genai.Config(str(folder))
     session = {"intra_op_num_threads": arguments.threads}
     config.overlay(json.dumps({"model": {"decoder": {"session_options": session}}}))
     model = onnxruntime_genai.Model(config)
     load_s = time.perf_counter() - started
-    generator(model, prompts, arguments.new_tokens)
+    next(greedy(model, prompts, arguments.new_tokens))
     first_token_s = seconds_since_start()
 
-    started = time.perf_counter()
-    rows = generator(model, prompts, arguments.new_tokens)
-    prefilled = time.perf_counter()
-    for _ in range(arguments.new_tokens - 1):
-        rows.generate_next_token()
-    decoded = time.perf_counter()
-
-    Measurement(
-        engine=f"onnxruntime-genai {arguments.type}",
-        batch=batch,
-        prompt_tokens=length,
-        new_tokens=arguments.new_tokens,
+    Measurement.of(
+        f"onnxruntime-genai {arguments.type}",
+        arguments.prompts,
+        greedy(model, prompts, arguments.new_tokens),
         first_token_s=first_token_s,
         load_s=load_s,
-        prefill_tok_s=batch * length / (prefilled - started),
-        decode_tok_s=batch * (arguments.new_tokens - 1) / (decoded - prefilled),
-        peak_rss_mib=peak_rss_mib(),
-        disk_mib=mebibytes(folder.glob("model.onnx*")),
-        token_ids=[rows.get_sequence(row)[length:].tolist() for row in range(batch)],
+        files=folder.glob("model.onnx*"),
     ).print()
 
 

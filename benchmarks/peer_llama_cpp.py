@@ -11,11 +11,8 @@ decode speed of 32).
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import hashlib
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -23,7 +20,7 @@ from pathlib import Path
 
 import llama_cpp
 import numpy as np
-from measure import Measurement, mebibytes, peak_rss_mib, seconds_since_start
+from measure import Measurement, engine_parser, restart, seconds_since_start
 from numpy.typing import NDArray
 
 TYPES = {
@@ -119,13 +116,10 @@ class Model:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = engine_parser(__doc__)
     parser.add_argument("--gguf", type=Path, required=True)
     parser.add_argument("--type", choices=TYPES, default="F32")
     parser.add_argument("--made", type=Path, required=True, help="folder to keep GGUF files in")
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON: a list of ids a row")
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     llama_cpp.llama_log_set(log, ctypes.c_void_p())
 
@@ -133,9 +127,9 @@ def main() -> None:
     path = arguments.made / f"{arguments.gguf.stem}-{key}-{arguments.type}.gguf"
     if not path.exists():
         requantize(arguments.gguf, path, arguments.type)
-        sys.exit(subprocess.run([sys.executable, *sys.argv]).returncode)  # a clean process
+        restart()
 
-    prompts = np.array(json.loads(arguments.prompts.read_text()))
+    prompts = np.array(arguments.prompts)
     batch, length = prompts.shape
     started = time.perf_counter()
     model = Model(path, batch, length + arguments.new_tokens, arguments.threads)
@@ -143,25 +137,13 @@ def main() -> None:
     next(model.greedy(prompts, 1))
     first_token_s = seconds_since_start()
 
-    tokens = model.greedy(prompts, arguments.new_tokens)
-    started = time.perf_counter()
-    steps = [next(tokens)]
-    prefilled = time.perf_counter()
-    steps += tokens
-    decoded = time.perf_counter()
-
-    Measurement(
-        engine=f"llama.cpp {arguments.type}",
-        batch=batch,
-        prompt_tokens=length,
-        new_tokens=arguments.new_tokens,
+    Measurement.of(
+        f"llama.cpp {arguments.type}",
+        arguments.prompts,
+        model.greedy(prompts, arguments.new_tokens),
         first_token_s=first_token_s,
         load_s=load_s,
-        prefill_tok_s=batch * length / (prefilled - started),
-        decode_tok_s=batch * (arguments.new_tokens - 1) / (decoded - prefilled),
-        peak_rss_mib=peak_rss_mib(),
-        disk_mib=mebibytes([path]),
-        token_ids=np.stack(steps, 1).tolist(),
+        files=[path],
     ).print()
 
 

@@ -11,9 +11,7 @@ with the online backend's.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import shutil
 import subprocess
 import sys
@@ -24,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from measure import Measurement, mebibytes, peak_rss_mib, seconds_since_start
+from measure import Measurement, engine_parser, seconds_since_start
 from numpy.typing import NDArray
 
 HERE = Path(__file__).resolve().parent
@@ -132,15 +130,12 @@ def export(folder: Path, python: Path, shape: list[str], threads: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = engine_parser(__doc__)
     parser.add_argument("--onnx", type=Path, required=True, help="folder to keep exports in")
     parser.add_argument("--export-python", type=Path, required=True, help="has lite-runner")
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON: a list of ids a row")
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-spinning", action="store_true", help="threads sleep between tasks")
     arguments = parser.parse_args()
-    prompts = np.array(json.loads(arguments.prompts.read_text()))
+    prompts = np.array(arguments.prompts)
     batch, length = prompts.shape
 
     code = hashlib.sha256()
@@ -159,25 +154,13 @@ def main() -> None:
     next(model.greedy(prompts, 1))
     first_token_s = seconds_since_start()
 
-    tokens = model.greedy(prompts, arguments.new_tokens)
-    started = time.perf_counter()
-    steps = [next(tokens)]
-    prefilled = time.perf_counter()
-    steps += tokens
-    decoded = time.perf_counter()
-
-    Measurement(
-        engine="onnxruntime",
-        batch=batch,
-        prompt_tokens=length,
-        new_tokens=arguments.new_tokens,
+    Measurement.of(
+        "onnxruntime",
+        arguments.prompts,
+        model.greedy(prompts, arguments.new_tokens),
         first_token_s=first_token_s,
         load_s=load_s,
-        prefill_tok_s=batch * length / (prefilled - started),
-        decode_tok_s=batch * (arguments.new_tokens - 1) / (decoded - prefilled),
-        peak_rss_mib=peak_rss_mib(),
-        disk_mib=mebibytes(folder.glob("*.onnx")),
-        token_ids=np.stack(steps, 1).tolist(),
+        files=folder.glob("*.onnx"),
     ).print()
 
 

@@ -9,16 +9,12 @@ Needs: torch, transformers, accelerate (transformers reads GGUF only with it), g
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from measure import Measurement, mebibytes, peak_rss_mib, seconds_since_start
+from measure import Measurement, engine_parser, restart, seconds_since_start
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging
 
@@ -51,13 +47,10 @@ def greedy(model: torch.nn.Module, prompts: torch.Tensor, new_tokens: int) -> It
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = engine_parser(__doc__)
     parser.add_argument("--gguf", type=Path, required=True)
     parser.add_argument("--format", choices=("safetensors", "gguf"), default="safetensors")
     parser.add_argument("--converted", type=Path, help="safetensors folder (default: beside GGUF)")
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON: a list of ids a row")
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     torch.set_num_threads(arguments.threads)
@@ -67,7 +60,7 @@ def main() -> None:
         folder = arguments.converted or arguments.gguf.parent / "transformers_fp32"
         if not folder.exists():
             convert(arguments.gguf, folder)
-            sys.exit(subprocess.run([sys.executable, *sys.argv]).returncode)  # a clean process
+            restart()
 
     started = time.perf_counter()
     if arguments.format == "gguf":
@@ -76,30 +69,17 @@ def main() -> None:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     load_s = time.perf_counter() - started
 
-    prompts = torch.tensor(json.loads(arguments.prompts.read_text()))
-    batch, length = prompts.shape
+    prompts = torch.tensor(arguments.prompts)
     next(greedy(model, prompts, 1))
     first_token_s = seconds_since_start()
 
-    tokens = greedy(model, prompts, arguments.new_tokens)
-    started = time.perf_counter()
-    steps = [next(tokens)]
-    prefilled = time.perf_counter()
-    steps += tokens
-    decoded = time.perf_counter()
-
-    Measurement(
-        engine=f"transformers {arguments.format}",
-        batch=batch,
-        prompt_tokens=length,
-        new_tokens=arguments.new_tokens,
+    Measurement.of(
+        f"transformers {arguments.format}",
+        arguments.prompts,
+        greedy(model, prompts, arguments.new_tokens),
         first_token_s=first_token_s,
         load_s=load_s,
-        prefill_tok_s=batch * length / (prefilled - started),
-        decode_tok_s=batch * (arguments.new_tokens - 1) / (decoded - prefilled),
-        peak_rss_mib=peak_rss_mib(),
-        disk_mib=mebibytes([arguments.gguf if arguments.format == "gguf" else folder]),
-        token_ids=[list(row) for row in zip(*steps, strict=True)],
+        files=[arguments.gguf if arguments.format == "gguf" else folder],
     ).print()
 
 
