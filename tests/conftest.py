@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,6 +17,13 @@ import yaml
 from filelock import FileLock
 from hypothesis import settings
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from lite_runner.backends.base import Backend
+    from lite_runner.backends.fused import FusedBackend
+    from lite_runner.backends.online import OnlineBackend
+    from lite_runner.config.quantization import Quant
+    from lite_runner.weights.tensor import LazyTensor
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -88,6 +97,79 @@ def write_tiny_llama(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return write
+
+
+class Reference:
+    """A case of tests/fixtures/reference: a tiny model, and what transformers made of it."""
+
+    def __init__(self, case: str) -> None:
+        from lite_runner.weights.checkpoint import model_config_of
+
+        self.folder = ROOT / "tests/fixtures/reference" / case
+        config = model_config_of(self.folder)
+        assert config is not None
+        self.config = config
+        expected = dict(np.load(self.folder / "expected.npz"))
+        pairs = zip(expected["prompts"], expected["lengths"], strict=True)
+        self.prompts = [row[:length].astype(np.int32) for row, length in pairs]
+        self.forced = expected["continuations"].astype(np.int32)  # [prompts, steps]
+        self.length = max(map(len, self.prompts)) + self.forced.shape[1]
+        self.logits = expected["logits"]  # [prompts, steps + 1, vocab]
+        # With dynamic NTK the cached keys keep the rotation that they were written with.
+        self.logits_no_cache = expected.get("logits_no_cache", self.logits)
+
+    def tensors(self, quant: Quant = "none") -> dict[str, LazyTensor]:
+        from lite_runner.config.quantization import Quantization
+        from lite_runner.weights.checkpoint import open_checkpoint
+        from lite_runner.weights.quantization import with_quantization
+
+        tensors = open_checkpoint(self.folder, self.config)
+        return with_quantization(tensors, self.config, Quantization.of(quant, None))
+
+    def online(self, slots: int, length: int, **options: object) -> OnlineBackend:
+        from lite_runner.backends.online import OnlineBackend, OnlineOptions
+        from lite_runner.weights.read_ahead import ReadAhead
+
+        chosen = OnlineOptions(slots=slots, length=length, **options)
+        return OnlineBackend(self.config, ReadAhead(self.tensors()), chosen)
+
+    def fused(
+        self, slots: int, length: int, quant: Quant = "none", **options: object
+    ) -> FusedBackend:
+        from lite_runner.backends.fused import FusedBackend, FusedOptions
+        from lite_runner.weights.read_ahead import QuantizedWeights
+
+        weights = QuantizedWeights(self.tensors(quant), self.config)
+        rounds = quant == "a8w8"
+        chosen = FusedOptions(slots=slots, length=length, integer_input=rounds, **options)
+        return FusedBackend(self.config, weights, chosen)
+
+    def run(self, model: Backend, slots: Sequence[int] | None = None) -> NDArray[np.float32]:
+        """Logits [slots, steps + 1, vocab]: prompt i in slots[i], all together, then the forced
+        tokens."""
+        from lite_runner.backends.base import Row
+
+        pairs = list(enumerate(range(len(self.prompts)) if slots is None else slots))
+        logits = [model.forward([Row(slot, self.prompts[i], 0) for i, slot in pairs])]
+        for step in range(self.forced.shape[1]):
+            rows = [
+                Row(slot, self.forced[i, step : step + 1], len(self.prompts[i]) + step)
+                for i, slot in pairs
+            ]
+            logits.append(model.forward(rows))
+        return np.stack(logits, axis=1)
+
+
+@pytest.fixture(scope="session")
+def reference() -> Callable[[str], Reference]:
+    """A case by its name."""
+    return cache(Reference)
+
+
+@pytest.fixture(scope="session")
+def relative_error() -> Callable[[NDArray, NDArray], float]:
+    """The largest difference, as a part of what is largest in the second."""
+    return lambda got, expected: float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
 @pytest.fixture(scope="session")

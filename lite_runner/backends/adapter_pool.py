@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from lite_runner.errors import ArtifactError, RunnerError
 from lite_runner.models.fused import FusedNetwork
 from lite_runner.models.lora import EmbeddingLora, Lora, LoraSize
-from lite_runner.weights.adapter import Adapter, LoraPair
-
-Array = NDArray[np.float32]
+from lite_runner.weights.adapter import Adapter
 
 
 def pool_size(adapters: Sequence[Adapter], places: int) -> LoraSize:
@@ -101,35 +99,22 @@ class AdapterPool:
         rank = self._rank
         span = np.arange(rank)
         for cell in self._layers:
-            pairs = [adapter.pairs.get(name) for name in cell.names]
-            width = cell.a.shape[1]
-            a = np.concatenate([self._a(pair, width) for pair in pairs])
-            starts = (np.arange(len(pairs)) * self.places + place) * rank
-            _write(cell.a, (starts[:, None] + span).reshape(-1), a)
-            for pair, b in zip(pairs, cell.b, strict=True):
-                _write(b, place * rank + span, self._b(pair, b.shape[1]))
+            parts = [
+                adapter.filled(name, rank, cell.a.shape[1], b.shape[1])
+                for name, b in zip(cell.names, cell.b, strict=True)
+            ]
+            starts = (np.arange(len(parts)) * self.places + place) * rank
+            rows = (starts[:, None] + span).reshape(-1)
+            _write(cell.a, rows, np.concatenate([down for down, _ in parts]))
+            for (_, up), b in zip(parts, cell.b, strict=True):
+                _write(b, place * rank + span, up.T)
         for table in self._tables:
-            pair = adapter.pairs.get(table.names[0])
             count = table.vocabulary
-            rows = place * count + np.arange(count)
-            _write(table.a, rows, np.ascontiguousarray(self._a(pair, count).T))
-            _write(table.b, place * rank + span, self._b(pair, table.b.shape[1]))
-
-    def _a(self, pair: LoraPair | None, width: int) -> Array:
-        """[R, width], filled up with zeros."""
-        values = np.zeros((self._rank, width), np.float32)
-        if pair is not None:
-            values[: pair.rank] = pair.a.float32()
-        return values
-
-    def _b(self, pair: LoraPair | None, width: int) -> Array:
-        """[R, width], times the scale."""
-        values = np.zeros((self._rank, width), np.float32)
-        if pair is not None:
-            np.multiply(pair.b.float32().T, np.float32(pair.scale), out=values[: pair.rank])
-        return values
+            down, up = adapter.filled(table.names[0], rank, count, table.b.shape[1])
+            _write(table.a, place * count + np.arange(count), down.T)
+            _write(table.b, place * rank + span, up.T)
 
 
-def _write(target: Parameter, rows: NDArray[np.int64], values: Array) -> None:
-    update = ops.ScatterUpdate()
-    update(target, Tensor(rows.astype(np.int32)), Tensor(values).astype(target.dtype))
+def _write(target: Parameter, rows: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+    update, new = ops.ScatterUpdate(), Tensor(np.ascontiguousarray(values))
+    update(target, Tensor(rows.astype(np.int32)), new.astype(target.dtype))

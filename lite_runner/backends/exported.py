@@ -122,12 +122,7 @@ def check_operators(what: str, device: Device) -> None:
             f"{what} needs this project's own operators, which are made for a CPU; got {device}",
             "context.device_target=CPU, or export it without quant=",
         )
-    if not kernels.LIBRARY.is_file():
-        raise EnvironmentFault(
-            f"{what} needs this project's own operators, which were not built: no "
-            f"{kernels.LIBRARY.name}",
-            "install a C++ compiler, then set up again: make run, or pip install .",
-        )
+    kernels.check_built(what)
 
 
 def _engine(graphs: Mapping[GraphName, Path], manifest: Manifest, options: EngineOptions) -> Engine:

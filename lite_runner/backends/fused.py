@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import Tensor
 from numpy.typing import NDArray
 
 from lite_runner import kernels, progress
@@ -22,6 +22,7 @@ from lite_runner.backends.device import set_device
 from lite_runner.backends.graph_cache import GraphCache
 from lite_runner.backends.likelihood import log_likelihoods, rows_at_once
 from lite_runner.backends.sizes import cache_length, step_capacity
+from lite_runner.backends.slots import copy_slots
 from lite_runner.backends.step_words import RowTokens, StepWords
 from lite_runner.config.model import ModelConfig
 from lite_runner.config.quantization import CacheType
@@ -116,15 +117,7 @@ class FusedBackend:
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Slot targets[i] becomes slot sources[i]; all are read before any is written."""
         assert self._network is not None
-        update, gather = ops.ScatterUpdate(), ops.Gather()
-        for cache in self._network.caches:
-            height = cache.shape[0] // self.slots
-            span = np.arange(height, dtype=np.int32)
-            read, write = (
-                Tensor((np.array(slots, np.int32)[:, None] * height + span).reshape(-1))
-                for slots in (sources, targets)
-            )
-            update(cache, write, gather(cache, read, 0))
+        copy_slots(self._network.caches, self.slots, sources, targets)
 
     def close(self) -> None:
         """Let go of the network; MindSpore frees its memory with it."""

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 from numpy.typing import NDArray
 
 from lite_runner import progress
@@ -26,6 +26,7 @@ from lite_runner.backends.device import set_device
 from lite_runner.backends.graph_cache import GraphCache
 from lite_runner.backends.likelihood import log_likelihoods, rows_at_once
 from lite_runner.backends.sizes import cache_length, chunk_length
+from lite_runner.backends.slots import copy_slots
 from lite_runner.config.model import REGISTERED, ModelConfig
 from lite_runner.config.ranks import Ranks, local_model
 from lite_runner.models.layers import BuildOptions, CacheSize, Weights
@@ -164,16 +165,9 @@ class OnlineBackend:
                 for source, target in zip(sources, targets, strict=True)
             }
             return
-        update, gather = ops.ScatterUpdate(), ops.Gather()
-        for block in self._network.blocks:
-            for cache in (block.attention.keys, block.attention.values):
-                height = cache.shape[0] // self.slots
-                span = np.arange(height, dtype=np.int32)
-                read, write = (
-                    Tensor((np.array(slots, np.int32)[:, None] * height + span).reshape(-1))
-                    for slots in (sources, targets)
-                )
-                update(cache, write, gather(cache, read, 0))
+        layers = [block.attention for block in self._network.blocks]
+        caches = [cache for layer in layers for cache in (layer.keys, layer.values)]
+        copy_slots(caches, self.slots, sources, targets)
 
     def close(self) -> None:
         """Let go of the network; MindSpore frees its memory with it."""

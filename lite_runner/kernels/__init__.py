@@ -7,17 +7,27 @@ import os
 from functools import cache
 from pathlib import Path
 
+from lite_runner.errors import EnvironmentFault
+
 LIBRARY = Path(__file__).resolve().parent / "operators.so"
 
 
+def check_built(what: str) -> None:
+    """That `what` has the operators which it needs, else an EnvironmentFault."""
+    if not LIBRARY.is_file():
+        raise EnvironmentFault(
+            f"{what} needs this project's own operators, which were not built: no {LIBRARY.name}",
+            "install a C++ compiler, then set up again: make run, or pip install .",
+        )
+
+
 @cache
-def library() -> ctypes.CDLL | None:
-    """The operators, or None where there was no compiler to make them.
+def library() -> ctypes.CDLL:
+    """The operators. Raises EnvironmentFault where there was no compiler to make them.
 
     MindSpore opens the same file, and so shares its threads and their number.
     """
-    if not LIBRARY.is_file():
-        return None
+    check_built("this run")
     found = ctypes.CDLL(str(LIBRARY))
     found.lite_runner_instructions.restype = ctypes.c_char_p
     return found
@@ -25,15 +35,11 @@ def library() -> ctypes.CDLL | None:
 
 def instructions() -> str:
     """Those that the operators chose for this processor: avx512, avx2 or portable."""
-    found = library()
-    assert found is not None
-    name: bytes = found.lite_runner_instructions()
+    name: bytes = library().lite_runner_instructions()
     return name.decode()
 
 
 def set_threads(count: int | None) -> None:
     """How many threads share the work of an operator; None: as many as there are processors for
     this process."""
-    found = library()
-    assert found is not None
-    found.lite_runner_set_threads(count or len(os.sched_getaffinity(0)))
+    library().lite_runner_set_threads(count or len(os.sched_getaffinity(0)))

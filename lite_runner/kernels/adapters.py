@@ -61,17 +61,10 @@ class PoolLayout:
 
     def row(self, adapter: Adapter) -> NDArray[np.float32]:
         """An adapter's place [width]."""
-        parts = [self._values(adapter, one) for one in self.targets if one]
-        return np.concatenate([part.reshape(-1) for pair in parts for part in pair])
-
-    def _values(
-        self, adapter: Adapter, target: Target
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        a = np.zeros((self.rank, target.inputs), np.float32)
-        b = np.zeros((target.filled, self.rank), np.float32)
-        pair = adapter.pairs.get(target.name)
-        if pair is not None:
-            a[: pair.rank] = pair.a.float32()
-            b[: target.outputs, : pair.rank] = pair.b.float32() * np.float32(pair.scale)
-        panels = b.reshape(-1, PANEL, self.rank).swapaxes(1, 2)
-        return (a.T if target.looked_up else a), panels
+        parts: list[NDArray[np.float32]] = []
+        for one in self.targets:
+            if one:
+                a, b = adapter.filled(one.name, self.rank, one.inputs, one.filled)
+                parts += [a.T if one.looked_up else a]
+                parts += [b.reshape(-1, PANEL, self.rank).swapaxes(1, 2)]
+        return np.concatenate([part.reshape(-1) for part in parts])

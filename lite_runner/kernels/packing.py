@@ -128,7 +128,6 @@ class _Panels:
 
     def write(self, target: Block) -> None:
         found = library()
-        assert found is not None
         for index, array in enumerate(self._arrays):
             rows, width = array.shape
             found.lite_runner_pack(
@@ -151,7 +150,6 @@ class _Widened:
 
     def write(self, target: Block) -> None:
         found = library()
-        assert found is not None
         for index, part in enumerate(self._parts):
             arrays = [np.ascontiguousarray(part.values), np.ascontiguousarray(part.scales)]
             if part.minimums is not None:
@@ -277,18 +275,16 @@ def _integers(layout: Layout, parts: list[QuantizedTensor], integer_input: bool)
 
 
 def embedding(
-    table: Weight,
+    table: Layout,
     positions: Floats | None,
     norm: Norm | None,
     adapters: PoolLayout | None,
     *,
-    integer_input: bool,
-    widen: bool = False,
+    hidden: int,
 ) -> Layout:
-    """`table` [vocab, hidden], which may be the head's matrix too."""
+    """`table`: a matrix [vocab, hidden], which may be the head's too."""
     layout = Layout(8 + ADAPTER_WORDS)
-    packed = matrix(table, integer_input=integer_input, widen=widen)
-    layout.set(0, table.shape[1], layout.add(packed))
+    layout.set(0, hidden, layout.add(table))
     if positions is not None:
         layout.set(2, layout.add(matrix(positions)))
     if norm is not None:

@@ -78,19 +78,13 @@ class Packer:
             inward = attention[:3]
             bias = self._joined(inward) if config.qkv_has_bias else None
             stacked = packing.stacked([self._matrix(name) for name in inward])
-            outward = packing.matrix(
-                self._matrix(attention[3]), integer_input=self._integer_input, widen=self._widen
-            )
+            outward = self._packed(self._matrix(attention[3]))
             first = self._attention(
                 attention, stacked, bias, outward, self._rms(f"{prefix}.attention_norm")
             )
             gate, up = (self._matrix(name) for name in feed_forward[:2])
-            upward = packing.matrix(
-                packing.Alternating(gate, up), integer_input=self._integer_input, widen=self._widen
-            )
-            down = packing.matrix(
-                self._matrix(feed_forward[2]), integer_input=self._integer_input, widen=self._widen
-            )
+            upward = self._packed(packing.Alternating(gate, up))
+            down = self._packed(self._matrix(feed_forward[2]))
             second = self._feed_forward(feed_forward, upward, down, self._rms(f"{prefix}.ffn_norm"))
             blocks.append((first, second))
         return PackedModel(embedding, blocks, self._head(self._rms("model.norm_out")))
@@ -135,9 +129,7 @@ class Packer:
         table = self._weights.matrix(name)
         vocab, hidden = table.shape
         layout = self._layout([Target(name, vocab, hidden, looked_up=True)])
-        block = packing.embedding(
-            table, positions, norm, layout, integer_input=self._integer_input, widen=self._widen
-        )
+        block = packing.embedding(self._packed(table), positions, norm, layout, hidden=hidden)
         return Packed(block.block(), layout)
 
     def _attention(
@@ -157,7 +149,7 @@ class Packer:
         bloom = config.family == "bloom"
         block = packing.attention(
             self._heads,
-            packing.matrix(inward, bias, integer_input=self._integer_input, widen=self._widen),
+            self._packed(inward, bias),
             outward,
             norm,
             layout,
@@ -195,9 +187,7 @@ class Packer:
     def _head(self, norm: Norm) -> Packed:
         name, matrix = "lm_head.weight", None
         if not self._config.tie_word_embeddings:
-            matrix = packing.matrix(
-                self._weights.matrix(name), integer_input=self._integer_input, widen=self._widen
-            )
+            matrix = self._packed(self._weights.matrix(name))
         layout = self._layout([Target(name, self._hidden, self._config.vocab_size)])
         block = packing.head(matrix, norm, layout, hidden=self._hidden)
         return Packed(block.block(), layout)
@@ -214,8 +204,12 @@ class Packer:
         return self._weights.matrix(f"{name}.weight")
 
     def _dense(self, name: str) -> Layout:
-        matrix, bias = self._matrix(name), self._weights.vector(f"{name}.bias")
-        return packing.matrix(matrix, bias, integer_input=self._integer_input, widen=self._widen)
+        return self._packed(self._matrix(name), self._weights.vector(f"{name}.bias"))
+
+    def _packed(
+        self, weight: Weight | packing.Alternating, bias: NDArray[np.float32] | None = None
+    ) -> Layout:
+        return packing.matrix(weight, bias, integer_input=self._integer_input, widen=self._widen)
 
     def _joined(self, names: list[str]) -> NDArray[np.float32]:
         return np.concatenate([self._weights.vector(f"{name}.bias") for name in names])

@@ -67,6 +67,18 @@ class Adapter:
     pairs: Mapping[str, LoraPair]
     copies: Mapping[str, LazyTensor] = field(default_factory=dict)  # of base weights, by name
 
+    def filled(
+        self, name: str, rank: int, inputs: int, outputs: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """A [rank, inputs] and scale * B [outputs, rank] of a weight, filled up with zeros; only
+        zeros where the adapter leaves it alone."""
+        a = np.zeros((rank, inputs), np.float32)
+        b = np.zeros((outputs, rank), np.float32)
+        if (pair := self.pairs.get(name)) is not None:
+            a[: pair.rank] = pair.a.float32()
+            b[: pair.b.shape[0], : pair.rank] = pair.b.float32() * np.float32(pair.scale)
+        return a, b
+
 
 def open_adapters(
     path: Path, model: ModelConfig, names: Sequence[str] | None = None, *, root: Path | None = None

@@ -1,50 +1,39 @@
-"""Exported pairs of the tiny models, made once for all tests of a process."""
+"""Exports of the tiny models: what their manifests say, and pairs, made once for all tests of a
+process."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lite_runner.export.manifest import GraphName, Manifest
+from lite_runner.export.manifest import Graph, GraphName, Layout, Manifest
 from lite_runner.export.static_pair import export_static_pair, stems_of
-from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
 
-REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
 ExportedPair = Callable[..., tuple[Manifest, dict[GraphName, Path]]]
 
 
 @pytest.fixture(scope="session")
-def exported_pair(tmp_path_factory: pytest.TempPathFactory) -> ExportedPair:
-    """The static pair of a case of tests/fixtures/reference: manifest and paths."""
+def manifest_of(reference: Callable[[str], Any]) -> Callable[..., Manifest]:
+    """`manifest_of(case, layout, graphs, batch, length)`: of a case of tests/fixtures/reference."""
 
-    @functools.cache  # an export takes a second
-    def build(
-        case: str, batch: int, length: int, *, sampled: bool = False, target: str = "CPU"
-    ) -> tuple[Manifest, dict[GraphName, Path]]:
-        model = model_config_of(REFERENCE / case)
-        assert model is not None
-        folder = tmp_path_factory.mktemp(case)
-        graphs = export_static_pair(
-            model,
-            ReadAhead(open_checkpoint(REFERENCE / case, model)),
-            folder,
-            stems_of(case),
-            batch_size=batch,
-            seq_length=length,
-            dtype="float32",
-            enc_key=None,
-            sampled=sampled,
-        )
-        manifest = Manifest(
-            layout="static_pair",
+    def make(
+        case: str,
+        layout: Layout,
+        graphs: Mapping[GraphName, Graph],
+        batch: int,
+        length: int,
+        **others: Any,
+    ) -> Manifest:
+        return Manifest(
+            layout=layout,
             model_name=case,
-            model=model,
+            model=reference(case).config,
             source=case,
-            target=target,
             model_type="MINDIR",
             precision="float32",
             batch_size=batch,
@@ -53,7 +42,39 @@ def exported_pair(tmp_path_factory: pytest.TempPathFactory) -> ExportedPair:
             files={},
             tokenizer=(),
             versions={},
+            **{"target": "CPU", **others},
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def exported_pair(
+    tmp_path_factory: pytest.TempPathFactory,
+    reference: Callable[[str], Any],
+    manifest_of: Callable[..., Manifest],
+) -> ExportedPair:
+    """The static pair of a case of tests/fixtures/reference: manifest and paths."""
+
+    @functools.cache  # an export takes a second
+    def build(
+        case: str, batch: int, length: int, *, sampled: bool = False, target: str = "CPU"
+    ) -> tuple[Manifest, dict[GraphName, Path]]:
+        known = reference(case)
+        folder = tmp_path_factory.mktemp(case)
+        graphs = export_static_pair(
+            known.config,
+            ReadAhead(known.tensors()),
+            folder,
+            stems_of(case),
+            batch_size=batch,
+            seq_length=length,
+            dtype="float32",
+            enc_key=None,
             sampled=sampled,
+        )
+        manifest = manifest_of(
+            case, "static_pair", graphs, batch, length, target=target, sampled=sampled
         )
         return manifest, manifest.paths(folder)
 

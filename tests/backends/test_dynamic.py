@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,48 +14,28 @@ from lite_runner.backends.dynamic import DynamicBackend
 from lite_runner.backends.engines.graph_cell import GraphCellEngine
 from lite_runner.errors import ConfigError
 from lite_runner.export.dynamic import export_dynamic
-from lite_runner.export.manifest import Graph, GraphName, Manifest
-from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.export.manifest import Manifest
 from lite_runner.weights.read_ahead import ReadAhead
 
-REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
 CASES = ["llama", "llama_rope_dynamic", "qwen2", "bloom", "gpt2"]
 TOLERANCE = 1e-4  # as online
 SLOTS, LENGTH = 4, 48
 Make = Callable[..., DynamicBackend]
-
-
-def manifest_of(case: str, graphs: Mapping[GraphName, Graph]) -> Manifest:
-    model = model_config_of(REFERENCE / case)
-    assert model is not None
-    return Manifest(
-        layout="dynamic",
-        model_name=case,
-        model=model,
-        source=case,
-        target="CPU",
-        model_type="MINDIR",
-        precision="float32",
-        batch_size=SLOTS,
-        seq_length=LENGTH,
-        graphs=graphs,
-        files={},
-        tokenizer=(),
-        versions={},
-    )
+Reference = Callable[[str], Any]
+ManifestOf = Callable[..., Manifest]
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+def make(
+    tmp_path_factory: pytest.TempPathFactory, reference: Reference, manifest_of: ManifestOf
+) -> Make:
     @functools.cache  # an export takes a second, compiling another
     def build(case: str) -> DynamicBackend:
-        model = model_config_of(REFERENCE / case)
-        assert model is not None
+        known = reference(case)
         folder = tmp_path_factory.mktemp(case)
-        weights = ReadAhead(open_checkpoint(REFERENCE / case, model))
         graphs = export_dynamic(
-            model,
-            weights,
+            known.config,
+            ReadAhead(known.tensors()),
             folder,
             case,
             slots=SLOTS,
@@ -65,7 +45,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
         )
         paths = {name: folder / graph.file for name, graph in graphs.items()}
         engine = GraphCellEngine(paths, graphs, threads=None, dec_key=None)
-        return DynamicBackend(manifest_of(case, graphs), engine, SLOTS)
+        return DynamicBackend(manifest_of(case, "dynamic", graphs, SLOTS, LENGTH), engine, SLOTS)
 
     return build
 
@@ -76,19 +56,9 @@ def model(make: Make) -> DynamicBackend:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_and_tokens_equal_transformers(case: str, make: Make) -> None:
-    expected = np.load(REFERENCE / case / "expected.npz")
-    lengths, forced = expected["lengths"], expected["continuations"].astype(np.int32)
-    prompts = expected["prompts"].astype(np.int32)
-    slots = range(SLOTS)
-    backend = make(case)
-    got = [backend.forward([Row(slot, prompts[slot, : lengths[slot]], 0) for slot in slots])]
-    for step in range(forced.shape[1]):
-        rows = [
-            Row(slot, forced[slot, step : step + 1], int(lengths[slot]) + step) for slot in slots
-        ]
-        got.append(backend.forward(rows))
-    logits, wanted = np.stack(got, axis=1), expected["logits"][:SLOTS]
+def test_logits_and_tokens_equal_transformers(case: str, make: Make, reference: Reference) -> None:
+    known, backend = reference(case), make(case)
+    logits, wanted = known.run(backend), known.logits
     assert np.abs(logits - wanted).max() <= TOLERANCE * np.abs(wanted).max()
     assert np.array_equal(logits.argmax(-1), wanted.argmax(-1))
     assert backend.compile_s > 0 and backend.engine == "graph-cell"
@@ -111,12 +81,13 @@ def test_preparing_again_leaves_the_cache_alone(model: DynamicBackend) -> None:
     assert np.array_equal(model.forward([Row(0, tokens[:1], 20)]), before)
 
 
-def test_more_rows_than_were_exported() -> None:
+def test_more_rows_than_were_exported(manifest_of: ManifestOf) -> None:
     class Unused:
         name = "unused"
 
+    manifest = manifest_of("llama", "dynamic", {}, SLOTS, LENGTH)
     with pytest.raises(ConfigError, match="5 rows at once, but llama was exported for 4"):
-        DynamicBackend(manifest_of("llama", {}), Unused(), SLOTS + 1)
+        DynamicBackend(manifest, Unused(), SLOTS + 1)
 
 
 def test_beams_need_another_layout(model: DynamicBackend) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,70 +17,43 @@ from lite_runner import kernels
 from lite_runner.backends.base import Row
 from lite_runner.backends.dynamic_fused import DynamicFusedBackend
 from lite_runner.backends.exported import EngineOptions, open_exported
-from lite_runner.backends.fused import FusedBackend, FusedOptions
+from lite_runner.backends.fused import FusedBackend
 from lite_runner.backends.step_words import StepWords
-from lite_runner.config.model import ModelConfig
 from lite_runner.config.quantization import CacheType, Quant, Quantization
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.export.fused import export_fused
 from lite_runner.export.manifest import Manifest, Operators
 from lite_runner.kernels.packing import FORMAT
-from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
-from lite_runner.weights.quantization import with_quantization
 from lite_runner.weights.read_ahead import QuantizedWeights
 
-REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
 SLOTS, LENGTH = 3, 48
 CAPACITY = 16  # below the longest prompt, which then comes in pieces
 GRAPH_CELL = EngineOptions(name="graph-cell")
+Reference = Callable[[str], Any]
+Export = Callable[..., Manifest]
 
 
-def model_of(case: str) -> ModelConfig:
-    model = model_config_of(REFERENCE / case)
-    assert model is not None
-    return model
+@pytest.fixture
+def export(reference: Reference, manifest_of: Export) -> Export:
+    def export(
+        folder: Path, case: str, quant: Quant = "a16w8", cache: CacheType = "fp32"
+    ) -> Manifest:
+        known = reference(case)
+        group = Quantization.of(quant, None).group
+        operators = Operators(FORMAT, quant, group, cache, CAPACITY)
+        graphs = export_fused(
+            known.config,
+            QuantizedWeights(known.tensors(quant), known.config),
+            folder,
+            case,
+            slots=SLOTS,
+            seq_length=LENGTH,
+            operators=operators,
+            inputs=StepWords(known.config, LENGTH, CAPACITY).specs(SLOTS),
+        )
+        return manifest_of(case, "dynamic", graphs, SLOTS, LENGTH, operators=operators)
 
-
-def weights_of(case: str, quantization: Quantization) -> QuantizedWeights:
-    model = model_of(case)
-    tensors = open_checkpoint(REFERENCE / case, model)
-    return QuantizedWeights(with_quantization(tensors, model, quantization), model)
-
-
-def export(folder: Path, case: str, quant: Quant = "a16w8", cache: CacheType = "fp32") -> Manifest:
-    quantization = Quantization.of(quant, None)
-    operators = Operators(FORMAT, quant, quantization.group, cache, CAPACITY)
-    graphs = export_fused(
-        model_of(case),
-        weights_of(case, quantization),
-        folder,
-        case,
-        slots=SLOTS,
-        seq_length=LENGTH,
-        operators=operators,
-        inputs=StepWords(model_of(case), LENGTH, CAPACITY).specs(SLOTS),
-    )
-    return Manifest(
-        layout="dynamic",
-        model_name=case,
-        model=model_of(case),
-        source=case,
-        target="CPU",
-        model_type="MINDIR",
-        precision="float32",
-        batch_size=SLOTS,
-        seq_length=LENGTH,
-        graphs=graphs,
-        files={},
-        tokenizer=(),
-        versions={},
-        operators=operators,
-    )
-
-
-def online(case: str, quant: Quant, cache: CacheType) -> FusedBackend:
-    options = FusedOptions(SLOTS, LENGTH, cache=cache, integer_input=quant == "a8w8")
-    return FusedBackend(model_of(case), weights_of(case, Quantization.of(quant, None)), options)
+    return export
 
 
 def answers(backend: FusedBackend | DynamicFusedBackend) -> NDArray[np.float32]:
@@ -104,18 +79,24 @@ def answers(backend: FusedBackend | DynamicFusedBackend) -> NDArray[np.float32]:
     ],
 )
 def test_the_bits_are_the_online_ones(
-    case: str, quant: Quant, cache: CacheType, tmp_path: Path
+    case: str,
+    quant: Quant,
+    cache: CacheType,
+    tmp_path: Path,
+    reference: Reference,
+    export: Export,
 ) -> None:
     manifest = export(tmp_path, case, quant, cache)
     backend = open_exported(manifest.paths(tmp_path), manifest, GRAPH_CELL, slots=SLOTS)
-    assert np.array_equal(answers(backend), answers(online(case, quant, cache)))
+    online = reference(case).fused(SLOTS, LENGTH, quant, cache=cache)
+    assert np.array_equal(answers(backend), answers(online))
     assert backend.engine == "graph-cell" and backend.compile_s > 0
 
 
 def test_moved_and_with_operators_at_another_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference, export: Export
 ) -> None:
-    expected = answers(online("llama", "a16w8", "fp32"))
+    expected = answers(reference("llama").fused(SLOTS, LENGTH, "a16w8"))
     made, moved = tmp_path / "made", tmp_path / "moved to 别处"
     made.mkdir()
     manifest = export(made, "llama")
@@ -134,7 +115,9 @@ def test_moved_and_with_operators_at_another_place(
     assert str(library) in Path("/proc/self/maps").read_text()
 
 
-def test_without_the_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, export: Export
+) -> None:
     manifest = export(tmp_path, "llama")
     monkeypatch.setattr(kernels, "LIBRARY", tmp_path / "operators.so")
     with pytest.raises(EnvironmentFault, match=r"were not built: no operators\.so") as caught:
@@ -142,7 +125,7 @@ def test_without_the_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "C++ compiler" in caught.value.hint
 
 
-def test_what_it_was_not_exported_for(tmp_path: Path) -> None:
+def test_what_it_was_not_exported_for(tmp_path: Path, export: Export) -> None:
     manifest = export(tmp_path, "llama")
     paths = manifest.paths(tmp_path)
     with pytest.raises(ConfigError, match="4 rows at once, but llama was exported for 3"):
@@ -157,7 +140,9 @@ def test_what_it_was_not_exported_for(tmp_path: Path) -> None:
         backend.forward([Row(0, np.array([backend.vocab_size], np.int32), 0)])
 
 
-def test_a_cache_larger_than_the_memory_is_refused_before_it_is_made(tmp_path: Path) -> None:
+def test_a_cache_larger_than_the_memory_is_refused_before_it_is_made(
+    tmp_path: Path, export: Export
+) -> None:
     manifest = export(tmp_path, "llama")
     (path,) = manifest.paths(tmp_path).values()
     model = ModelProto()
@@ -169,7 +154,7 @@ def test_a_cache_larger_than_the_memory_is_refused_before_it_is_made(tmp_path: P
         open_exported(manifest.paths(tmp_path), manifest, GRAPH_CELL, slots=1)
 
 
-def test_parameters_that_are_not_those_of_the_graph(tmp_path: Path) -> None:
+def test_parameters_that_are_not_those_of_the_graph(tmp_path: Path, export: Export) -> None:
     manifest = export(tmp_path, "llama")
     (path,) = manifest.paths(tmp_path).values()
     model = ModelProto()
@@ -188,7 +173,7 @@ def test_parameters_that_are_not_those_of_the_graph(tmp_path: Path) -> None:
         assert str(path) in caught.value.message
 
 
-def test_a_manifest_that_is_not_of_the_graph(tmp_path: Path) -> None:
+def test_a_manifest_that_is_not_of_the_graph(tmp_path: Path, export: Export) -> None:
     manifest = export(tmp_path, "llama")
     assert manifest.operators is not None
     other = dataclasses.replace(manifest.operators, capacity=CAPACITY + 1)

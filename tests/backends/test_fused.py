@@ -4,8 +4,10 @@ MindSpore's own operators, and against themselves, bit for bit."""
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,6 @@ from lite_runner.backends.base import Row
 from lite_runner.backends.fused import FusedBackend, FusedOptions
 from lite_runner.config.quantization import Quant, Quantization, Scheme
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.quantization import with_quantization
 from lite_runner.weights.quantized import QuantizedTensor, quantize
 from lite_runner.weights.read_ahead import QuantizedWeights
@@ -29,60 +30,25 @@ TOLERANCE = 1e-5
 INTEGER_TOLERANCE = 5e-4
 # Keys and values rounded to 11 bits and to 8, in networks whose random weights make them large.
 CACHE_TOLERANCE = {"fp16": 5e-3, "int8": 8e-2}
-
-
-def backend(
-    case: str, slots: int, length: int, quant: Quant = "none", **options: object
-) -> FusedBackend:
-    folder = REFERENCE / case
-    config = model_config_of(folder)
-    assert config is not None
-    tensors = open_checkpoint(folder, config)
-    tensors = with_quantization(tensors, config, Quantization.of(quant, None))
-    weights = QuantizedWeights(tensors, config)
-    return FusedBackend(config, weights, FusedOptions(slots=slots, length=length, **options))
-
-
-def expected_of(case: str) -> tuple[list[NDArray[np.int32]], NDArray[np.int32], NDArray]:
-    """Prompts, forced tokens and logits [prompts, steps + 1, vocab]."""
-    found = np.load(REFERENCE / case / "expected.npz")
-    pairs = zip(found["prompts"], found["lengths"], strict=True)
-    prompts = [row[:length].astype(np.int32) for row, length in pairs]
-    return prompts, found["continuations"].astype(np.int32), found["logits"]
-
-
-def run(
-    model: FusedBackend, prompts: list[NDArray[np.int32]], forced: NDArray[np.int32]
-) -> NDArray[np.float32]:
-    """Logits [prompts, steps + 1, vocab]: all prompts together, then the forced tokens."""
-    logits = [model.forward([Row(slot, prompt, 0) for slot, prompt in enumerate(prompts)])]
-    for step in range(forced.shape[1]):
-        rows = [
-            Row(slot, forced[slot, step : step + 1], len(prompt) + step)
-            for slot, prompt in enumerate(prompts)
-        ]
-        logits.append(model.forward(rows))
-    return np.stack(logits, axis=1)
-
-
-def relative_error(got: NDArray, expected: NDArray) -> float:
-    return float(np.abs(got - expected).max() / np.abs(expected).max())
+Reference = Callable[[str], Any]
+Error = Callable[[NDArray, NDArray], float]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_equal_transformers(case: str) -> None:
-    prompts, forced, expected = expected_of(case)
-    length = max(map(len, prompts)) + forced.shape[1]
-    model = backend(case, len(prompts), length)
-    assert relative_error(run(model, prompts, forced), expected) <= TOLERANCE
+def test_logits_equal_transformers(case: str, reference: Reference, relative_error: Error) -> None:
+    known = reference(case)
+    model = known.fused(len(known.prompts), known.length)
+    assert relative_error(known.run(model), known.logits) <= TOLERANCE
 
 
 @pytest.mark.parametrize("cache", ["fp16", "int8"])
 @pytest.mark.parametrize("case", ["bloom", "llama", "gpt2"])
-def test_a_rounded_cache_is_close(case: str, cache: str) -> None:
-    prompts, forced, expected = expected_of(case)
-    model = backend(case, len(prompts), 64, cache=cache)
-    error = relative_error(run(model, prompts, forced), expected)
+def test_a_rounded_cache_is_close(
+    case: str, cache: str, reference: Reference, relative_error: Error
+) -> None:
+    known = reference(case)
+    model = known.fused(len(known.prompts), 64, cache=cache)
+    error = relative_error(known.run(model), known.logits)
     assert TOLERANCE < error <= CACHE_TOLERANCE[cache]  # rounded, and really so
 
 
@@ -90,15 +56,12 @@ def test_a_rounded_cache_is_close(case: str, cache: str) -> None:
     ("case", "quant"),
     [("bloom", "a16w8"), ("qwen2", "a16w8"), ("gpt2", "a16w8"), ("bloom", "a16w4")],
 )
-def test_integers_give_what_the_floats_that_they_stand_for_give(case: str, quant: Quant) -> None:
-    prompts, forced, plain = expected_of(case)
-    integers = run(backend(case, len(prompts), 64, quant), prompts, forced)
-
-    folder = REFERENCE / case
-    config = model_config_of(folder)
-    assert config is not None
-    tensors = open_checkpoint(folder, config)
-    tensors = with_quantization(tensors, config, Quantization.of(quant, None))
+def test_integers_give_what_the_floats_that_they_stand_for_give(
+    case: str, quant: Quant, reference: Reference, relative_error: Error
+) -> None:
+    known = reference(case)
+    integers = known.run(known.fused(len(known.prompts), 64, quant))
+    tensors = known.tensors(quant)
     floats = {name: one.float32() for name, one in tensors.items()}
     turned = {name for name, one in tensors.items() if one.integers and name.endswith(TURNED)}
 
@@ -109,10 +72,10 @@ def test_integers_give_what_the_floats_that_they_stand_for_give(case: str, quant
         def vector(self, name: str) -> NDArray[np.float32]:
             return floats[name]
 
-    model = FusedBackend(config, Floats(), FusedOptions(slots=len(prompts), length=64))
-    wanted = run(model, prompts, forced)
+    options = FusedOptions(slots=len(known.prompts), length=64)
+    wanted = known.run(FusedBackend(known.config, Floats(), options))
     assert relative_error(integers, wanted) <= INTEGER_TOLERANCE
-    assert relative_error(integers, plain) > 1e-3
+    assert relative_error(integers, known.logits) > 1e-3
 
 
 TURNED = ("mapping.weight", "projection.weight")  # held [in, out]
@@ -122,12 +85,8 @@ class SomeIntegers:
     """How a file's matrices are held: some as integers of 8 or 4 bits, some as floats, and one as
     integers that cannot be had."""
 
-    def __init__(self, case: str) -> None:
-        folder = REFERENCE / case
-        config = model_config_of(folder)
-        assert config is not None
-        self.config = config
-        self.tensors = open_checkpoint(folder, config)
+    def __init__(self, known: Any) -> None:
+        self.known, self.tensors = known, known.tensors()
         forms = itertools.cycle([(8, 32), None, (4, 32), "broken", (8, 32), (4, 32)])
         for name, tensor in self.tensors.items():
             if len(tensor.shape) == 2 and tensor.shape[1] % 32 == 0 and "position" not in name:
@@ -147,36 +106,37 @@ class SomeIntegers:
         raise ArtifactError("a scale that is not finite")
 
     def logits(self, tensors: dict[str, LazyTensor], **options: object) -> NDArray[np.float32]:
-        prompts, forced, _ = expected_of("qwen2")
-        weights = QuantizedWeights(tensors, self.config)
-        sizes = FusedOptions(slots=len(prompts), length=64, **options)
-        return run(FusedBackend(self.config, weights, sizes), prompts, forced)
+        known = self.known
+        weights = QuantizedWeights(tensors, known.config)
+        sizes = FusedOptions(slots=len(known.prompts), length=64, **options)
+        return known.run(FusedBackend(known.config, weights, sizes))
 
 
-def test_a_files_own_integers_become_its_floats_in_whatever_forms_it_has_them() -> None:
+def test_a_files_own_integers_become_its_floats_in_whatever_forms_it_has_them(
+    reference: Reference,
+) -> None:
     """Matrices that are packed together may be of 8 and 4 bits, and of floats."""
-    file = SomeIntegers("qwen2")
+    file = SomeIntegers(reference("qwen2"))
     floats = {name: replace(one, integers=None) for name, one in file.tensors.items()}
-    held = with_quantization(file.tensors, file.config, Quantization())
+    held = with_quantization(file.tensors, file.known.config, Quantization())
     assert sum(one.integers is not None for one in held.values()) > 5
     wanted = file.logits(floats)
     assert file.logits(held, widen=True).tobytes() == wanted.tobytes()
 
 
-def test_integers_times_integers_are_close() -> None:
-    prompts, forced, expected = expected_of("llama")
-    model = backend("llama", len(prompts), 64, "a8w8", integer_input=True)
-    error = relative_error(run(model, prompts, forced), expected)
-    weights_alone = relative_error(
-        run(backend("llama", len(prompts), 64, "a16w8"), prompts, forced), expected
+def test_integers_times_integers_are_close(reference: Reference, relative_error: Error) -> None:
+    known = reference("llama")
+    error, weights_alone = (
+        relative_error(known.run(known.fused(len(known.prompts), 64, quant)), known.logits)
+        for quant in ("a8w8", "a16w8")
     )
     assert weights_alone < 0.1 and error < 2 * weights_alone
 
 
 @pytest.fixture(scope="module")
-def model() -> FusedBackend:
+def model(reference: Reference) -> FusedBackend:
     """3 slots; what each test needs in them, it writes itself."""
-    return backend("llama", 3, 100)
+    return reference("llama").fused(3, 100)
 
 
 def tokens(seed: int, count: int) -> NDArray[np.int32]:
@@ -203,17 +163,19 @@ def test_a_prompt_may_come_in_any_pieces(model: FusedBackend, cuts: list[int]) -
     assert logits.tobytes() == whole.tobytes()
 
 
-def test_a_step_that_is_longer_than_its_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_is_longer_than_its_capacity(
+    monkeypatch: pytest.MonkeyPatch, reference: Reference
+) -> None:
     prompts = [tokens(seed, 30 + seed) for seed in range(3)]
     rows = [Row(slot, prompt, 0) for slot, prompt in enumerate(prompts)]
-    whole = backend("llama", 3, 64).forward(rows)
+    whole = reference("llama").fused(3, 64).forward(rows)
     monkeypatch.setattr("lite_runner.backends.sizes.LONGEST_CHUNK", 16)
-    assert backend("llama", 3, 64).forward(rows).tobytes() == whole.tobytes()
+    assert reference("llama").fused(3, 64).forward(rows).tobytes() == whole.tobytes()
 
 
 @pytest.mark.parametrize("cache", ["fp32", "int8"])
-def test_a_copied_slot_goes_on_as_its_source(cache: str) -> None:
-    model = backend("llama", 3, 100, cache=cache)
+def test_a_copied_slot_goes_on_as_its_source(cache: str, reference: Reference) -> None:
+    model = reference("llama").fused(3, 100, cache=cache)
     model.forward([Row(0, tokens(1, 20), 0), Row(1, tokens(2, 20), 0)])
     wanted = [model.forward([Row(slot, tokens(3, 1), 20)]) for slot in (0, 1)]
     model.copy([1, 0], [0, 1])
@@ -221,9 +183,10 @@ def test_a_copied_slot_goes_on_as_its_source(cache: str) -> None:
     assert [one.tobytes() for one in got] == [one.tobytes() for one in wanted]
 
 
-def test_threads_change_no_bit() -> None:
+def test_threads_change_no_bit(reference: Reference) -> None:
+    known = reference("qwen2")
     rows = [Row(0, tokens(1, 50), 0), Row(1, tokens(2, 3), 0)]
-    found = {backend("qwen2", 2, 64, threads=count).forward(rows).tobytes() for count in (1, 2, 5)}
+    found = {known.fused(2, 64, threads=count).forward(rows).tobytes() for count in (1, 2, 5)}
     assert len(found) == 1
 
 
@@ -241,7 +204,7 @@ def test_a_token_outside_the_vocabulary_is_refused(model: FusedBackend) -> None:
         model.forward([Row(0, np.array([1, 96], np.int32), 0)])
 
 
-def test_closing_twice_is_harmless() -> None:
-    model = backend("llama", 1, 16)
+def test_closing_twice_is_harmless(reference: Reference) -> None:
+    model = reference("llama").fused(1, 16)
     model.close()
     model.close()

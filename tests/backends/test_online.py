@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,70 +16,38 @@ from lite_runner.backends.base import Row
 from lite_runner.backends.online import OnlineBackend, OnlineOptions
 from lite_runner.errors import EnvironmentFault
 from lite_runner.weights.adapter import open_adapters
-from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
 
 REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
 CASES = sorted(path.name for path in REFERENCE.iterdir() if path.is_dir())
 # float32 rounding over two layers; a wrong slope, scale or position is off by 1e-2 and more.
 TOLERANCE = 1e-4
-
-
-def backend(case: str, slots: int, length: int, **options: object) -> OnlineBackend:
-    folder = REFERENCE / case
-    config = model_config_of(folder)
-    assert config is not None
-    weights = ReadAhead(open_checkpoint(folder, config))
-    return OnlineBackend(config, weights, OnlineOptions(slots=slots, length=length, **options))
-
-
-def prompts_of(expected: dict[str, NDArray]) -> list[NDArray[np.int32]]:
-    pairs = zip(expected["prompts"], expected["lengths"], strict=True)
-    return [row[:length].astype(np.int32) for row, length in pairs]
-
-
-def run(model: OnlineBackend, expected: dict[str, NDArray]) -> NDArray[np.float32]:
-    """Logits [prompts, steps + 1, vocab]: all prompts together, then the forced tokens."""
-    prompts, forced = prompts_of(expected), expected["continuations"].astype(np.int32)
-    logits = [model.forward([Row(slot, prompt, 0) for slot, prompt in enumerate(prompts)])]
-    for step in range(forced.shape[1]):
-        rows = [
-            Row(slot, forced[slot, step : step + 1], len(prompt) + step)
-            for slot, prompt in enumerate(prompts)
-        ]
-        logits.append(model.forward(rows))
-    return np.stack(logits, axis=1)
-
-
-def relative_error(got: NDArray, expected: NDArray) -> float:
-    return float(np.abs(got - expected).max() / np.abs(expected).max())
+Reference = Callable[[str], Any]
+Error = Callable[[NDArray, NDArray], float]
 
 
 @pytest.mark.parametrize("use_past", [True, False], ids=["cache", "no_cache"])
 @pytest.mark.parametrize("case", CASES)
-def test_logits_equal_transformers(case: str, use_past: bool) -> None:
-    expected = dict(np.load(REFERENCE / case / "expected.npz"))
-    steps = expected["continuations"].shape[1]
-    length = int(expected["lengths"].max()) + steps
-    model = backend(case, len(expected["lengths"]), length, use_past=use_past)
-    # With dynamic NTK the cached keys keep the rotation that they were written with.
-    wanted = expected["logits"]
-    if not use_past:
-        wanted = expected.get("logits_no_cache", wanted)
-    assert relative_error(run(model, expected), wanted) <= TOLERANCE
+def test_logits_equal_transformers(
+    case: str, use_past: bool, reference: Reference, relative_error: Error
+) -> None:
+    known = reference(case)
+    model = known.online(len(known.prompts), known.length, use_past=use_past)
+    wanted = known.logits if use_past else known.logits_no_cache
+    assert relative_error(known.run(model), wanted) <= TOLERANCE
 
 
-def test_float16_is_close() -> None:
-    expected = dict(np.load(REFERENCE / "llama" / "expected.npz"))
-    model = backend("llama", len(expected["lengths"]), 64, dtype="float16")
-    error = relative_error(run(model, expected), expected["logits"])
+def test_float16_is_close(reference: Reference, relative_error: Error) -> None:
+    known = reference("llama")
+    model = known.online(len(known.prompts), 64, dtype="float16")
+    error = relative_error(known.run(model), known.logits)
     assert 1e-6 < error <= 1e-2  # rounded to 11 bits, and really so
 
 
 @pytest.fixture(scope="module")
-def model() -> OnlineBackend:
+def model(reference: Reference) -> OnlineBackend:
     """3 slots; what each test needs in them, it writes itself."""
-    return backend("llama", 3, 100)
+    return reference("llama").online(3, 100)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +83,9 @@ def test_rows_may_come_in_any_order(model: OnlineBackend, tokens: NDArray) -> No
     assert np.array_equal(forward, backward[::-1])
 
 
-def test_a_prompt_in_chunks_equals_the_whole(model: OnlineBackend, tokens: NDArray) -> None:
+def test_a_prompt_in_chunks_equals_the_whole(
+    model: OnlineBackend, tokens: NDArray, relative_error: Error
+) -> None:
     whole = model.forward([Row(0, tokens, 0)])
     model.forward([Row(2, tokens[:33], 0)])
     assert relative_error(model.forward([Row(2, tokens[33:], 33)]), whole) < 1e-5
@@ -127,8 +99,8 @@ def test_copy_reads_all_slots_before_it_writes(model: OnlineBackend, tokens: NDA
     assert np.array_equal(model.forward(rows), before[::-1])
 
 
-def test_copy_without_a_cache(tokens: NDArray) -> None:
-    model = backend("gpt2", 2, 60, use_past=False)
+def test_copy_without_a_cache(tokens: NDArray, reference: Reference, relative_error: Error) -> None:
+    model = reference("gpt2").online(2, 60, use_past=False)
     model.forward([Row(0, tokens[:20], 0), Row(1, tokens[30:50], 0)])
     rows = [Row(slot, tokens[60:61], 20) for slot in (0, 1)]
     before = model.forward(rows)
@@ -137,29 +109,30 @@ def test_copy_without_a_cache(tokens: NDArray) -> None:
     assert relative_error(model.forward(rows), before[::-1]) < 1e-6
 
 
-def test_an_absent_device_is_an_environment_fault() -> None:
+def test_an_absent_device_is_an_environment_fault(reference: Reference) -> None:
     with pytest.raises(EnvironmentFault, match="device_target=Ascend"):
-        backend("llama", 1, 10, device="Ascend")
+        reference("llama").online(1, 10, device="Ascend")
 
 
 @pytest.mark.parametrize("case", ["bloom_6_heads", "gpt2", "llama", "qwen2"])
-def test_scores_equal_transformers(case: str) -> None:
+def test_scores_equal_transformers(case: str, reference: Reference) -> None:
     """The forced tokens' likelihood, by the logits that transformers gave before each of them."""
-    expected = dict(np.load(REFERENCE / case / "expected.npz"))
-    forced = expected["continuations"].astype(np.int32)
-    model = backend(case, 1, 64)
-    for index, prompt in enumerate(prompts_of(expected)):
-        logits = log_softmax(expected["logits"][index, :-1].astype(np.float64), axis=-1)
+    known = reference(case)
+    forced, model = known.forced, known.online(1, 64)
+    for index, prompt in enumerate(known.prompts):
+        logits = log_softmax(known.logits[index, :-1].astype(np.float64), axis=-1)
         wanted = logits[np.arange(forced.shape[1]), forced[index]]
         got = model.scores(np.concatenate([prompt, forced[index]]))
         assert got.dtype == np.float64 and got.shape == (len(prompt) + forced.shape[1] - 1,)
         error = np.abs(got[len(prompt) - 1 :] - wanted).max()
-        assert error <= TOLERANCE * np.abs(expected["logits"]).max()
+        assert error <= TOLERANCE * np.abs(known.logits).max()
 
 
 @pytest.mark.parametrize("use_past", [True, False], ids=["cache", "no_cache"])
-def test_scores_equal_the_logits_token_by_token(tokens: NDArray, use_past: bool) -> None:
-    tokens, model = tokens[:40], backend("llama", 2, 40, use_past=use_past)
+def test_scores_equal_the_logits_token_by_token(
+    tokens: NDArray, use_past: bool, reference: Reference
+) -> None:
+    tokens, model = tokens[:40], reference("llama").online(2, 40, use_past=use_past)
     rows = [model.forward([Row(0, tokens[:1], 0)])]
     rows += [model.forward([Row(0, tokens[at : at + 1], at)]) for at in range(1, len(tokens) - 1)]
     wanted = log_softmax(np.concatenate(rows).astype(np.float64), axis=-1)
@@ -178,15 +151,13 @@ def test_scores_in_chunks_equal_the_whole(
     assert len(model.scores(tokens[:2])) == 1
 
 
-def test_adapters_leave_the_scores_alone(tokens: NDArray) -> None:
-    folder = REFERENCE / "llama"
-    config = model_config_of(folder)
-    assert config is not None
+def test_adapters_leave_the_scores_alone(tokens: NDArray, reference: Reference) -> None:
+    known = reference("llama")
     adapters = open_adapters(
-        REFERENCE.parent / "adapters" / "llama" / "lora_adapter.json", config, ["all"]
+        REFERENCE.parent / "adapters" / "llama" / "lora_adapter.json", known.config, ["all"]
     )
-    weights = ReadAhead(open_checkpoint(folder, config))
+    weights = ReadAhead(known.tensors())
     options = OnlineOptions(slots=2, length=100, loaded_adapters=1)
-    with_pool = OnlineBackend(config, weights, options, list(adapters.values()))
+    with_pool = OnlineBackend(known.config, weights, options, list(adapters.values()))
     ids = tokens[:30]
-    assert np.array_equal(with_pool.scores(ids), backend("llama", 2, 100).scores(ids))
+    assert np.array_equal(with_pool.scores(ids), known.online(2, 100).scores(ids))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,34 +17,27 @@ from lite_runner.backends.resizable import ResizableBackend, decode_span
 from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import Graph, Manifest
 from lite_runner.export.resizable import export_resizable
-from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
 
 REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
 CASES = sorted(path.name for path in REFERENCE.iterdir() if path.is_dir())
 TOLERANCE = 1e-4  # of the largest logit; see test_online.py
+Reference = Callable[[str], Any]
+Error = Callable[[NDArray, NDArray], float]
+Export = Callable[[str, Path, int], Manifest]
 
 
-def exported(case: str, folder: Path, seq_length: int) -> Manifest:
-    config = model_config_of(REFERENCE / case)
-    assert config is not None
-    weights = ReadAhead(open_checkpoint(REFERENCE / case, config))
-    graphs = export_resizable(config, weights, folder, case, batch_size=1, seq_length=seq_length)
-    return Manifest(
-        layout="resizable",
-        model_name=case,
-        model=config,
-        source=case,
-        target="CPU",
-        model_type="MINDIR",
-        precision="float32",
-        batch_size=1,
-        seq_length=seq_length,
-        graphs=graphs,
-        files={},
-        tokenizer=(),
-        versions={},
-    )
+@pytest.fixture(scope="module")
+def exported(reference: Reference, manifest_of: Callable[..., Manifest]) -> Export:
+    def export(case: str, folder: Path, seq_length: int) -> Manifest:
+        known = reference(case)
+        weights = ReadAhead(known.tensors())
+        graphs = export_resizable(
+            known.config, weights, folder, case, batch_size=1, seq_length=seq_length
+        )
+        return manifest_of(case, "resizable", graphs, 1, seq_length)
+
+    return export
 
 
 def opened(
@@ -53,30 +47,29 @@ def opened(
     return ResizableBackend(manifest, WorkerEngine(paths, threads=threads, python=python), slots)
 
 
-def relative_error(got: NDArray, expected: NDArray) -> float:
-    return float(np.abs(got - expected).max() / np.abs(expected).max())
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_logits_equal_transformers(case: str, tmp_path: Path, lite_python: Path) -> None:
-    expected = dict(np.load(REFERENCE / case / "expected.npz"))
-    forced = expected["continuations"].astype(np.int32)
-    pairs = zip(expected["prompts"], expected["lengths"], strict=True)
-    prompts = [row[:length].astype(np.int32) for row, length in pairs]
-    length = int(expected["lengths"].max()) + forced.shape[1]
-    model = opened(exported(case, tmp_path, length), tmp_path, lite_python, len(prompts))
-    logits = [model.forward([Row(slot, prompt, 0) for slot, prompt in enumerate(prompts)])]
-    for step in range(forced.shape[1]):
-        tokens = forced[:, step : step + 1]
-        rows = [Row(at, tokens[at], len(prompt) + step) for at, prompt in enumerate(prompts)]
-        logits.append(model.forward(rows))
+def test_logits_equal_transformers(
+    case: str,
+    tmp_path: Path,
+    lite_python: Path,
+    exported: Export,
+    reference: Reference,
+    relative_error: Error,
+) -> None:
+    known = reference(case)
+    manifest = exported(case, tmp_path, known.length)
+    model = opened(manifest, tmp_path, lite_python, len(known.prompts))
+    logits = known.run(model)
     model.close()
-    assert relative_error(np.stack(logits, axis=1), expected["logits"]) <= TOLERANCE
+    assert relative_error(logits, known.logits) <= TOLERANCE
 
 
 @pytest.fixture(scope="module", params=["llama", "bloom"])
 def model(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, lite_python: Path
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    lite_python: Path,
+    exported: Export,
 ) -> Iterator[ResizableBackend]:
     """3 slots of 200 tokens; what each test needs in them, it writes itself."""
     folder = tmp_path_factory.mktemp("resizable")
@@ -124,14 +117,16 @@ def test_rows_may_come_in_any_order(model: ResizableBackend, tokens: NDArray) ->
     assert np.array_equal(forward, backward[::-1])
 
 
-def test_a_prompt_in_chunks_equals_the_whole(model: ResizableBackend, tokens: NDArray) -> None:
+def test_a_prompt_in_chunks_equals_the_whole(
+    model: ResizableBackend, tokens: NDArray, relative_error: Error
+) -> None:
     whole = model.forward([Row(0, tokens[:80], 0)])
     model.forward([Row(2, tokens[:33], 0)])
     assert relative_error(model.forward([Row(2, tokens[33:80], 33)]), whole) < 1e-5
 
 
 def test_token_by_token_equals_the_whole_across_resizes(
-    model: ResizableBackend, tokens: NDArray
+    model: ResizableBackend, tokens: NDArray, relative_error: Error
 ) -> None:
     for at in range(150):
         last = model.forward([Row(1, tokens[at : at + 1], at)])
@@ -139,7 +134,10 @@ def test_token_by_token_equals_the_whole_across_resizes(
 
 
 def test_a_long_prompt_is_computed_in_chunks(
-    model: ResizableBackend, tokens: NDArray, monkeypatch: pytest.MonkeyPatch
+    model: ResizableBackend,
+    tokens: NDArray,
+    monkeypatch: pytest.MonkeyPatch,
+    relative_error: Error,
 ) -> None:
     whole = model.forward([Row(0, tokens[:65], 0)])
     monkeypatch.setattr("lite_runner.backends.resizable.chunk_length", lambda heads, start: 32)
@@ -162,7 +160,12 @@ def test_copy_reads_all_slots_before_it_writes(
 
 @pytest.mark.parametrize("length", [63, 64])
 def test_a_slot_can_be_filled_to_its_end(
-    tmp_path: Path, lite_python: Path, tokens: NDArray, length: int
+    tmp_path: Path,
+    lite_python: Path,
+    tokens: NDArray,
+    length: int,
+    exported: Export,
+    relative_error: Error,
 ) -> None:
     model = opened(exported("llama", tmp_path, length), tmp_path, lite_python, 2)
     model.forward([Row(0, tokens[: length - 2], 0)])
@@ -176,7 +179,7 @@ def test_a_slot_can_be_filled_to_its_end(
 
 
 def test_a_thread_more_changes_nothing_of_weight(
-    tmp_path: Path, lite_python: Path, tokens: NDArray
+    tmp_path: Path, lite_python: Path, tokens: NDArray, exported: Export, relative_error: Error
 ) -> None:
     manifest = exported("gpt2", tmp_path, 48)
     logits = []
@@ -202,7 +205,7 @@ class NoEngine:
         pass
 
 
-def test_a_graph_of_another_layout_is_refused(tmp_path: Path) -> None:
+def test_a_graph_of_another_layout_is_refused(tmp_path: Path, exported: Export) -> None:
     manifest = exported("llama", tmp_path, 48)
     graph = manifest.graphs["model"]
     other = replace(manifest, graphs={"model": Graph(graph.file, graph.inputs[1:], ())})

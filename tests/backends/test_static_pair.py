@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +17,11 @@ from lite_runner.backends.static_pair import StaticPairBackend
 from lite_runner.errors import ConfigError
 from lite_runner.export.manifest import GraphName, Manifest
 
-REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
 CASES = ["llama", "llama_rope_dynamic", "qwen2", "bloom", "gpt2"]
 TOLERANCE = 1e-4  # as online
 BATCH, LENGTH = 4, 48
 Make = Callable[..., StaticPairBackend]
+Reference = Callable[[str], Any]
 
 
 @pytest.fixture(scope="module")
@@ -44,36 +45,22 @@ def tokens() -> NDArray[np.int32]:
     return np.random.default_rng(5).integers(0, 90, LENGTH).astype(np.int32)
 
 
-def run(
-    backend: StaticPairBackend, case: str, slots: list[int]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Logits, got and expected [slots, steps + 1, vocab]; prompt i of the reference in slots[i]."""
-    expected = np.load(REFERENCE / case / "expected.npz")
-    lengths, forced = expected["lengths"], expected["continuations"].astype(np.int32)
-    prompts = expected["prompts"].astype(np.int32)
-    pairs = list(enumerate(slots))
-    got = [backend.forward([Row(slot, prompts[i, : lengths[i]], 0) for i, slot in pairs])]
-    for step in range(forced.shape[1]):
-        rows = [Row(slot, forced[i, step : step + 1], int(lengths[i]) + step) for i, slot in pairs]
-        got.append(backend.forward(rows))
-    return np.stack(got, axis=1), expected["logits"][: len(slots)]
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_logits_and_tokens_equal_transformers(case: str, make: Make) -> None:
-    backend = make(case)
-    logits, wanted = run(backend, case, [0, 1, 2, 3])
+def test_logits_and_tokens_equal_transformers(case: str, make: Make, reference: Reference) -> None:
+    known, backend = reference(case), make(case)
+    logits, wanted = known.run(backend), known.logits
     assert np.abs(logits - wanted).max() <= TOLERANCE * np.abs(wanted).max()
     assert np.array_equal(logits.argmax(-1), wanted.argmax(-1))
     assert backend.compile_s > 0 and backend.engine == "graph-cell"
     # Some of the rows only, in another order, over what the slots held before.
-    logits, wanted = run(backend, case, [3, 0, 2])
+    logits, wanted = known.run(backend, [3, 0, 2]), known.logits[:3]
     assert np.abs(logits - wanted).max() <= TOLERANCE * np.abs(wanted).max()
 
 
-def test_a_pair_that_samples_gives_the_token(make: Make) -> None:
-    logits, wanted = run(make("gpt2", sampled=True), "gpt2", [0, 1, 2, 3])
-    assert np.array_equal(logits.argmax(-1), wanted.argmax(-1))
+def test_a_pair_that_samples_gives_the_token(make: Make, reference: Reference) -> None:
+    known = reference("gpt2")
+    logits = known.run(make("gpt2", sampled=True))
+    assert np.array_equal(logits.argmax(-1), known.logits.argmax(-1))
     assert np.array_equal(np.unique(logits), [0, 1])
 
 

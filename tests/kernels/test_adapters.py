@@ -163,7 +163,8 @@ def test_head(operators: Any) -> None:
 
 def test_embedding(operators: Any) -> None:
     def layer(weights: list[Floats], layout: PoolLayout | None) -> NDArray[np.uint8]:
-        return packing.embedding(weights[0], None, None, layout, integer_input=False).block()
+        table = packing.matrix(weights[0])
+        return packing.embedding(table, None, None, layout, hidden=HIDDEN).block()
 
     def call(block: NDArray[np.uint8], *pool: NDArray[Any]) -> Floats:
         found: Floats = operators.call("Embedding", step(), PLACE, block, *pool, shape=X.shape)

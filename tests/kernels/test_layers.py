@@ -508,7 +508,7 @@ def test_embedding(
         table = (table.view(np.uint32) & 0xFFFF0000).view(np.float32)
     places = rng.standard_normal((50, hidden), np.float32) if positions else None
     norm = None if centred is None else a_norm(hidden, centred, rng)
-    block = packing.embedding(table, places, norm, None, integer_input=False).block()
+    block = packing.embedding(packing.matrix(table), places, norm, None, hidden=hidden).block()
     tokens, at = rng.integers(0, 101, 23), rng.integers(0, 50, 23)
     step = step_words(40, np.zeros(23), at, tokens)
     result = operators.call("Embedding", step, BASE, block, shape=(40, hidden))
@@ -535,7 +535,7 @@ def test_head(
     hidden, vocab = 64, 101
     table, own = a_matrix(vocab, hidden, kind, rng), a_matrix(vocab, hidden, kind, rng)
     norm = a_norm(hidden, centred, rng)
-    embedding = packing.embedding(table, None, None, None, integer_input=False).block()
+    embedding = packing.embedding(packing.matrix(table), None, None, None, hidden=hidden).block()
     matrix = None if tied else packing.matrix(own)
     head = packing.head(matrix, norm, None, hidden=hidden).block()
     x = np.full((40, hidden), np.nan, np.float32)

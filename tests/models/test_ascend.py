@@ -9,9 +9,10 @@ hardware.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -31,14 +32,14 @@ from lite_runner.models.device_layers import linear
 from lite_runner.models.layers import BuildOptions, CacheSize
 from lite_runner.models.networks import NETWORKS, Decode, Prefill
 from lite_runner.models.quantized import LinearIntegers, signed_nibbles
-from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.quantization import with_quantization
 from lite_runner.weights.quantized import QuantizedTensor, quantize
 from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 
-REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
 LAYERS = 2
+Reference = Callable[[str], Any]
+Error = Callable[[NDArray, NDArray], float]
 FAMILIES = {
     family: ModelConfig(
         family=family,
@@ -165,64 +166,35 @@ def on_ascend(stand_ins: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_cache, "_claimed", True)  # a stand-in is nothing to keep
 
 
-def backend(case: str, slots: int, length: int, **options: object) -> OnlineBackend:
-    folder = REFERENCE / case
-    config = model_config_of(folder)
-    assert config is not None
-    weights = ReadAhead(open_checkpoint(folder, config))
-    chosen = {"device": "Ascend", **options}
-    return OnlineBackend(config, weights, OnlineOptions(slots=slots, length=length, **chosen))
-
-
-def run(model: OnlineBackend, expected: dict[str, NDArray]) -> NDArray[np.float32]:
-    """Logits [prompts, steps + 1, vocab]: all prompts, then the forced tokens."""
-    pairs = zip(expected["prompts"], expected["lengths"], strict=True)
-    prompts = [row[:length].astype(np.int32) for row, length in pairs]
-    forced = expected["continuations"].astype(np.int32)
-    logits = [model.forward([Row(slot, prompt, 0) for slot, prompt in enumerate(prompts)])]
-    for step in range(forced.shape[1]):
-        rows = [
-            Row(slot, forced[slot, step : step + 1], len(prompt) + step)
-            for slot, prompt in enumerate(prompts)
-        ]
-        logits.append(model.forward(rows))
-    return np.stack(logits, axis=1)
-
-
-def relative_error(got: NDArray, expected: NDArray) -> float:
-    return float(np.abs(got - expected).max() / np.abs(expected).max())
-
-
 @pytest.mark.usefixtures("on_ascend")
 @pytest.mark.parametrize("case", ["bloom_6_heads", "gpt2", "llama", "qwen2"])
-def test_logits_equal_transformers(case: str) -> None:
-    expected = dict(np.load(REFERENCE / case / "expected.npz"))
-    length = int(expected["lengths"].max()) + expected["continuations"].shape[1]
-    model = backend(case, len(expected["lengths"]), length)
+def test_logits_equal_transformers(case: str, reference: Reference, relative_error: Error) -> None:
+    known = reference(case)
+    model = known.online(len(known.prompts), known.length, device="Ascend")
     assert isinstance(model._network.blocks[0].attention, ascend.FusedAttention)
-    assert relative_error(run(model, expected), expected["logits"]) <= 1e-4
+    assert relative_error(known.run(model), known.logits) <= 1e-4
 
 
 @pytest.mark.usefixtures("on_ascend")
-def test_without_a_cache() -> None:
-    expected = dict(np.load(REFERENCE / "bloom" / "expected.npz"))
-    model = backend("bloom", len(expected["lengths"]), 64, use_past=False)
-    assert relative_error(run(model, expected), expected["logits"]) <= 1e-4
+def test_without_a_cache(reference: Reference, relative_error: Error) -> None:
+    known = reference("bloom")
+    model = known.online(len(known.prompts), 64, device="Ascend", use_past=False)
+    assert relative_error(known.run(model), known.logits) <= 1e-4
 
 
 @pytest.mark.usefixtures("on_ascend")
-def test_float16_is_close() -> None:
-    expected = dict(np.load(REFERENCE / "bloom_6_heads" / "expected.npz"))
-    model = backend("bloom_6_heads", len(expected["lengths"]), 64, dtype="float16")
-    error = relative_error(run(model, expected), expected["logits"])
+def test_float16_is_close(reference: Reference, relative_error: Error) -> None:
+    known = reference("bloom_6_heads")
+    model = known.online(len(known.prompts), 64, device="Ascend", dtype="float16")
+    error = relative_error(known.run(model), known.logits)
     assert 1e-6 < error <= 1e-2  # rounded to 11 bits, and really so
 
 
 @pytest.mark.usefixtures("on_ascend")
-def test_slots_own_their_blocks() -> None:
+def test_slots_own_their_blocks(reference: Reference, relative_error: Error) -> None:
     """Chunks, slots that sit a step out, and copies, against whole prompts in a slot of theirs."""
     tokens = np.random.default_rng(5).integers(0, 90, 80).astype(np.int32)
-    model = backend("llama", 4, 100)
+    model = reference("llama").online(4, 100, device="Ascend")
 
     def same(rows: Sequence[Row], texts: Sequence[NDArray[np.int32]]) -> None:
         got = model.forward(rows)
@@ -280,7 +252,9 @@ def weight_of(rows: int, columns: int, bits: int, group: int) -> QuantizedTensor
         (4, 96, ms.float32),
     ],
 )
-def test_a_linear_layer_of_integers(bits: int, group: int, dtype: ms.Type) -> None:
+def test_a_linear_layer_of_integers(
+    bits: int, group: int, dtype: ms.Type, relative_error: Error
+) -> None:
     weight = weight_of(10, 96, bits, group)
     bias = np.arange(10, dtype=np.float32)
     layer = linear(BuildOptions(None, dtype, device="Ascend"), weight, bias)
@@ -294,7 +268,7 @@ def test_a_linear_layer_of_integers(bits: int, group: int, dtype: ms.Type) -> No
 
 @pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("group", [0, 32])
-def test_a_linear_layer_of_integers_by_integers(group: int) -> None:
+def test_a_linear_layer_of_integers_by_integers(group: int, relative_error: Error) -> None:
     weight = weight_of(10, 96, 8, group)
     options = BuildOptions(None, ms.float32, device="Ascend", integer_input=True)
     x = np.random.default_rng(4).standard_normal((5, 96)).astype(np.float32)

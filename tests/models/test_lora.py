@@ -3,7 +3,7 @@ merged into the weights by NumPy, and against a network that knows of none."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 FAMILIES = ("bloom", "gpt2", "llama", "qwen2")
 TOLERANCE = 1e-4  # as without adapters; a wrong scale or rank is off by 1e-2 and more
 Weights = Mapping[str, NDArray[np.float32]]
+Error = Callable[[NDArray, NDArray], float]
 
 
 def base_of(family: str) -> tuple[ModelConfig, Weights]:
@@ -90,10 +91,6 @@ def run(
     return np.stack(logits, axis=1)
 
 
-def relative_error(got: NDArray, expected: NDArray) -> float:
-    return float(np.abs(got - expected).max() / np.abs(expected).max())
-
-
 @pytest.mark.parametrize(
     ("family", "way"),
     [
@@ -103,7 +100,9 @@ def relative_error(got: NDArray, expected: NDArray) -> float:
     ],
     ids=str,
 )
-def test_every_adapter_and_mixed_batches_equal_peft(family: str, way: dict[str, bool]) -> None:
+def test_every_adapter_and_mixed_batches_equal_peft(
+    family: str, way: dict[str, bool], relative_error: Error
+) -> None:
     expected = dict(np.load(FIXTURES / "adapters" / family / "expected.npz"))
     model, weights = base_of(family)
     adapters = list(open_adapters(FIXTURES / "adapters" / family, model).values())
@@ -158,7 +157,9 @@ def merged(model: ModelConfig, weights: Weights, adapter: Adapter) -> tuple[Mode
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_mixed_batch_equals_each_adapter_merged_and_run_alone(family: str, fused: bool) -> None:
+def test_a_mixed_batch_equals_each_adapter_merged_and_run_alone(
+    family: str, fused: bool, relative_error: Error
+) -> None:
     model, weights = base_of(family)
     parts = ((1, 1.0), (64, 0.5))
     adapters = [random_adapter(model, seed, *part) for seed, part in enumerate(parts)]
@@ -176,7 +177,7 @@ def test_a_mixed_batch_equals_each_adapter_merged_and_run_alone(family: str, fus
             assert relative_error(got[slot], wanted[0]) <= TOLERANCE, number
 
 
-def test_float16_is_close() -> None:
+def test_float16_is_close(relative_error: Error) -> None:
     expected = dict(np.load(FIXTURES / "adapters" / "llama" / "expected.npz"))
     model, weights = base_of("llama")
     adapters = list(open_adapters(FIXTURES / "adapters" / "llama", model).values())
@@ -186,7 +187,7 @@ def test_float16_is_close() -> None:
     assert 1e-6 < relative_error(got, expected["mixed_logits"][0]) <= 2e-2
 
 
-def test_a_prompt_of_one_token_and_one_in_chunks() -> None:
+def test_a_prompt_of_one_token_and_one_in_chunks(relative_error: Error) -> None:
     model, weights = base_of("llama")
     adapters = [random_adapter(model, 5, 4, 1.0)]
     network = backend(model, weights, adapters)

@@ -20,20 +20,14 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Parameter, nn, ops
-from numpy.typing import NDArray
 
-from lite_runner.backends.base import Backend, Row
 from lite_runner.backends.engines.lite import LiteEngine, available
-from lite_runner.backends.online import OnlineBackend, OnlineOptions
 from lite_runner.backends.static_pair import StaticPairBackend
 from lite_runner.config.ge import GeConfig
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, RunnerError
 from lite_runner.export.manifest import GraphName, Manifest
-from lite_runner.weights.checkpoint import open_checkpoint
-from lite_runner.weights.read_ahead import ReadAhead
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-REFERENCE = FIXTURES / "reference"
 KEY = b"0123456789abcdef"
 BATCH, LENGTH = 4, 48
 SECTIONS = {"ascend_context": {"provider": "ge"}, "ge_session_options": {"ge.event": "notify"}}
@@ -123,19 +117,6 @@ def artifact(
     return lambda case: exported_pair(case, BATCH, LENGTH, target="Ascend")
 
 
-def logits(backend: Backend, case: str) -> NDArray[np.float32]:
-    """[rows, steps + 1, vocab] of the reference's prompts and forced tokens."""
-    expected = np.load(REFERENCE / case / "expected.npz")
-    lengths, forced = expected["lengths"], expected["continuations"].astype(np.int32)
-    prompts = expected["prompts"].astype(np.int32)
-    rows = range(BATCH)
-    got = [backend.forward([Row(i, prompts[i, : lengths[i]], 0) for i in rows])]
-    for step in range(forced.shape[1]):
-        row = [Row(i, forced[i, step : step + 1], int(lengths[i]) + step) for i in rows]
-        got.append(backend.forward(row))
-    return np.stack(got, axis=1)
-
-
 @pytest.mark.parametrize(("version", "name"), DOCUMENTED)
 def test_the_fake_has_the_documented_signatures(lite: ModuleType, version: str, name: str) -> None:
     function = functools.reduce(getattr, name.split("."), lite)
@@ -164,16 +145,17 @@ def test_the_fake_has_the_documented_attributes_and_no_more(lite: ModuleType) ->
 
 @pytest.mark.parametrize("case", ["llama", "bloom"])
 def test_a_pair_on_ascend_equals_online_and_transformers(
-    case: str, lite: ModuleType, artifact: Callable[[str], tuple[Manifest, Any]]
+    case: str,
+    lite: ModuleType,
+    artifact: Callable[[str], tuple[Manifest, Any]],
+    reference: Callable[[str], Any],
 ) -> None:
     manifest, graphs = artifact(case)
     backend = StaticPairBackend(manifest, engine(graphs))
-    got = logits(backend, case)
+    known = reference(case)
+    got = known.run(backend)
     assert backend.engine == "lite"
-    weights = ReadAhead(open_checkpoint(REFERENCE / case, manifest.model))
-    online = OnlineBackend(manifest.model, weights, OnlineOptions(slots=BATCH, length=LENGTH))
-    wanted = np.load(REFERENCE / case / "expected.npz")["logits"][:BATCH]
-    for other in (logits(online, case), wanted):
+    for other in (known.run(known.online(BATCH, LENGTH)), known.logits):
         assert np.abs(got - other).max() <= 1e-4 * np.abs(other).max()
     assert not [call for call in lite.calls if call[0] == "resize"]
     backend.close()
