@@ -38,16 +38,6 @@ class AdapterJob:
         """The same for some of the prompts."""
         return replace(self, of_prompts=self.of_prompts[first:end])
 
-    def pool_bytes(self, places: int, dtype: DType) -> int:
-        """Bytes of a pool of `places`, ranks filled up to the largest."""
-        widths = {
-            name: pair.a.shape[1] + pair.b.shape[0]
-            for adapter in self.adapters
-            for name, pair in adapter.pairs.items()
-        }
-        rank = max(pair.rank for adapter in self.adapters for pair in adapter.pairs.values())
-        return places * rank * sum(widths.values()) * BYTES_OF[dtype]
-
 
 def open_wanted(
     config: RunConfig, model: ModelConfig, names: Sequence[str | None]
@@ -96,7 +86,26 @@ def pieces_of(
     if config.auto_trans_ckpt and ranks.tensor > 1:
         folder = Path(config.output_dir).expanduser() / CUT_FOLDER
         return cut_once(job.adapters, model, ranks, folder, vocab_parallel=vocab_parallel)
+    return _cut_now(job, config, model, ranks)
+
+
+def pool_bytes(
+    job: AdapterJob, config: RunConfig, model: ModelConfig, ranks: Ranks, places: int, dtype: DType
+) -> int:
+    """Bytes of the pool of `places` in each of `ranks`, every adapter filled up to the largest r.
+
+    Only shapes are looked at, of which all ranks have the same.
+    """
+    pieces = job.adapters if job.cut else _cut_now(job, config, model, ranks)
+    pairs = [item for adapter in pieces for item in adapter.pairs.items()]
+    widths = {name: pair.a.shape[1] + pair.b.shape[0] for name, pair in pairs}
+    largest = max((pair.rank for _, pair in pairs), default=0)
+    return places * largest * sum(widths.values()) * BYTES_OF[dtype]
+
+
+def _cut_now(job: AdapterJob, config: RunConfig, model: ModelConfig, ranks: Ranks) -> list[Adapter]:
+    """What `ranks` holds of adapters that are whole; nothing is read."""
     return [
-        adapter_pieces(adapter, model, ranks, vocab_parallel=vocab_parallel)
+        adapter_pieces(adapter, model, ranks, vocab_parallel=config.vocab_parallel)
         for adapter in job.adapters
     ]

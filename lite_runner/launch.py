@@ -53,10 +53,12 @@ def _launch_ranks(config: RunConfig, folder: RunFolder) -> None:
     job = session.prepare(config, files, model_files.tokenizer_of(config, files), prompts, names)
     ranks = ranks_of(config)
     files.tensors(ranks, vocab_parallel=config.vocab_parallel)
-    slots = session.share(config, job, ranks).slots
-    check_machine(config, cluster, files.model, slots=slots, length=job.length)
+    device = environment.resolve_device(config.context.device_target)
+    first = session.share(config, job, ranks)  # the first copy has the most prompts
+    adapters = session.adapter_bytes(config, files.model, first, device, ranks)
+    check_machine(config, files.model, slots=first.slots, length=job.length, adapters=adapters)
     snapshot = folder.write_config(config.to_dict())
-    on_ascend = environment.resolve_device(config.context.device_target) == "Ascend"
+    on_ascend = device == "Ascend"
     # Devices want to be released, and the scheduler is other machines' too; on CPU nothing is left.
     leave_s = LEAVE_S if on_ascend or cluster.local_worker_num < cluster.worker_num else 0.0
     run_ranks(

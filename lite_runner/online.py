@@ -17,7 +17,7 @@ from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 from lite_runner.weights.tensor import LazyTensor
 
 
-def without_kernels(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> str:
+def _without_kernels(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> str:
     """Why our own operators do not compute this run; "" where they do."""
     why = ""
     if device != "CPU":
@@ -48,11 +48,12 @@ def integers_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ran
     )
 
 
-def _tell(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks, why: str) -> None:
-    """Say why MindSpore's operators compute, where others would be expected.
-
-    Raises ConfigError for a kv_cache that only ours have.
-    """
+def kernels_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> bool:
+    """Whether our own operators compute this run; where they were expected and do not, the run
+    says why. Raises ConfigError for a kv_cache that only they have."""
+    why = _without_kernels(config, files, device, ranks)
+    if not why:
+        return True
     if config.kv_cache != "fp32":
         raise ConfigError(
             f"kv_cache={config.kv_cache} needs this project's own operators, which do not serve "
@@ -63,6 +64,7 @@ def _tell(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks, why: 
         progress.note(f"MindSpore's operators compute, not this project's: {why}")
     if files.quantization.quant != "none" and not integers_serve(config, files, device, ranks):
         progress.note("MindSpore's operators compute with the floats that the integers stand for")
+    return False
 
 
 def open_online(
@@ -74,18 +76,16 @@ def open_online(
     adapters: Sequence[Adapter],
     advance: Callable[[int], None],
     *,
+    own: bool,
     slots: int,
     length: int,
     loaded_adapters: int,
 ) -> Backend:
-    """The backend with its weights, of `slots` rows of `length` tokens; `advance` is told how many
-    tensors have been read."""
-    why = without_kernels(config, files, device, ranks)
-    if why:
-        _tell(config, files, device, ranks, why)
+    """The backend with its weights, of `slots` rows of `length` tokens; `own` is what
+    `kernels_serve` says, `advance` is told how many tensors have been read."""
     rounds_inputs = files.quantization.quant == "a8w8"
     weights: ReadAhead | QuantizedWeights
-    if not why or integers_serve(config, files, device, ranks):
+    if own or integers_serve(config, files, device, ranks):
         weights = QuantizedWeights(tensors, files.model, advance)
     else:
         weights = ReadAhead(tensors, advance)
@@ -93,7 +93,7 @@ def open_online(
         environment.import_mindspore()  # while threads read the first weights
         # MindSpore collects garbage at each compile; what was imported is not garbage.
         gc.freeze()
-        if not why:
+        if own:
             from lite_runner.backends.fused import FusedBackend, FusedOptions
 
             assert isinstance(weights, QuantizedWeights)

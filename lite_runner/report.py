@@ -16,6 +16,7 @@ import re
 import resource
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -23,12 +24,15 @@ from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
 import lite_runner
 from lite_runner.errors import EnvironmentFault, RunnerError
+
+if TYPE_CHECKING:
+    from lite_runner.config.schema import RunConfig
 
 logger = logging.getLogger("lite_runner")
 
@@ -135,6 +139,29 @@ class Result:
     evaluation: Evaluation | None = None  # of run_mode=eval
     timing: Timing
     peak_rss_mib: float = field(default_factory=peak_rss_mib)
+
+    @classmethod
+    def of_files(
+        cls,
+        config: RunConfig,
+        source: str,
+        began: float,
+        *,
+        engine: str = "none",
+        world_size: int = 1,
+    ) -> Result:
+        """Of a run that made files out of `source` since `began` (time.perf_counter()); `engine` is
+        the one that proved them."""
+        return cls(
+            run_mode=config.run_mode,
+            model=config.model_name,
+            backend=config.backend,
+            engine=engine,
+            world_size=world_size,
+            load_checkpoint=source,
+            results=[],
+            timing=Timing(load_s=time.perf_counter() - began),
+        )
 
     def to_json(self) -> str:
         """Readable JSON, text un-escaped. A NaN or infinity is a ValueError: JSON has none."""

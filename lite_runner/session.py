@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lite_runner import model_files, progress
-from lite_runner.adapters import AdapterJob, check_values, open_wanted, pieces_of
+from lite_runner.adapters import AdapterJob, check_values, open_wanted, pieces_of, pool_bytes
 from lite_runner.backends.base import Backend
 from lite_runner.config.checks import fits_model
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.model import ModelConfig
 from lite_runner.config.plan import check_memory, free_memory, memory_need
 from lite_runner.config.quantization import Quantization
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.generation import check_lengths, longest_prompt
 from lite_runner.model_files import RANDOM, ModelFiles
-from lite_runner.online import open_online, without_kernels
+from lite_runner.online import kernels_serve, open_online
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.quantization import describe
 
@@ -139,6 +140,16 @@ def places_for(config: RunConfig, job: Job) -> int:
     return min(config.max_loaded_adapters or max(1, together), len(job.adapters.adapters))
 
 
+def adapter_bytes(
+    config: RunConfig, model: ModelConfig, job: Job, device: str, ranks: Ranks
+) -> int:
+    """What the adapters of this rank's job take on its device."""
+    if job.adapters is None:
+        return 0
+    places, dtype = places_for(config, job), config.compute_dtype(device)
+    return pool_bytes(job.adapters, config, model, ranks, places, dtype)
+
+
 def with_backend(config: RunConfig, files: ModelFiles, job: Job) -> RunConfig:
     """The config with backend=auto decided."""
     if config.backend != "auto":
@@ -174,15 +185,14 @@ def load(
         return open_offline(
             config, files, tokenizer, job.generation, slots=job.slots, length=job.length
         )
-    dtype = config.compute_dtype(device)
-    places = places_for(config, job)
+    own = kernels_serve(config, files, device, ranks)
     if device == "CPU" and ranks.size == 1:
-        own = not without_kernels(config, files, device, ranks)
+        dtype = config.compute_dtype(device)
         held = files.quantization if own else Quantization()
         need = memory_need(
             files.model, dtype, job.slots, job.length, config.use_past, held, config.kv_cache
         )
-        pool = job.adapters.pool_bytes(places, dtype) if job.adapters and places else 0
+        pool = adapter_bytes(config, files.model, job, device, ranks)
         check_memory(replace(need, adapters=pool), free_memory())
     adapters = pieces_of(job.adapters, config, files.model, ranks) if job.adapters else []
     tensors = files.tensors(ranks, vocab_parallel=config.vocab_parallel)
@@ -198,7 +208,8 @@ def load(
             tensors,
             adapters,
             step.advance,
+            own=own,
             slots=job.slots,
             length=job.length,
-            loaded_adapters=places,
+            loaded_adapters=places_for(config, job),
         )

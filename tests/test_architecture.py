@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "signals": set(),
     "environment": {"errors", "signals"},
     "gguf_metadata": {"errors"},
-    "report": {"errors"},
+    "report": {"config", "errors"},
     "events": {"errors"},
     "rank_table": {"errors"},
     "config": {"errors", "rank_table"},
@@ -68,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
         *("model_files", "online", "progress", "text", "weights"),
     },
     "run_modes": {
-        *("artifact", "backends", "config", "environment", "errors", "generation"),
+        *("adapters", "artifact", "backends", "config", "environment", "errors", "generation"),
         *("gguf_metadata", "offline", "session", "shares"),
         *("model_files", "progress", "report", "text", "weights"),
     },

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner import kernels
+from lite_runner import kernels, session
 from lite_runner.app import main
 from lite_runner.config.plan import memory_need
 from lite_runner.weights.checkpoint import model_config_of
@@ -74,6 +74,18 @@ def test_a_rounded_cache_needs_them(capsys: pytest.CaptureFixture[str], cache: s
     told = capsys.readouterr().err
     assert f"kv_cache={cache} needs this project's own operators" in told
     assert "context.kernels=false" in told
+
+
+def test_a_rounded_cache_is_refused_before_memory_is_asked_for_and_weights_are_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(session, "free_memory", lambda: 0)
+    assert main([*SHORT, "kv_cache=int8"]) == 3
+    assert "0 B is free" in capsys.readouterr().err
+    assert main([*SHORT, "kv_cache=int8", "context.kernels=false"]) == 2
+    told = capsys.readouterr().err
+    assert "kv_cache=int8 needs this project's own operators" in told
+    assert "make random weights" not in told
 
 
 def test_a_rounded_cache_takes_less_memory() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lite_runner.config.model import ModelConfig
@@ -142,15 +142,23 @@ def check_memory(need: Memory, free: int) -> None:
 
 
 def plan(
-    config: RunConfig, model: ModelConfig, *, device: str, slots: int, length: int
+    config: RunConfig,
+    model: ModelConfig,
+    *,
+    device: str,
+    slots: int,
+    length: int,
+    adapters: int = 0,
 ) -> list[str]:
-    """The lines of dry_run=true, for a cache of `slots` sequences of `length` tokens."""
+    """The lines of dry_run=true, for a cache of `slots` sequences of `length` tokens and `adapters`
+    bytes of those that are loaded at a time."""
     dtype = config.compute_dtype(device)
     quantization = config.quantization
     # MindSpore's operators compute with floats; whether ours were built is not known here.
     if device != "CPU" or not config.context.kernels or config.use_parallel:
         quantization = Quantization()
     need = memory_need(model, dtype, slots, length, config.use_past, quantization, config.kv_cache)
+    need = replace(need, adapters=adapters)
     free = free_memory()
     held = dtype if quantization.quant == "none" else f"integers (quant={quantization})"
     kv = "" if model.n_kv_heads == model.num_heads else f" ({model.n_kv_heads} key/value)"
@@ -166,6 +174,8 @@ def plan(
         if config.use_past
         else "none (use_past=false)",
     }
+    if adapters:
+        lines["adapters"] = f"{readable(adapters)} for those loaded at a time"
     if device == "CPU" and not config.use_parallel:
         fits = "enough" if need.total <= free else "NOT enough: the run would be refused"
         lines["memory"] = f"needs {readable(need.total)}, {readable(free)} is free: {fits}"

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lite_runner.config.cluster import ranks_of
+from lite_runner.config.cluster import cluster_of
 from lite_runner.config.model import ModelConfig
 from lite_runner.config.parallel import not_divided
 from lite_runner.config.plan import (
@@ -75,6 +75,45 @@ def rank_memory(
     cache = memory_need(local_model(model, tensor), dtype, slots, length, use_past).cache
     parameters = rank_parameters(model, tensor, vocab_parallel=vocab_parallel)
     return Memory(parameters * BYTES_OF[dtype], cache)
+
+
+@dataclass(frozen=True)
+class MachineMemory:
+    """What the ranks of one machine take."""
+
+    rank: Memory  # of each
+    ranks: int
+    processes: int  # with MindSpore
+
+    @property
+    def total(self) -> int:
+        return self.ranks * self.rank.total + self.processes * PROCESS_BYTES
+
+
+def machine_memory(
+    config: RunConfig,
+    model: ModelConfig,
+    *,
+    device: str,
+    slots: int,
+    length: int,
+    adapters: int = 0,
+) -> MachineMemory:
+    """Of this machine's ranks: each has a cache of `slots` sequences of `length` tokens, and
+    `adapters` bytes of those that are loaded at a time."""
+    rank = rank_memory(
+        model,
+        config.compute_dtype(device),
+        config.parallel_config.model_parallel,
+        slots,
+        length,
+        use_past=config.use_past,
+        vocab_parallel=config.vocab_parallel,
+    )
+    cluster = cluster_of(config)
+    local = cluster.local_worker_num
+    processes = host_processes(local, master=cluster.is_master)
+    return MachineMemory(replace(rank, adapters=adapters), local, processes)
 
 
 @dataclass(frozen=True)
@@ -146,40 +185,35 @@ def scaling_estimate(
 
 
 def ranks_plan(
-    config: RunConfig, model: ModelConfig, *, device: str, slots: int, length: int
+    config: RunConfig,
+    model: ModelConfig,
+    *,
+    device: str,
+    slots: int,
+    length: int,
+    adapters: int = 0,
 ) -> Iterator[str]:
-    """The lines of dry_run=true about several ranks; `slots` are those of all data-parallel copies.
-
-    On CPU also whether this machine's ranks fit its memory.
-    """
-    ranks = ranks_of(config)
-    own_slots = -(-slots // ranks.data)
-    dtype = config.compute_dtype(device)
-    need = rank_memory(
-        model,
-        dtype,
-        ranks.tensor,
-        own_slots,
-        length,
-        use_past=config.use_past,
-        vocab_parallel=config.vocab_parallel,
+    """The lines of dry_run=true about several ranks, for each of which is what `machine_memory`
+    says; on CPU also whether this machine's fit its memory."""
+    need = machine_memory(
+        config, model, device=device, slots=slots, length=length, adapters=adapters
     )
     yield (
-        f"{'each rank':<13} {readable(need.weights)} of weights, {readable(need.cache)} of cache"
-        f" for {own_slots} x {length} tokens"
+        f"{'each rank':<13} {readable(need.rank.weights)} of weights,"
+        f" {readable(need.rank.cache)} of cache for {slots} x {length} tokens"
+        + (f", {readable(adapters)} of adapters" if adapters else "")
     )
     if device == "CPU":
-        local = config.parallel.local_worker_num or ranks.size
-        processes = host_processes(local, master=config.parallel.node_rank == 0)
-        total, free = local * need.total + processes * PROCESS_BYTES, free_memory()
-        fits = "enough" if total <= free else "NOT enough: the run would be refused"
+        free = free_memory()
+        fits = "enough" if need.total <= free else "NOT enough: the run would be refused"
         yield (
-            f"{'memory':<13} {local} ranks, and MindSpore's own {readable(PROCESS_BYTES)} in"
-            f" {processes} processes, need {readable(total)}, {readable(free)} is free: {fits}"
+            f"{'memory':<13} {need.ranks} ranks, and MindSpore's own {readable(PROCESS_BYTES)} in"
+            f" {need.processes} processes, need {readable(need.total)}, {readable(free)} is free:"
+            f" {fits}"
         )
     yield from scaling_estimate(
         model,
-        slots=own_slots,
+        slots=slots,
         length=length,
         use_past=config.use_past,
         vocab_parallel=config.vocab_parallel,

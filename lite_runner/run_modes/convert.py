@@ -12,7 +12,7 @@ from pathlib import Path
 from lite_runner import model_files, progress
 from lite_runner.config.schema import AdapterFormat, CheckpointFormat, RunConfig
 from lite_runner.errors import ConfigError
-from lite_runner.report import Result, RunFolder, Timing
+from lite_runner.report import Result, RunFolder
 from lite_runner.weights.adapter import check_effective, is_listing
 from lite_runner.weights.adapter_write import write_adapters
 from lite_runner.weights.checkpoint import weights_file
@@ -28,17 +28,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         source = _convert_adapters(config, target, config.convert_format)
     else:
         source = _convert_checkpoint(config, target, config.convert_format)
-    folder.write_result(
-        Result(
-            run_mode=config.run_mode,
-            model=config.model_name,
-            backend=config.backend,
-            engine="none",
-            load_checkpoint=source,
-            results=[],
-            timing=Timing(load_s=time.perf_counter() - began),
-        )
-    )
+    folder.write_result(Result.of_files(config, source, began))
     progress.note(f"wrote {target}")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from lite_runner import model_files, offline, progress
 from lite_runner.artifact import Place, Wanted, export_artifact
 from lite_runner.config.schema import RunConfig
-from lite_runner.report import Result, RunFolder, Timing
+from lite_runner.report import Result, RunFolder
 
 DEFAULT_LENGTH = 512  # positions of a layout that fixes them
 
@@ -28,17 +28,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         )
     place = place_of(config, want)
     manifest = export_artifact(place, config, files, tokenizer, want, engine)
-    folder.write_result(
-        Result(
-            run_mode=config.run_mode,
-            model=config.model_name,
-            backend=config.backend,
-            engine=engine.name,
-            load_checkpoint=files.source,
-            results=[],
-            timing=Timing(load_s=time.perf_counter() - began),
-        )
-    )
+    folder.write_result(Result.of_files(config, files.source, began, engine=engine.name))
     size = sum((place.folder / name).stat().st_size for name in manifest.files)
     progress.note(
         f"wrote {place.folder}: {want.layout}, {size / 1e6:.0f} MB, runs in engine={engine.name}"

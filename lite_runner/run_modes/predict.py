@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lite_runner import environment, model_files, progress
+from lite_runner.adapters import open_wanted
 from lite_runner.backends.base import Backend
+from lite_runner.config.cluster import ranks_of
 from lite_runner.config.ge import FILE_NAME, ge_config, render
 from lite_runner.config.plan import plan
 from lite_runner.config.ranks import Ranks
@@ -22,6 +24,7 @@ from lite_runner.generation import Completion, generate
 from lite_runner.report import AdapterReport, AdapterUse, Result, RowResult, RunFolder
 from lite_runner.session import (
     Job,
+    adapter_bytes,
     load,
     prepare,
     sequence_length,
@@ -186,17 +189,26 @@ def with_ge_file(config: RunConfig, folder: RunFolder) -> RunConfig:
 
 def dry_run(config: RunConfig) -> None:
     """Print the plan. Nothing is fetched, so prompts are counted by their bytes: no token of
-    theirs is shorter."""
+    theirs is shorter. Of adapters the headers are read."""
     device = environment.resolve_device(config.context.device_target)
-    prompts, _ = read_requests(config)
+    # Without prompts it is the plan for a short one.
+    prompts, names = read_requests(replace(config, predict_data=config.predict_data or " "))
     model = config.model_config() or model_files.locate(config).model
     generation = config.generation(model)
-    longest = max((len(prompt.encode()) for prompt in prompts), default=1)
+    longest = max(len(prompt.encode()) for prompt in prompts)
     length = min(model.seq_length, sequence_length(longest, generation, model.seq_length))
-    slots = slots_for(config, generation, max(1, len(prompts)))
-    lines = plan(config, model, device=device, slots=slots, length=length)
+    slots = slots_for(config, generation, len(prompts))
+    adapters = open_wanted(config, model, names)
+    job = Job(prompts, [()] * len(prompts), generation, slots, length, adapters=adapters)
+    ranks = ranks_of(config)
+    mine = share(config, job, ranks)
+    pool = adapter_bytes(config, model, mine, device, ranks)
+    here = 0 if config.use_parallel else pool  # of several ranks the lines below tell
+    lines = plan(config, model, device=device, slots=slots, length=length, adapters=here)
     if config.use_parallel:
-        lines += ranks_plan(config, model, device=device, slots=slots, length=length)
+        lines += ranks_plan(
+            config, model, device=device, slots=mine.slots, length=length, adapters=pool
+        )
     progress.text("\n".join(lines) + "\n")
 
 

@@ -13,7 +13,7 @@ from lite_runner.config.plan import parameter_count, readable
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 from lite_runner.model_files import ModelFiles
-from lite_runner.report import Result, RunFolder, Timing
+from lite_runner.report import Result, RunFolder
 from lite_runner.weights.files import atomic_write, new_folder, require_space
 from lite_runner.weights.quantization import describe
 from lite_runner.weights.quantized_checkpoint import (
@@ -58,17 +58,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         for name, content in beside.items():
             with atomic_write(fresh / name) as file:
                 file.write(content)
-    folder.write_result(
-        Result(
-            run_mode=config.run_mode,
-            model=config.model_name,
-            backend=config.backend,
-            engine="none",
-            load_checkpoint=files.source,
-            results=[],
-            timing=Timing(load_s=time.perf_counter() - began),
-        )
-    )
+    folder.write_result(Result.of_files(config, files.source, began))
     floats = 4 * parameter_count(model)
     progress.note(
         f"wrote {target}: {readable(size)} in place of {readable(floats)} as float32, "

@@ -12,7 +12,7 @@ from lite_runner.config.compose import raise_faults
 from lite_runner.config.model import ModelConfig
 from lite_runner.config.schema import RunConfig
 from lite_runner.model_files import ModelFiles
-from lite_runner.report import Result, RunFolder, Timing
+from lite_runner.report import Result, RunFolder
 from lite_runner.weights.files import new_folder
 from lite_runner.weights.shard_writer import (
     Cutting,
@@ -41,18 +41,8 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         if config.transform_rank is None:
             check_free(target, overwrite)  # before the shards are compared with their manifests
         _write(config, files, cutting, target)
-    folder.write_result(
-        Result(
-            run_mode=config.run_mode,
-            model=config.model_name,
-            backend=config.backend,
-            engine="none",
-            world_size=cutting.strategy.ranks,
-            load_checkpoint=config.checkpoint_source,
-            results=[],
-            timing=Timing(load_s=time.perf_counter() - began),
-        )
-    )
+    ranks = cutting.strategy.ranks
+    folder.write_result(Result.of_files(config, config.checkpoint_source, began, world_size=ranks))
     progress.note(f"wrote {target}")
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from lite_runner import environment
 from lite_runner.config.argv import parse
-from lite_runner.config.cluster import cluster_of
 from lite_runner.config.compose import heads, resolve
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import EnvironmentFault
@@ -20,10 +19,10 @@ def config_of(*settings: str) -> RunConfig:
     return resolve(parse(["model=tiny_llama", "predict_data=hi", *settings], heads()))[0]
 
 
-def check(config: RunConfig) -> None:
+def check(config: RunConfig, adapters: int = 0) -> None:
     model = config.model_config()
     assert model is not None
-    preflight.check_machine(config, cluster_of(config), model, slots=1, length=32)
+    preflight.check_machine(config, model, slots=1, length=32, adapters=adapters)
 
 
 def test_more_ranks_than_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +40,12 @@ def test_more_ranks_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "free_memory", lambda: 4 * 471 * 10**6)
     with pytest.raises(EnvironmentFault, match=r"471.9 MB in 4 processes, need 1\.\d GB, but"):
         check(config_of(*settings))
+    few = 100_000
+    monkeypatch.setattr(preflight, "free_memory", lambda: 4 * 472 * 10**6 + 2 * few)
+    check(config_of(*settings), adapters=few)
+    with pytest.raises(EnvironmentFault, match=r"of cache and 1.0 MB of adapters each, and"):
+        check(config_of(*settings), adapters=10 * few)
+    monkeypatch.setattr(preflight, "free_memory", lambda: 4 * 471 * 10**6)
     # A second machine has no scheduler.
     second = ("parallel.local_worker_num=1", "parallel.node_rank=1", "parallel.master_port=8118")
     check(config_of(*settings, *second))

@@ -214,6 +214,16 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_of_copies_has_the_rows_that_each_would_have(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prompts = "predict_data=[" + ",".join(["hi"] * 50) + "]"
+    assert main(["model=tiny_llama", prompts, "parallel=dp2", "dry_run=true"]) == 0
+    plan = capsys.readouterr().out
+    (each,) = [line for line in plan.splitlines() if line.startswith("each rank")]
+    assert " for 25 x " in each  # as many copies compute at once as would alone: up to 32
+
+
 def test_mindformers_command_line_runs(run: Run, tmp_path: Path) -> None:
     Path("predict.yaml").write_text(
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from lite_runner.app import main
+from lite_runner.config.plan import readable
+from lite_runner.launcher import preflight
 from lite_runner.report import AdapterReport, AdapterUse
 from lite_runner.shares import Share, together
 
@@ -113,13 +116,47 @@ def test_beams_and_completions_keep_their_adapter(adapters: str, run: Run) -> No
     assert mixed["adapters"]["used"]["en"]["prompts"] == 1
 
 
-def test_two_ranks_give_the_tokens_of_one(adapters: str, run: Run) -> None:
+def test_a_dry_run_tells_of_the_pool_that_the_run_has(
+    adapters: str, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["run_mode=slora", adapters, "adapter_id=[en,null,zh,de]", "max_loaded_adapters=2"]
+    options += ["predict_data=[hello,hello,hello,hello]"]
+    pool = run(*options)["adapters"]["pool_bytes"]
+    capsys.readouterr()
+    plans = []
+    for changed in ([], ["adapter_id=base"]):
+        assert main([*BASE, *options, *changed, "dry_run=true"]) == 0
+        plans.append(capsys.readouterr().out)
+    assert f"adapters      {readable(pool)} for those loaded at a time" in plans[0]
+    assert "adapters  " not in plans[1]
+    # What the memory line needs is the sum of the three.
+    sizes = re.findall(r"^(?:weights|cache|adapters|memory) .*?([\d.]+) kB", plans[0], re.MULTILINE)
+    *parts, total = map(float, sizes)
+    assert len(parts) == 3 and total == pytest.approx(sum(parts), abs=0.3)
+    bare = ["run_mode=slora", adapters, "adapter_id=en", "dry_run=true"]
+    assert main([*BASE, *bare]) == 0  # without a prompt
+    assert "for those loaded at a time" in capsys.readouterr().out
+
+
+def test_two_ranks_give_the_tokens_of_one(
+    adapters: str,
+    run: Run,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     options = ["run_mode=slora", adapters, "adapter_id=[en,null,zh,de]"]
     options += ["predict_data=[hello,hello,hello,hello]"]
     alone, together = run(*options), run(*options, "parallel=tp2")
     assert together["world_size"] == 2
     assert tokens(together) == tokens(alone)
     assert together["adapters"]["used"].keys() == alone["adapters"]["used"].keys()
+    # What each of them holds is known before, and counts where memory is short.
+    each = readable(together["adapters"]["pool_bytes"] // 2)
+    assert main([*BASE, *options, "parallel=tp2", "dry_run=true"]) == 0
+    assert f"x 11 tokens, {each} of adapters\n" in capsys.readouterr().out
+    monkeypatch.setattr(preflight, "free_memory", lambda: 0)
+    assert main([*BASE, *options, "parallel=tp2"]) == 3
+    assert f"of cache and {each} of adapters each" in capsys.readouterr().err
 
 
 def test_the_reports_of_all_copies_are_one() -> None:
