@@ -18,6 +18,7 @@ from lite_runner.config.model import ModelConfig
 from lite_runner.config.quantization import CacheType
 from lite_runner.kernels import LIBRARY
 from lite_runner.kernels.adapters import PANEL, PoolLayout
+from lite_runner.kernels.memory import HugePages
 from lite_runner.models.fused_layers import FusedWeights, Packer
 from lite_runner.models.lora import LoraSize
 
@@ -55,6 +56,13 @@ def _zeros(shape: tuple[int, ...], dtype: type[np.generic], name: str) -> Parame
     return _parameter(np.zeros(shape, dtype), name)
 
 
+def _pool(memory: HugePages, places: int, layout: PoolLayout | None) -> NDArray[np.float32]:
+    if layout is None:
+        return np.zeros((1, 1), np.float32)
+    values: NDArray[np.float32] = memory.room(4 * places * layout.width).view(np.float32)
+    return values.reshape(places, layout.width)
+
+
 def _operator(name: str, width: int, rows: int) -> ops.Custom:
     """One of the operators, which gives [rows, width] float32."""
     return ops.Custom(
@@ -75,10 +83,11 @@ class FusedNetwork(nn.Cell):
     def __init__(self, config: ModelConfig, weights: FusedWeights, sizes: FusedSizes) -> None:
         super().__init__()
         self.hidden, self.vocab = config.hidden_size, config.vocab_size
-        packer = Packer(
-            config, weights, sizes.lora, integer_input=sizes.integer_input, widen=sizes.widen
-        )
-        model = packer.pack()
+        memory = HugePages()
+        rounding, widen = sizes.integer_input, sizes.widen
+        model = Packer(
+            config, weights, sizes.lora, memory, integer_input=rounding, widen=widen
+        ).pack()
         layers = [model.embedding, *(one for pair in model.blocks for one in pair), model.head]
         self.layers = ParameterTuple(
             _parameter(layer.block, f"layer{index}") for index, layer in enumerate(layers)
@@ -87,7 +96,7 @@ class FusedNetwork(nn.Cell):
         self.layouts: list[PoolLayout | None] = [layer.adapters for layer in layers]
         places = 0 if sizes.lora is None else sizes.lora.places
         self.pools = ParameterTuple(
-            _zeros((places, layout.width) if layout else (1, 1), np.float32, f"pool{index}")
+            _parameter(_pool(memory, places, layout), f"pool{index}")
             for index, layout in enumerate(self.layouts)
         )
         rows, dim = sizes.slots * config.n_kv_heads, config.head_dim
