@@ -1,19 +1,5 @@
 // What LoRA adapters add to the outputs of a matrix: B (A x), each row by its own adapter.
 
-// The products of some rows with the A of their adapters, for up to three matrices that share them.
-struct Lowered {
-  const float* x = nullptr;  // [count][matrices][rank]; nullptr: nothing is added
-  const AdapterParts* parts = nullptr;
-  const Adapters* adapters = nullptr;
-  const int32_t* row_of = nullptr;  // which token a row is; nullptr: its own number
-  int64_t first = 0, matrices = 0, count = 0;
-
-  const float* place(int64_t row) const {
-    const int32_t place = adapters->place[row_of ? row_of[row] : row];
-    return place < 0 ? nullptr : adapters->pool + place * adapters->stride;
-  }
-};
-
 // to[r] = a[r] . x for the `rank` rows of A [rank, in], four at a time.
 inline void products(const float* a, int64_t rank, const float* x, int64_t in, float* to) {
   in_tiles<4>(rank, [&](auto rows, int64_t first) {
@@ -29,72 +15,102 @@ inline void products(const float* a, int64_t rank, const float* x, int64_t in, f
   });
 }
 
-// `first`: which of the layer's matrices the first of `matrices` is.
-inline Lowered lowered(const AdapterParts& parts, const Adapters& adapters, int64_t first,
-                       int64_t matrices, const Rows& rows, int64_t in,
-                       const int32_t* row_of = nullptr) {
-  Lowered result;
-  if (!adapters.place) return result;
-  bool any = false;
-  for (int64_t row = 0; row < rows.count; ++row)
-    any = any || adapters.place[row_of ? row_of[row] : row] >= 0;
-  if (!any) return result;
-  const int64_t rank = parts.rank;
-  float* to = scratch<float>(kLowered, rows.count * matrices * rank);
-  result = {to, &parts, &adapters, row_of, first, matrices, rows.count};
-  const int64_t each = (rows.count + threads() - 1) / threads();
-  parallel_for((rows.count + each - 1) / each, [&](int64_t item, int) {
-    for (int64_t row = item * each; row < smaller_of(rows.count, (item + 1) * each); ++row) {
-      const float* place = result.place(row);
-      for (int64_t m = 0; place && m < matrices; ++m) {
-        const int64_t offset = parts.down[first + m];
+// The products of some rows with the A of their adapters, for up to three matrices that share them.
+// They are items of the same work as the panels of the matrix, and come first there: a panel is
+// multiplied while others still make them, and only then waits.
+class Lowered {
+ public:
+  Lowered() = default;
+  // `first`: which of the layer's matrices the first of `matrices` is. `row_of`: which token a row
+  // is; nullptr: its own number.
+  Lowered(const AdapterParts& parts, const Adapters& adapters, int64_t first, int64_t matrices,
+          const Rows& rows, int64_t in, const int32_t* row_of = nullptr)
+      : parts_(&parts), adapters_(adapters), rows_(&rows), row_of_(row_of), first_(first),
+        matrices_(matrices), in_(in) {
+    if (!adapters.place) return;
+    bool any = false;
+    for (int64_t row = 0; row < rows.count; ++row) any = any || place(row);
+    if (!any) return;
+    x_ = scratch<float>(kLowered, rows.count * matrices * parts.rank);
+    each_ = (rows.count + 4 * threads() - 1) / (4 * threads());
+    items_ = left_ = (rows.count + each_ - 1) / each_;
+  }
+
+  int64_t items() const { return items_; }
+
+  void make(int64_t item) {
+    const int64_t rank = parts_->rank;
+    for (int64_t row = item * each_; row < smaller_of(rows_->count, (item + 1) * each_); ++row) {
+      const float* from = place(row);
+      for (int64_t m = 0; from && m < matrices_; ++m) {
+        const int64_t offset = parts_->down[first_ + m];
         if (offset >= 0)
-          products(place + offset, rank, rows.x + row * rows.stride, in,
-                   to + (row * matrices + m) * rank);
+          products(from + offset, rank, rows_->x + row * rows_->stride, in_,
+                   x_ + (row * matrices_ + m) * rank);
       }
     }
-  });
-  return result;
-}
+    left_.fetch_sub(1, std::memory_order_release);
+  }
 
-// Adds to sums [count][32] those of the outputs first..first + 31 of matrix m, of `out` in all,
-// that are there; they stand behind `before` columns. B lies in panels as a matrix does.
-inline void add_lowered(const Lowered& low, int64_t m, int64_t first, int64_t out, int64_t before,
-                        float* sums) {
-  const int64_t offset = low.parts->up[low.first + m], rank = low.parts->rank;
-  if (offset < 0) return;
-  const int64_t columns = smaller_of(kPanel - before, out - first);
-  for (int64_t row = 0; row < low.count; ++row) {
-    const float* place = low.place(row);
-    if (!place) continue;
-    const float* factors = low.x + (row * low.matrices + m) * rank;
-    const float* b = place + offset + first / kPanel * rank * kPanel;
-    float* to = sums + row * kPanel + before;
-    if (columns == kPanel && first % kPanel == 0) {
-      Floats total[kParts];
-      for (int64_t p = 0; p < kParts; ++p) total[p] = load(to + p * kLanes);
-      for (int64_t r = 0; r < rank; ++r)
-        for (int64_t p = 0; p < kParts; ++p)
-          total[p] += splat(factors[r]) * load(b + r * kPanel + p * kLanes);
-      for (int64_t p = 0; p < kParts; ++p) store(to + p * kLanes, total[p]);
-      continue;
-    }
-    for (int64_t c = 0; c < columns; ++c) {
-      const int64_t at = first % kPanel + c;
-      for (int64_t r = 0; r < rank; ++r)
-        to[c] += factors[r] * b[(at / kPanel * rank + r) * kPanel + at % kPanel];
+  // Adds B times the products to sums [rows][32] of a panel of all matrices, whose `outs` follow
+  // each other.
+  void add_panel(const int64_t* outs, int64_t panel, float* sums) const {
+    if (!items_) return;
+    int64_t start = 0;
+    for (int64_t m = 0; m < matrices_; start += outs[m++]) {
+      const int64_t first = larger_of(panel * kPanel, start);
+      if (first < smaller_of((panel + 1) * kPanel, start + outs[m]))
+        add(m, first - start, outs[m], first - panel * kPanel, sums);
     }
   }
-}
 
-// The same for a panel of several matrices whose outputs follow each other.
-inline void add_lowered_panel(const Lowered& low, const int64_t* outs, int64_t panel,
-                              float* sums) {
-  if (!low.x) return;
-  int64_t start = 0;
-  for (int64_t m = 0; m < low.matrices; start += outs[m++]) {
-    const int64_t first = larger_of(panel * kPanel, start);
-    if (first < smaller_of((panel + 1) * kPanel, start + outs[m]))
-      add_lowered(low, m, first - start, outs[m], first - panel * kPanel, sums);
+  // Adds to sums [count][32] those of the outputs first..first + 31 of matrix m, of `out` in all,
+  // that are there; they stand behind `before` columns. B lies in panels as a matrix does.
+  void add(int64_t m, int64_t first, int64_t out, int64_t before, float* sums) const {
+    if (!items_) return;
+    const int64_t offset = parts_->up[first_ + m], rank = parts_->rank;
+    if (offset < 0) return;
+    wait();
+    const int64_t columns = smaller_of(kPanel - before, out - first);
+    for (int64_t row = 0; row < rows_->count; ++row) {
+      const float* from = place(row);
+      if (!from) continue;
+      const float* factors = x_ + (row * matrices_ + m) * rank;
+      const float* b = from + offset + first / kPanel * rank * kPanel;
+      float* to = sums + row * kPanel + before;
+      if (columns == kPanel && first % kPanel == 0) {
+        Floats total[kParts];
+        for (int64_t p = 0; p < kParts; ++p) total[p] = load(to + p * kLanes);
+        for (int64_t r = 0; r < rank; ++r)
+          for (int64_t p = 0; p < kParts; ++p)
+            total[p] += splat(factors[r]) * load(b + r * kPanel + p * kLanes);
+        for (int64_t p = 0; p < kParts; ++p) store(to + p * kLanes, total[p]);
+        continue;
+      }
+      for (int64_t c = 0; c < columns; ++c) {
+        const int64_t at = first % kPanel + c;
+        for (int64_t r = 0; r < rank; ++r)
+          to[c] += factors[r] * b[(at / kPanel * rank + r) * kPanel + at % kPanel];
+      }
+    }
   }
-}
+
+ private:
+  const float* place(int64_t row) const {
+    const int32_t place = adapters_.place[row_of_ ? row_of_[row] : row];
+    return place < 0 ? nullptr : adapters_.pool + place * adapters_.stride;
+  }
+
+  void wait() const {
+    wait_until([this] { return left_.load(std::memory_order_acquire) == 0; });
+  }
+
+  const AdapterParts* parts_ = nullptr;
+  Adapters adapters_{};
+  const Rows* rows_ = nullptr;
+  const int32_t* row_of_ = nullptr;
+  int64_t first_ = 0, matrices_ = 0, in_ = 0;
+  float* x_ = nullptr;  // [rows][matrices][rank]
+  int64_t each_ = 0, items_ = 0;  // rows of an item; 0 items: nothing is added
+  std::atomic<int64_t> left_{0};
+};

@@ -14,8 +14,8 @@ namespace lite_runner {
 namespace avx2 {
 #include "simd.inl"
 #include "linear.inl"
-#include "attention.inl"
 #include "adapters.inl"
+#include "attention.inl"
 #include "layers.inl"
 }  // namespace avx2
 #if defined(__clang__)

@@ -14,8 +14,8 @@ namespace lite_runner {
 namespace avx512 {
 #include "simd.inl"
 #include "linear.inl"
-#include "attention.inl"
 #include "adapters.inl"
+#include "attention.inl"
 #include "layers.inl"
 }  // namespace avx512
 #if defined(__clang__)

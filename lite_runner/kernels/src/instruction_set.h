@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <atomic>
 #include <type_traits>
 
 #include "layers.h"

@@ -134,9 +134,9 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   float* fused = scratch<float>(kFused, count * stride);
   const Rows rows = normalized(layer, layer.norm, inward, x, count);
   const int64_t outs[] = {queries, keys, keys};
-  const Lowered low = lowered(layer.adapters, adapters, 0, 3, rows, layer.hidden);
-  linear<1>(inward, rows, [&](int64_t panel, float* sums) {
-    add_lowered_panel(low, outs, panel, sums);
+  Lowered low(layer.adapters, adapters, 0, 3, rows, layer.hidden);
+  linear<1>(inward, rows, low, [&](int64_t panel, float* sums) {
+    low.add_panel(outs, panel, sums);
     spread(sums, count, panel, stride, fused, stride);
   });
   over_rows(count, [&](int64_t row) {
@@ -153,9 +153,9 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   clear_behind(mixed, count, queries, outward.depth());
   Attention{layer, step, cache, fused, stride, mixed, outward.depth()}.run();
   const Rows mixed_rows = prepared(outward, mixed, count, outward.depth());
-  const Lowered back = lowered(layer.adapters, adapters, 3, 1, mixed_rows, queries);
-  linear<1>(outward, mixed_rows, [&](int64_t panel, float* sums) {
-    add_lowered_panel(back, &layer.hidden, panel, sums);
+  Lowered back(layer.adapters, adapters, 3, 1, mixed_rows, queries);
+  linear<1>(outward, mixed_rows, back, [&](int64_t panel, float* sums) {
+    back.add_panel(&layer.hidden, panel, sums);
     spread(sums, count, panel, layer.hidden, out, layer.hidden, layer.residual ? x : nullptr);
   });
 }
@@ -176,28 +176,28 @@ inline void feed_forward(const FeedForwardLayer& layer, const Step& step, Adapte
   float* hidden = scratch<float>(kHidden, count * stride);
   clear_behind(hidden, count, layer.wide, stride);
   const Rows rows = normalized(layer, layer.norm, up, x, count);
-  const Lowered low =
-      lowered(layer.adapters, adapters, layer.gated ? 0 : 1, layer.gated ? 2 : 1, rows, layer.hidden);
+  Lowered low(layer.adapters, adapters, layer.gated ? 0 : 1, layer.gated ? 2 : 1, rows,
+              layer.hidden);
   if (layer.gated) {
-    linear<2>(up, rows, [&](int64_t unit, float* sums) {
+    linear<2>(up, rows, low, [&](int64_t unit, float* sums) {
       float* ups = sums + count * kPanel;
-      for (int64_t m = 0; m < low.matrices; ++m)
-        add_lowered(low, m, unit * kPanel, layer.wide, 0, m == 0 ? sums : ups);
+      low.add(0, unit * kPanel, layer.wide, 0, sums);
+      low.add(1, unit * kPanel, layer.wide, 0, ups);
       for (int64_t i = 0; i < count * kPanel; i += kLanes)
         store(sums + i, silu(load(sums + i)) * load(ups + i));
       spread(sums, count, unit, layer.wide, hidden, stride);
     });
   } else {
-    linear<1>(up, rows, [&](int64_t panel, float* sums) {
-      add_lowered_panel(low, &layer.wide, panel, sums);
+    linear<1>(up, rows, low, [&](int64_t panel, float* sums) {
+      low.add_panel(&layer.wide, panel, sums);
       for (int64_t i = 0; i < count * kPanel; i += kLanes) store(sums + i, gelu(load(sums + i)));
       spread(sums, count, panel, layer.wide, hidden, stride);
     });
   }
   const Rows hidden_rows = prepared(down, hidden, count, stride);
-  const Lowered back = lowered(layer.adapters, adapters, 2, 1, hidden_rows, layer.wide);
-  linear<1>(down, hidden_rows, [&](int64_t panel, float* sums) {
-    add_lowered_panel(back, &layer.hidden, panel, sums);
+  Lowered back(layer.adapters, adapters, 2, 1, hidden_rows, layer.wide);
+  linear<1>(down, hidden_rows, back, [&](int64_t panel, float* sums) {
+    back.add_panel(&layer.hidden, panel, sums);
     spread(sums, count, panel, layer.hidden, out, layer.hidden, layer.residual ? x : nullptr);
   });
 }
@@ -205,9 +205,9 @@ inline void feed_forward(const FeedForwardLayer& layer, const Step& step, Adapte
 inline void head(const HeadLayer& layer, const Matrix& matrix, const Step& step,
                  Adapters adapters, const float* x, float* logits) {
   const Rows rows = normalized(layer, layer.norm, matrix, x, step.wanted, step.row);
-  const Lowered low = lowered(layer.adapters, adapters, 0, 1, rows, layer.hidden, step.row);
-  linear<1>(matrix, rows, [&](int64_t panel, float* sums) {
-    add_lowered_panel(low, &matrix.out, panel, sums);
+  Lowered low(layer.adapters, adapters, 0, 1, rows, layer.hidden, step.row);
+  linear<1>(matrix, rows, low, [&](int64_t panel, float* sums) {
+    low.add_panel(&matrix.out, panel, sums);
     spread(sums, step.wanted, panel, matrix.out, logits, matrix.out);
   });
 }
@@ -217,7 +217,8 @@ inline void plain_linear(const Matrix& m, const float* x, int64_t count, float* 
   for (int64_t row = 0; row < count; ++row)
     for (int64_t k = 0; k < m.depth(); ++k)
       rows[row * m.depth() + k] = k < m.in ? x[row * m.in + k] : 0.0f;
-  linear<1>(m, prepared(m, rows, count, m.depth()), [&](int64_t panel, const float* sums) {
+  Lowered none;
+  linear<1>(m, prepared(m, rows, count, m.depth()), none, [&](int64_t panel, const float* sums) {
     spread(sums, count, panel, m.out, out, m.out);
   });
 }

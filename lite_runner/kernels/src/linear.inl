@@ -72,6 +72,14 @@ struct Tile {
   Floats at[rows][kParts];
 };
 
+template <int64_t count>
+inline __attribute__((always_inline)) void store_tile(const Tile<count>& tile, float* to) {
+#pragma GCC unroll 16
+  for (int64_t r = 0; r < count; ++r)
+#pragma GCC unroll 8
+    for (int64_t p = 0; p < kParts; ++p) store(to + r * kPanel + p * kLanes, tile.at[r][p]);
+}
+
 // tile [rows][32] += x [rows][depth] * panel [depth][32]
 template <int64_t rows, class F>
 inline __attribute__((always_inline)) void multiply(Tile<rows>& tile, const float* x,
@@ -99,10 +107,7 @@ __attribute__((noinline)) void accumulate(float* sums, const float* x, int64_t s
     for (int64_t p = 0; p < kParts; ++p)
       tile.at[r][p] = begin ? Floats{} : load(sums + r * kPanel + p * kLanes);
   multiply<rows, F>(tile, x, stride, panel, depth);
-#pragma GCC unroll 16
-  for (int64_t r = 0; r < rows; ++r)
-#pragma GCC unroll 8
-    for (int64_t p = 0; p < kParts; ++p) store(sums + r * kPanel + p * kLanes, tile.at[r][p]);
+  store_tile(tile, sums);
 }
 
 // Runs body<n> over all rows in tiles of at most `most`.
@@ -168,14 +173,6 @@ inline __attribute__((always_inline)) void add_group(const Matrix& m, const Rows
       if (m.minimums) total += splat(rows.sums[at]) * minimum;
     }
   }
-}
-
-template <int64_t count>
-inline __attribute__((always_inline)) void store_tile(const Tile<count>& tile, float* to) {
-#pragma GCC unroll 16
-  for (int64_t r = 0; r < count; ++r)
-#pragma GCC unroll 8
-    for (int64_t p = 0; p < kParts; ++p) store(to + r * kPanel + p * kLanes, tile.at[r][p]);
 }
 
 // Inputs of 8 bits by weights of 8 bits.
@@ -336,9 +333,10 @@ inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t str
   return rows;
 }
 
-// Calls finish(panel, sums [rows][32 * together]) for every `together` panels, on all threads.
-template <int64_t together, class Finish>
-inline void linear(const Matrix& m, const Rows& rows, Finish&& finish) {
+// Calls finish(panel, sums [rows][32 * together]) for every `together` panels, on all threads;
+// the items of `low`, which finish() may wait for, go first.
+template <int64_t together, class Low, class Finish>
+inline void linear(const Matrix& m, const Rows& rows, Low& low, Finish&& finish) {
   const int64_t units = m.panels() / together;
   // Items enough to share evenly, yet few: each costs a line of cache that goes between processors.
   const int64_t wanted = m.panels() * m.panel_bytes() * (1 + rows.count / 4) / kItemBytes;
@@ -346,7 +344,9 @@ inline void linear(const Matrix& m, const Rows& rows, Finish&& finish) {
   const int64_t each = (units + items - 1) / items;
   const int64_t size = together * rows.count * kPanel;
   float* all = scratch<float>(kPanels, threads() * size);
-  parallel_for((units + each - 1) / each, [&](int64_t item, int thread) {
+  parallel_for(low.items() + (units + each - 1) / each, [&](int64_t item, int thread) {
+    if (item < low.items()) return low.make(item);
+    item -= low.items();
     float* sums = all + thread * size;
     for (int64_t unit = item * each; unit < smaller_of(units, (item + 1) * each); ++unit) {
       for (int64_t panel = 0; panel < together; ++panel)

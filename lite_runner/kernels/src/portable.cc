@@ -7,8 +7,8 @@ namespace lite_runner {
 namespace portable {
 #include "simd.inl"
 #include "linear.inl"
-#include "attention.inl"
 #include "adapters.inl"
+#include "attention.inl"
 #include "layers.inl"
 }  // namespace portable
 

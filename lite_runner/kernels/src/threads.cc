@@ -1,7 +1,6 @@
 #include "threads.h"
 
 #include <pthread.h>
-#include <sched.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -16,16 +15,7 @@ namespace {
 
 // A worker without work looks out for some this long before it sleeps: longer than operators of
 // one step are apart, short enough that other processes get the core.
-constexpr int kSpins = 2000;
 constexpr int kYields = 50;
-
-inline void pause_cpu() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 // Which job, how many items it has, and which is next, in one word: a claim is valid or not
 // whatever happens meanwhile, so that nobody waits for a worker that has no core to run on.
@@ -68,8 +58,7 @@ class Pool {
       wake_.notify_all();
     }
     take_part(0);
-    for (int spins = 0; done_.load(std::memory_order_acquire) < items; ++spins)
-      spins < kSpins ? pause_cpu() : static_cast<void>(sched_yield());
+    wait_until([&] { return done_.load(std::memory_order_acquire) == items; });
   }
 
  private:

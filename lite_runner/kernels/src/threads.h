@@ -1,5 +1,7 @@
 // A pool of threads that share the work of one operator at a time.
 #pragma once
+#include <sched.h>
+
 #include <cstdint>
 
 namespace lite_runner {
@@ -11,6 +13,23 @@ int threads();
 using Task = void (*)(void* context, int64_t item, int thread);
 // Calls task(context, item, thread) for every item in 0..items-1, on any thread (0..threads()-1).
 void run_tasks(int64_t items, Task task, void* context);
+
+inline void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spins this often before it lets other processes have the core.
+constexpr int kSpins = 2000;
+
+// Waits for what another thread is about to do: there() is then true.
+template <class There>
+void wait_until(There&& there) {
+  for (int spins = 0; !there(); ++spins) spins < kSpins ? pause_cpu() : static_cast<void>(sched_yield());
+}
 
 template <class Body>
 void parallel_for(int64_t items, Body&& body) {
