@@ -15,14 +15,14 @@ struct Keys {  // one slot and key/value head
   const Cache& cache;
   int64_t place, dim;  // place: slot * kv_heads + head
 
-  template <class T>
-  T* keys(int64_t panel) const {
-    return static_cast<T*>(cache.keys) + (place * (cache.length / kPanel) + panel) * dim * kPanel;
+  // Where a panel's numbers begin, of `size` bytes each.
+  void* key(int64_t panel, int64_t size) const {
+    return static_cast<char*>(cache.keys) +
+           (place * (cache.length / kPanel) + panel) * dim * kPanel * size;
   }
-  template <class T>
-  T* values(int64_t panel, int64_t position) const {
-    return static_cast<T*>(cache.values) +
-           ((place * dim_panels() + panel) * cache.length + position) * kPanel;
+  void* value(int64_t panel, int64_t position, int64_t size) const {
+    return static_cast<char*>(cache.values) +
+           ((place * dim_panels() + panel) * cache.length + position) * kPanel * size;
   }
   int64_t dim_panels() const { return (dim + kPanel - 1) / kPanel; }
 };
@@ -34,22 +34,6 @@ inline const float* as_floats(CacheType type, const void* rows, int64_t count, f
     store(buffer + i, type == CacheType::kFloat16 ? load_half(static_cast<const uint16_t*>(rows) + i)
                                                   : load_int8(static_cast<const int8_t*>(rows) + i));
   return buffer;
-}
-
-inline const void* key_panel(const Keys& keys, int64_t panel) {
-  switch (keys.cache.type) {
-    case CacheType::kFloat32: return keys.keys<float>(panel);
-    case CacheType::kFloat16: return keys.keys<uint16_t>(panel);
-    default: return keys.keys<int8_t>(panel);
-  }
-}
-
-inline const void* value_panel(const Keys& keys, int64_t panel, int64_t position) {
-  switch (keys.cache.type) {
-    case CacheType::kFloat32: return keys.values<float>(panel, position);
-    case CacheType::kFloat16: return keys.values<uint16_t>(panel, position);
-    default: return keys.values<int8_t>(panel, position);
-  }
 }
 
 inline void product(float* sums, const float* x, int64_t rows, int64_t stride, const float* panel,
@@ -66,6 +50,7 @@ inline void attend_chunk(const Keys& keys, const float* queries, int64_t rows,
                          const int32_t* position, const float* slope, int64_t first,
                          float* work, Running result) {
   const CacheType type = keys.cache.type;
+  const int64_t size = bytes_of(type);
   float* scores = work;                          // [4][rows][32], then [rows][128]
   float* weights = scores + rows * kChunk;       // [rows][128]
   float* wide = weights + rows * kChunk;         // a panel of keys or values
@@ -73,7 +58,7 @@ inline void attend_chunk(const Keys& keys, const float* queries, int64_t rows,
   for (int64_t r = 0; r < rows; ++r) last = larger_of(last, position[r]);
   const int64_t live = smaller_of<int64_t>(kChunk, last - first + 1);
   for (int64_t p = 0; p * kPanel < live; ++p) {
-    const void* panel = key_panel(keys, first / kPanel + p);
+    const void* panel = keys.key(first / kPanel + p, size);
     product(scores + p * rows * kPanel, queries, rows, keys.dim,
             as_floats(type, panel, keys.dim, wide), keys.dim);
   }
@@ -112,7 +97,7 @@ inline void attend_chunk(const Keys& keys, const float* queries, int64_t rows,
     result.total[r] = sum(total);
   }
   for (int64_t p = 0; p < keys.dim_panels(); ++p) {
-    const void* panel = value_panel(keys, p, first);
+    const void* panel = keys.value(p, first, size);
     product(result.mixed + p * rows * kPanel, weights, rows, kChunk,
             as_floats(type, panel, live, wide), live);
   }
@@ -159,26 +144,22 @@ struct Attention {
   int64_t group() const { return layer.heads / layer.kv_heads; }
   int64_t panels() const { return (layer.head_dim + kPanel - 1) / kPanel; }
 
-  // Queries, positions and slopes of some tokens for one key/value head.
+  // Some tokens' rows for one key/value head.
   struct Queries {
-    alignas(64) float* x;
-    int32_t position[kQueries > 128 ? kQueries : 128];
-    float slope[kQueries > 128 ? kQueries : 128];
-    const float* slopes() const { return has_slopes ? slope : nullptr; }
-    bool has_slopes;
+    float* x;           // [rows][head_dim], scaled
+    int32_t* position;  // [rows]
+    float* slope;       // [rows]
   };
 
-  void gather(int64_t token, int64_t tokens, int64_t head, Queries& to) const {
+  void gather(int64_t token, int64_t tokens, int64_t head, Queries to) const {
     const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(layer.head_dim));
-    const float* slopes = layer.slopes ? layer.at<float>(layer.slopes) : nullptr;
-    to.has_slopes = slopes != nullptr;
     for (int64_t t = 0; t < tokens; ++t)
       for (int64_t g = 0; g < group(); ++g) {
         const int64_t row = t * group() + g, which = head * group() + g;
         const float* from = fused + (token + t) * stride + which * layer.head_dim;
         for (int64_t d = 0; d < layer.head_dim; ++d) to.x[row * layer.head_dim + d] = from[d] * scale;
         to.position[row] = step.position[token + t];
-        to.slope[row] = slopes ? slopes[which] : 0.0f;
+        if (layer.slopes) to.slope[row] = layer.at<float>(layer.slopes)[which];
       }
   }
 
@@ -203,7 +184,7 @@ struct Attention {
   }
 
   // Rows of one slot at following positions are a prompt, of which some go through together.
-  int64_t plan(Item* items, int64_t most) const {
+  int64_t plan(Item* items) const {
     int64_t count = 0;
     const int64_t together = larger_of<int64_t>(1, kQueries / group());
     for (int64_t token = 0; token < step.count;) {
@@ -214,37 +195,35 @@ struct Attention {
         ++tokens;
       const int64_t chunks = (step.position[token + tokens - 1] + kChunk) / kChunk;
       for (int64_t head = 0; head < layer.kv_heads; ++head)
-        for (int64_t chunk = 0; chunk < (tokens == 1 ? chunks : 1); ++chunk) {
-          if (count == most) return -1;
+        for (int64_t chunk = 0; chunk < (tokens == 1 ? chunks : 1); ++chunk)
           items[count++] = {static_cast<int32_t>(token), static_cast<int32_t>(tokens),
                             static_cast<int32_t>(head),
                             static_cast<int32_t>(tokens == 1 ? chunk : -1),
                             static_cast<int32_t>(chunks)};
-        }
       token += tokens;
     }
     return count;
   }
 
   void run() const {
-    int64_t room = step.count * layer.kv_heads * (cache.length / kChunk);
-    Item* items = scratch<Item>(kItems, room);
-    const int64_t count = plan(items, room);
+    Item* items = scratch<Item>(kItems, step.count * layer.kv_heads * (cache.length / kChunk));
+    const int64_t count = plan(items);
     const int64_t rows = larger_of(kQueries, group()), dim = layer.head_dim;
     const int64_t one = running_floats(group(), dim), many = running_floats(rows, dim);
-    const int64_t local = rows * dim + work_floats(rows, dim) + 2 * many + 64;
+    const int64_t local = rows * (dim + 2) + work_floats(rows, dim) + 2 * many + 64;
     float* memory = scratch<float>(kPartial, count * one + threads() * local);
     float* locals = memory + count * one;
     parallel_for(count, [&](int64_t index, int thread) {
       const Item& item = items[index];
-      Queries queries;
-      queries.x = locals + thread * local;
-      float* work = queries.x + rows * dim;
+      float* x = locals + thread * local;
+      float* slope = x + rows * (dim + 1);
+      const Queries queries{x, reinterpret_cast<int32_t*>(x + rows * dim), slope};
+      float* work = slope + rows;
       float* sums = work + work_floats(rows, dim);
       const int64_t used = item.tokens * group();
       gather(item.token, item.tokens, item.head, queries);
       const auto attend = [&](int64_t chunk, Running to) {
-        attend_chunk(keys_of(item), queries.x, used, queries.position, queries.slopes(),
+        attend_chunk(keys_of(item), x, used, queries.position, layer.slopes ? slope : nullptr,
                      chunk * kChunk, work, to);
       };
       if (item.chunk >= 0) {
@@ -289,34 +268,35 @@ inline float rounded_to_int8(const float* x, int64_t count, int8_t* to) {
   return bound / 127.0f;
 }
 
-// Writes a key and a value [dim] of one head to their place in the cache.
+// Puts a key and a value [dim] of one head to their place in the cache.
+template <class T>
+inline void put(const Keys& keys, int64_t position, const T* key, const T* value) {
+  T* to = static_cast<T*>(keys.key(position / kPanel, sizeof(T))) + position % kPanel;
+  for (int64_t d = 0; d < keys.dim; ++d) {
+    to[d * kPanel] = key[d];
+    static_cast<T*>(keys.value(d / kPanel, position, sizeof(T)))[d % kPanel] = value[d];
+  }
+}
+
+// The same, in the cache's numbers.
 inline void remember(const Keys& keys, int64_t position, const float* key, const float* value) {
-  const auto write = [&](auto* first_key, auto* first_value, const auto* k, const auto* v) {
-    static_cast<void>(first_value);
-    using T = std::remove_reference_t<decltype(*first_key)>;
-    for (int64_t d = 0; d < keys.dim; ++d) {
-      first_key[d * kPanel + position % kPanel] = k[d];
-      keys.values<T>(d / kPanel, position)[d % kPanel] = v[d];
-    }
-  };
-  const int64_t panel = position / kPanel;
   switch (keys.cache.type) {
     case CacheType::kFloat32:
-      return write(keys.keys<float>(panel), keys.values<float>(0, position), key, value);
+      return put(keys, position, key, value);
     case CacheType::kFloat16: {
       uint16_t k[kMostDim], v[kMostDim];
       for (int64_t d = 0; d < keys.dim; ++d) {
         k[d] = half_of_float(key[d]);
         v[d] = half_of_float(value[d]);
       }
-      return write(keys.keys<uint16_t>(panel), keys.values<uint16_t>(0, position), k, v);
+      return put(keys, position, k, v);
     }
     case CacheType::kInt8: {
       int8_t k[kMostDim], v[kMostDim];
       const int64_t place = keys.place * keys.cache.length + position;
       keys.cache.key_scales[place] = rounded_to_int8(key, keys.dim, k);
       keys.cache.value_scales[place] = rounded_to_int8(value, keys.dim, v);
-      return write(keys.keys<int8_t>(panel), keys.values<int8_t>(0, position), k, v);
+      return put(keys, position, k, v);
     }
   }
 }

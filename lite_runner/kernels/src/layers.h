@@ -6,19 +6,22 @@
 
 namespace lite_runner {
 
-constexpr int64_t kPanel = 32;   // outputs of a matrix that lie side by side
-constexpr int64_t kInputGroup = 32;
-constexpr int64_t kChunk = 128;  // keys whose scores are summed up before they are merged
+constexpr int64_t kPanel = 32;       // outputs of a matrix that lie side by side
+constexpr int64_t kInputGroup = 32;  // inputs that are rounded to 8 bits with one scale
+constexpr int64_t kChunk = 128;      // keys whose scores are summed up before they are merged
 
 enum class Format : int64_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3 };
 enum class CacheType : int64_t { kFloat32 = 0, kFloat16 = 1, kInt8 = 2 };
+constexpr int64_t bytes_of(CacheType type) {
+  return type == CacheType::kFloat32 ? 4 : type == CacheType::kFloat16 ? 2 : 1;
+}
 
-// A matrix [out, in] in panels of 32 outputs: for each panel, for each input, 32 values. Of int8
-// four inputs, of int4 eight inputs of an output make one 32-bit word: see Order.
 // How inputs k follow each other in a word, from its lowest bits on: as they are (int8 by int8); or
 // 0 2 1 3, and 0 2 4 6 1 3 5 7, so that a shift leaves two neighbours in its halves.
 enum class Order : int64_t { kPlain = 0, kBytePairs = 1, kNibblePairs = 2 };
 
+// A matrix [out, in] in panels of 32 outputs: for each panel, for each input, 32 values. Of int8
+// four inputs, of int4 eight inputs of an output make one 32-bit word: see Order.
 struct Matrix {
   Format format;
   int64_t out, in;
