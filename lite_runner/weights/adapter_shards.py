@@ -15,7 +15,7 @@ from lite_runner.config.model import ModelConfig
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.adapter import Adapter, LoraPair, digest
+from lite_runner.weights.adapter import Adapter, LoraPair, digest, is_listing
 from lite_runner.weights.adapter_pieces import adapter_pieces, piece_shapes
 from lite_runner.weights.checkpoint import read_json
 from lite_runner.weights.files import atomic_write, make_folder, sha256_of
@@ -28,8 +28,9 @@ _CUT_AGAIN = "cut them again: adapter_path= the whole adapters, auto_trans_ckpt=
 
 
 def is_cut(path: Path) -> bool:
-    """Whether `path` is a folder of rank_0, rank_1, ..."""
-    return bool(rank_folders(path))
+    """Whether `path` is a folder of rank_0, rank_1, ..., and not one whose listing names adapters
+    like that."""
+    return bool(rank_folders(path)) and not is_listing(path)
 
 
 def cut_once(

@@ -64,6 +64,8 @@ def test_what_was_cut_is_read_again_until_something_changes(tmp_path: Path) -> N
 
     first = cut(adapters[:1])
     assert is_cut(tmp_path) and not is_cut(tmp_path / "rank_1")
+    (tmp_path / "lora_adapter.json").write_text('{"rank_1": "rank_1"}')  # names like any other
+    assert not is_cut(tmp_path)
     assert cut(adapters) == first  # the others are added
     manifest = tmp_path / "rank_1" / "manifest.json"
     assert json.loads(manifest.read_text())["adapters"].keys() == {one.name for one in adapters}
