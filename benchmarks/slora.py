@@ -2,15 +2,16 @@
 
     .venv/bin/python benchmarks/slora.py [--peer ".venv-bench/bin/python benchmarks/peer_peft.py"]
 
-SmolLM2-135M in float32, adapters on all seven linear layers with random values. A process holds all
-its cases and steps them in turn, so that what else the machine does falls on all alike; processes
-of ours and the peer's take turns, too. The figure of a case is the median of base / case, step by
-step, and then of the rounds.
+SmolLM2-135M in float32, adapters on all seven linear layers with random values, as float32 or as
+bfloat16. A process holds all its cases and steps them in turn, so that what else the machine does
+falls on all alike; processes of ours and the peer's take turns, too. The figure of a case is the
+median of base / case, step by step, and then of the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shlex
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 from bench import make_prompts
-from safetensors.numpy import save_file
+from numpy.typing import NDArray
 
 from lite_runner import model_files, progress, session
 from lite_runner.adapters import AdapterJob
@@ -34,6 +35,8 @@ from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
 from lite_runner.weights.adapter import open_adapters
 from lite_runner.weights.adapter_sites import sites
+from lite_runner.weights.safetensors_file import write_safetensors
+from lite_runner.weights.tensor import DType, LazyTensor
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PROMPT = 64
@@ -44,6 +47,7 @@ def main() -> None:
     parser.add_argument("--peer", help="command of benchmarks/peer_peft.py")
     parser.add_argument("--adapters", type=int, nargs="+", default=[1, 4, 8], help="distinct ones")
     parser.add_argument("--ranks", type=int, nargs="+", default=[8])
+    parser.add_argument("--dtypes", choices=("F32", "BF16"), nargs="+", default=["F32", "BF16"])
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
@@ -54,16 +58,16 @@ def main() -> None:
         one_process(json.loads(arguments.job.read_text()))
         return
     print(f"load average {os.getloadavg()[0]:.1f}", file=sys.stderr)
-    print("| engine | r | " + " | ".join(f"{n} adapters" for n in arguments.adapters) + " |")
-    print("|---|---|" + "---|" * len(arguments.adapters))
-    for rank in arguments.ranks:
+    print("| engine | r | of | " + " | ".join(f"{n} adapters" for n in arguments.adapters) + " |")
+    print("|---|---|---|" + "---|" * len(arguments.adapters))
+    for rank, dtype in itertools.product(arguments.ranks, arguments.dtypes):
         with tempfile.TemporaryDirectory() as folder:
-            compare(arguments, rank, Path(folder))
+            compare(arguments, rank, dtype, Path(folder))
 
 
-def compare(arguments: argparse.Namespace, rank: int, folder: Path) -> None:
+def compare(arguments: argparse.Namespace, rank: int, dtype: DType, folder: Path) -> None:
     """Make adapters of one rank, let the engines take turns, and print a row for each."""
-    gguf = write_adapters(folder, max(arguments.adapters), rank)
+    gguf = write_adapters(folder, max(arguments.adapters), rank, dtype)
     job = {
         "adapters": str(folder),
         "gguf": str(gguf),
@@ -95,10 +99,10 @@ def compare(arguments: argparse.Namespace, rank: int, folder: Path) -> None:
             cells.append(f"{ratio:.2f} ({step:.1f} ms)")
         base = statistics.median(result["step_ms"]["0"] for result in results)
         name = f"{results[0]['engine']}, base {base:.1f} ms"
-        print(f"| {name} | {rank} | {' | '.join(cells)} |", flush=True)
+        print(f"| {name} | {rank} | {dtype} | {' | '.join(cells)} |", flush=True)
 
 
-def write_adapters(folder: Path, count: int, rank: int) -> Path:
+def write_adapters(folder: Path, count: int, rank: int, dtype: DType) -> Path:
     """Adapters a0, a1, ... as peft writes them, and their listing; gives the base's GGUF."""
     config, _ = resolve(parse(["model=smollm2_135m", "predict_data=ids"], heads()))
     files = model_files.locate(config)
@@ -111,15 +115,23 @@ def write_adapters(folder: Path, count: int, rank: int) -> Path:
                 name = f"base_model.model.{site.hugging_face}"
                 a = random.standard_normal((rank, site.width_in)) / site.width_in**0.5
                 b = random.standard_normal((site.width_out, rank)) * 0.1 / rank**0.5
-                tensors[f"{name}.lora_A.weight"] = a.astype(np.float32)
-                tensors[f"{name}.lora_B.weight"] = b.astype(np.float32)
+                tensors[f"{name}.lora_A.weight"] = tensor(a, dtype)
+                tensors[f"{name}.lora_B.weight"] = tensor(b, dtype)
         (folder / f"a{number}").mkdir()
-        save_file(tensors, folder / f"a{number}" / "adapter_model.safetensors")
+        write_safetensors(folder / f"a{number}" / "adapter_model.safetensors", tensors, {})
         settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": MODULES}
         (folder / f"a{number}" / "adapter_config.json").write_text(json.dumps(settings))
     listing = {f"a{number}": f"a{number}" for number in range(count)}
     (folder / "lora_adapter.json").write_text(json.dumps(listing))
     return files.path
+
+
+def tensor(values: NDArray[np.float64], dtype: DType) -> LazyTensor:
+    """Values as float32, or cut to bfloat16."""
+    stored: NDArray[Any] = values.astype(np.float32)
+    if dtype == "BF16":
+        stored = (stored.view(np.uint32) >> 16).astype(np.uint16)
+    return LazyTensor(stored.shape, dtype, lambda: stored)
 
 
 def one_process(job: dict[str, Any]) -> None:

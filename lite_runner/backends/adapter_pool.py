@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -18,7 +19,8 @@ def pool_size(adapters: Sequence[Adapter], places: int) -> LoraSize:
     """The pool for `adapters`, of which `places` are loaded at a time."""
     targets = frozenset(name for adapter in adapters for name in adapter.pairs)
     rank = max(pair.rank for adapter in adapters for pair in adapter.pairs.values())
-    return LoraSize(min(places, len(adapters)), rank, targets)
+    bfloat16 = all(adapter.bfloat16 for adapter in adapters)
+    return LoraSize(min(places, len(adapters)), rank, targets, bfloat16)
 
 
 class AdapterPool:
@@ -115,6 +117,6 @@ class AdapterPool:
             _write(table.b, place * rank + span, up.T)
 
 
-def _write(target: Parameter, rows: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+def _write(target: Parameter, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
     update, new = ops.ScatterUpdate(), Tensor(np.ascontiguousarray(values))
     update(target, Tensor(rows.astype(np.int32)), new.astype(target.dtype))

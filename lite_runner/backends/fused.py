@@ -77,7 +77,7 @@ class FusedBackend:
         self._graphs = GraphCache(
             {
                 "operators": str(kernels.LIBRARY),  # MindSpore keeps the path in the graph
-                "weights": [list(one.shape) for one in network.get_parameters()],
+                "weights": [[*one.shape, str(one.dtype)] for one in network.get_parameters()],
                 "sizes": [asdict(replace(sizes, lora=None)), config.hidden_size, self._capacity],
                 "adapters": [layout is not None for layout in network.layouts],
             }

@@ -1,4 +1,4 @@
-"""LoRA adapters as the operators read them: for each layer a pool, a row of floats for a place.
+"""LoRA adapters as the operators read them: for each layer a pool, a row of numbers for a place.
 
 A row has A [rank, in] and then B [out / 32, rank, 32] of each matrix of the layer that any adapter
 changes, the scale in B, ranks and outputs filled up with zeros.
@@ -7,6 +7,7 @@ changes, the scale in B, ranks and outputs filled up with zeros.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,11 +40,16 @@ class PoolLayout:
 
     rank: int
     targets: tuple[Target | None, ...]  # in the layer's order; None: no adapter changes that one
+    bfloat16: bool = False  # the numbers are uint16, upper halves of float32
 
     @property
     def width(self) -> int:
-        """Floats of a place."""
+        """Numbers of a place."""
         return sum(self.rank * (one.inputs + one.filled) for one in self.targets if one)
+
+    @property
+    def dtype(self) -> type[np.generic]:
+        return np.uint16 if self.bfloat16 else np.float32
 
     @property
     def names(self) -> set[str]:
@@ -59,7 +65,7 @@ class PoolLayout:
                 at = up[index] + self.rank * one.filled
         return [self.rank, *down, *up]
 
-    def row(self, adapter: Adapter) -> NDArray[np.float32]:
+    def row(self, adapter: Adapter) -> NDArray[Any]:
         """An adapter's place [width]."""
         parts: list[NDArray[np.float32]] = []
         for one in self.targets:
@@ -67,4 +73,5 @@ class PoolLayout:
                 a, b = adapter.filled(one.name, self.rank, one.inputs, one.filled)
                 parts += [a.T if one.looked_up else a]
                 parts += [b.reshape(-1, PANEL, self.rank).swapaxes(1, 2)]
-        return np.concatenate([part.reshape(-1) for part in parts])
+        numbers: NDArray[Any] = np.concatenate([part.reshape(-1) for part in parts])
+        return (numbers.view(np.uint32) >> 16).astype(np.uint16) if self.bfloat16 else numbers

@@ -56,11 +56,11 @@ def _zeros(shape: tuple[int, ...], dtype: type[np.generic], name: str) -> Parame
     return _parameter(np.zeros(shape, dtype), name)
 
 
-def _pool(memory: HugePages, places: int, layout: PoolLayout | None) -> NDArray[np.float32]:
+def _pool(memory: HugePages, places: int, layout: PoolLayout | None) -> NDArray[np.generic]:
     if layout is None:
         return np.zeros((1, 1), np.float32)
-    values: NDArray[np.float32] = memory.room(4 * places * layout.width).view(np.float32)
-    return values.reshape(places, layout.width)
+    size = places * layout.width * np.dtype(layout.dtype).itemsize
+    return memory.room(size).view(layout.dtype).reshape(places, layout.width)
 
 
 def _operator(name: str, width: int, rows: int) -> ops.Custom:
@@ -92,7 +92,7 @@ class FusedNetwork(nn.Cell):
         self.layers = ParameterTuple(
             _parameter(layer.block, f"layer{index}") for index, layer in enumerate(layers)
         )
-        # By layer: the pool of its adapters [places, floats]; one number where there are none.
+        # By layer: the pool of its adapters [places, numbers]; one number where there are none.
         self.layouts: list[PoolLayout | None] = [layer.adapters for layer in layers]
         places = 0 if sizes.lora is None else sizes.lora.places
         self.pools = ParameterTuple(

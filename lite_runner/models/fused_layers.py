@@ -199,9 +199,11 @@ class Packer:
         """The pool of a layer, for those of its matrices that any adapter changes."""
         if self._lora is None:
             return None
-        wanted = self._lora.targets
-        changed = [one if one and one.name in wanted else None for one in targets]
-        return PoolLayout(self._lora.rank, tuple(changed)) if any(changed) else None
+        size = self._lora
+        changed = [one if one and one.name in size.targets else None for one in targets]
+        if not any(changed):
+            return None
+        return PoolLayout(size.rank, tuple(changed), size.bfloat16)
 
     def _matrix(self, name: str) -> Weight:
         return self._weights.matrix(f"{name}.weight")

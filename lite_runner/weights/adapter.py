@@ -6,6 +6,7 @@ is opened; values stay on disk until they are asked for.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,14 @@ class Adapter:
     folder: Path
     pairs: Mapping[str, LoraPair]
     copies: Mapping[str, LazyTensor] = field(default_factory=dict)  # of base weights, by name
+
+    @property
+    def bfloat16(self) -> bool:
+        """Whether A and scale * B are held as bfloat16 without a loss."""
+        return all(
+            pair.a.dtype == pair.b.dtype == "BF16" and abs(math.frexp(pair.scale)[0]) == 0.5
+            for pair in self.pairs.values()
+        )
 
     def filled(
         self, name: str, rank: int, inputs: int, outputs: int

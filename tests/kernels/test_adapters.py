@@ -53,8 +53,14 @@ def check(
     layout = PoolLayout(RANK, targets)
     pool = RNG.standard_normal((PLACES, layout.width), np.float32) * np.float32(0.3)
     base = call(layer(weights, None))
-    found = call(layer(weights, layout), pool)
+    block = layer(weights, layout)
+    found = call(block, pool)
     np.testing.assert_array_equal(found[PLACE[:COUNT] < 0], base[PLACE[:COUNT] < 0])
+    halves = (pool.view(np.uint32) >> 16).astype(np.uint16)
+    cut = (halves.astype(np.uint32) << 16).view(np.float32)
+    cut_found = call(block, cut)
+    assert abs(cut_found - found).max() > 1e-3
+    np.testing.assert_allclose(call(block, halves), cut_found, rtol=0, atol=1e-5)
     for place in range(PLACES):
         merged, at = [], 0
         for weight, target in zip(weights, targets, strict=True):

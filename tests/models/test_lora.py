@@ -21,7 +21,7 @@ from lite_runner.weights.adapter import Adapter, LoraPair, open_adapters
 from lite_runner.weights.adapter_sites import sites
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.layouts import parameters
-from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights.tensor import DType, LazyTensor
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FAMILIES = ("bloom", "gpt2", "llama", "qwen2")
@@ -120,22 +120,28 @@ def test_every_adapter_and_mixed_batches_equal_peft(
         assert got[mixed == 0].tobytes() == plain[mixed == 0].tobytes()
 
 
-def random_adapter(model: ModelConfig, seed: int, rank: int, share: float) -> Adapter:
+def random_adapter(
+    model: ModelConfig, seed: int, rank: int, share: float, dtype: DType = "F32"
+) -> Adapter:
     """For about `share` of all places for an adapter. Embedding and head are among them where
     they can be merged: bloom and gpt2 have no head of its own."""
     random = np.random.default_rng(seed)
 
     def tensor(*shape: int) -> LazyTensor:
         values = (random.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
-        return LazyTensor(shape, "F32", lambda: values)
+        if dtype == "F32":
+            return LazyTensor(shape, dtype, lambda: values)
+        halves = (values.view(np.uint32) >> 16).astype(np.uint16)
+        return LazyTensor(shape, dtype, lambda: halves)
+
+    def scale() -> float:
+        return float(random.uniform(0.2, 1)) if dtype == "F32" else 0.5
 
     ends = () if model.family == "llama" else (sites(model)[0].weight, "lm_head.weight")
     places = [site for site in sites(model) if site.weight not in ends]
     chosen = [site for site in places if random.random() < share]
     pairs = {
-        site.weight: LoraPair(
-            tensor(rank, site.width_in), tensor(site.width_out, rank), float(random.uniform(0.2, 1))
-        )
+        site.weight: LoraPair(tensor(rank, site.width_in), tensor(site.width_out, rank), scale())
         for site in chosen
     }
     return Adapter(f"random_{seed}", Path(), pairs)
@@ -155,26 +161,37 @@ def merged(model: ModelConfig, weights: Weights, adapter: Adapter) -> tuple[Mode
     return model, alone
 
 
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("fused", "dtype"), [(False, "F32"), (True, "F32"), (True, "BF16")])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_mixed_batch_equals_each_adapter_merged_and_run_alone(
-    family: str, fused: bool, relative_error: Error
+    family: str, fused: bool, dtype: DType, relative_error: Error
 ) -> None:
     model, weights = base_of(family)
     parts = ((1, 1.0), (64, 0.5))
-    adapters = [random_adapter(model, seed, *part) for seed, part in enumerate(parts)]
+    adapters = [random_adapter(model, seed, *part, dtype) for seed, part in enumerate(parts)]
     assert len({frozenset(adapter.pairs) for adapter in adapters}) == 2
     random = np.random.default_rng(7)
     prompts = random.integers(0, model.vocab_size, (3, 5)).astype(np.int32)
     forced = random.integers(0, model.vocab_size, (3, 3)).astype(np.int32)
     order = [2, 0, 1]
-    got = run(backend(model, weights, adapters, slots=3, fused=fused), prompts, forced, order)
+    network = backend(model, weights, adapters, slots=3, fused=fused)
+    got = run(network, prompts, forced, order)
     for slot, number in enumerate(order):
         if number:
             model_alone, merged_weights = merged(model, weights, adapters[number - 1])
             alone = backend(model_alone, merged_weights, slots=1, use_past=False)
             wanted = run(alone, prompts[slot : slot + 1], forced[slot : slot + 1], [0])
             assert relative_error(got[slot], wanted[0]) <= TOLERANCE, number
+
+
+def test_bfloat16_adapters_take_half_the_memory_in_our_operators() -> None:
+    model, weights = base_of("llama")
+    sizes = {}
+    for dtype in ("F32", "BF16"):
+        network = backend(model, weights, [random_adapter(model, 1, 4, 1.0, dtype)], fused=True)
+        assert network.adapters is not None
+        sizes[dtype] = network.adapters.nbytes
+    assert sizes["BF16"] * 2 == sizes["F32"]
 
 
 def test_float16_is_close(relative_error: Error) -> None:

@@ -16,6 +16,7 @@ from lite_runner.config.model import ModelConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.adapter import (
     Adapter,
+    LoraPair,
     check_copies,
     check_effective,
     digest,
@@ -23,7 +24,7 @@ from lite_runner.weights.adapter import (
 )
 from lite_runner.weights.checkpoint import model_config_in, open_checkpoint
 from lite_runner.weights.ckpt_file import write_ckpt
-from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights.tensor import DType, LazyTensor
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 Change = Callable[..., Path]
@@ -50,6 +51,25 @@ def test_every_adapter_of_peft_is_read(name: str) -> None:
         for pair in adapter.pairs.values():
             assert pair.a.read().shape == pair.a.shape
             assert pair.b.read().shape == pair.b.shape == (pair.b.shape[0], pair.rank)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "scale", "expected"),
+    [
+        (("BF16", "BF16"), 2.0, True),
+        (("BF16", "BF16"), -0.25, True),
+        (("BF16", "BF16"), 0.75, False),  # scale * B has more digits
+        (("BF16", "BF16"), 0.0, False),
+        (("BF16", "F32"), 1.0, False),
+        (("F16", "BF16"), 1.0, False),
+    ],
+)
+def test_bfloat16_is_told_by_the_types_and_the_scale(
+    dtypes: tuple[DType, DType], scale: float, expected: bool
+) -> None:
+    a, b = (LazyTensor((2, 2), dtype, lambda: np.zeros((2, 2), np.uint16)) for dtype in dtypes)
+    plain = LoraPair(*(LazyTensor((2, 2), "BF16", a.read) for _ in range(2)), 1.0)
+    assert Adapter("a", Path(), {"x": plain, "y": LoraPair(a, b, scale)}).bfloat16 == expected
 
 
 def test_rank_and_scale_follow_the_patterns() -> None:

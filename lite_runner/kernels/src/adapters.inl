@@ -1,15 +1,37 @@
 // What LoRA adapters add to the outputs of a matrix: B (A x), each row by its own adapter.
 
+// The numbers of a pool: float32, or the upper half of one.
+inline Floats numbers(const float* from) { return load(from); }
+inline Floats numbers(const uint16_t* from) { return load_bfloat16(from); }
+inline float number(float value) { return value; }
+inline float number(uint16_t half) {
+  const uint32_t bits = uint32_t{half} << 16;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Calls body with the pool of adapters, as what its numbers are.
+template <class Body>
+inline void with_pool(const Adapters& adapters, Body&& body) {
+  if (adapters.bfloat16)
+    body(static_cast<const uint16_t*>(adapters.pool));
+  else
+    body(static_cast<const float*>(adapters.pool));
+}
+
 // to[r] = a[r] . x for the `rank` rows of A [rank, in], four at a time.
-inline void products(const float* a, int64_t rank, const float* x, int64_t in, float* to) {
+template <class T>
+inline void products(const T* a, int64_t rank, const float* x, int64_t in, float* to) {
   in_tiles<4>(rank, [&](auto rows, int64_t first) {
     Floats total[rows] = {};
     int64_t i = 0;
     for (; i + kLanes <= in; i += kLanes)
-      for (int64_t r = 0; r < rows; ++r) total[r] += load(a + (first + r) * in + i) * load(x + i);
+      for (int64_t r = 0; r < rows; ++r)
+        total[r] += numbers(a + (first + r) * in + i) * load(x + i);
     for (int64_t r = 0; r < rows; ++r) {
       float rest = sum(total[r]);
-      for (int64_t k = i; k < in; ++k) rest += a[(first + r) * in + k] * x[k];
+      for (int64_t k = i; k < in; ++k) rest += number(a[(first + r) * in + k]) * x[k];
       to[first + r] = rest;
     }
   });
@@ -29,7 +51,7 @@ class Lowered {
         matrices_(matrices), in_(in) {
     if (!adapters.place) return;
     bool any = false;
-    for (int64_t row = 0; row < rows.count; ++row) any = any || place(row);
+    for (int64_t row = 0; row < rows.count; ++row) any = any || place(row) >= 0;
     if (!any) return;
     x_ = scratch<float>(kLowered, rows.count * matrices * parts.rank);
     each_ = (rows.count + 4 * threads() - 1) / (4 * threads());
@@ -39,16 +61,16 @@ class Lowered {
   int64_t items() const { return items_; }
 
   void make(int64_t item) {
-    const int64_t rank = parts_->rank;
-    for (int64_t row = item * each_; row < smaller_of(rows_->count, (item + 1) * each_); ++row) {
-      const float* from = place(row);
-      for (int64_t m = 0; from && m < matrices_; ++m) {
-        const int64_t offset = parts_->down[first_ + m];
-        if (offset >= 0)
-          products(from + offset, rank, rows_->x + row * rows_->stride, in_,
-                   x_ + (row * matrices_ + m) * rank);
-      }
-    }
+    const int64_t rank = parts_->rank, end = smaller_of(rows_->count, (item + 1) * each_);
+    with_pool(adapters_, [&](const auto* pool) {
+      for (int64_t row = item * each_; row < end; ++row)
+        for (int64_t m = 0; place(row) >= 0 && m < matrices_; ++m) {
+          const int64_t offset = parts_->down[first_ + m];
+          if (offset >= 0)
+            products(pool + place(row) * adapters_.stride + offset, rank,
+                     rows_->x + row * rows_->stride, in_, x_ + (row * matrices_ + m) * rank);
+        }
+    });
     left_.fetch_sub(1, std::memory_order_release);
   }
 
@@ -72,34 +94,33 @@ class Lowered {
     if (offset < 0) return;
     wait();
     const int64_t columns = smaller_of(kPanel - before, out - first);
-    for (int64_t row = 0; row < rows_->count; ++row) {
-      const float* from = place(row);
-      if (!from) continue;
-      const float* factors = x_ + (row * matrices_ + m) * rank;
-      const float* b = from + offset + first / kPanel * rank * kPanel;
-      float* to = sums + row * kPanel + before;
-      if (columns == kPanel && first % kPanel == 0) {
-        Floats total[kParts];
-        for (int64_t p = 0; p < kParts; ++p) total[p] = load(to + p * kLanes);
-        for (int64_t r = 0; r < rank; ++r)
-          for (int64_t p = 0; p < kParts; ++p)
-            total[p] += splat(factors[r]) * load(b + r * kPanel + p * kLanes);
-        for (int64_t p = 0; p < kParts; ++p) store(to + p * kLanes, total[p]);
-        continue;
+    with_pool(adapters_, [&](const auto* pool) {
+      for (int64_t row = 0; row < rows_->count; ++row) {
+        if (place(row) < 0) continue;
+        const float* factors = x_ + (row * matrices_ + m) * rank;
+        const auto* b = pool + place(row) * adapters_.stride + offset + first / kPanel * rank * kPanel;
+        float* to = sums + row * kPanel + before;
+        if (columns == kPanel && first % kPanel == 0) {
+          Floats total[kParts];
+          for (int64_t p = 0; p < kParts; ++p) total[p] = load(to + p * kLanes);
+          for (int64_t r = 0; r < rank; ++r)
+            for (int64_t p = 0; p < kParts; ++p)
+              total[p] += splat(factors[r]) * numbers(b + r * kPanel + p * kLanes);
+          for (int64_t p = 0; p < kParts; ++p) store(to + p * kLanes, total[p]);
+          continue;
+        }
+        for (int64_t c = 0; c < columns; ++c) {
+          const int64_t at = first % kPanel + c;
+          for (int64_t r = 0; r < rank; ++r)
+            to[c] += factors[r] * number(b[(at / kPanel * rank + r) * kPanel + at % kPanel]);
+        }
       }
-      for (int64_t c = 0; c < columns; ++c) {
-        const int64_t at = first % kPanel + c;
-        for (int64_t r = 0; r < rank; ++r)
-          to[c] += factors[r] * b[(at / kPanel * rank + r) * kPanel + at % kPanel];
-      }
-    }
+    });
   }
 
  private:
-  const float* place(int64_t row) const {
-    const int32_t place = adapters_.place[row_of_ ? row_of_[row] : row];
-    return place < 0 ? nullptr : adapters_.pool + place * adapters_.stride;
-  }
+  // Of a row's adapter; below 0: it has none.
+  int64_t place(int64_t row) const { return adapters_.place[row_of_ ? row_of_[row] : row]; }
 
   void wait() const {
     wait_until([this] { return left_.load(std::memory_order_acquire) == 0; });

@@ -58,7 +58,7 @@ struct Norm {
   int64_t gamma, beta;  // float32, offsets from the layer
 };
 
-// Where a place of the pool has A [rank, in] and B [out / 32, rank, 32] of each matrix, in floats;
+// Where a place of the pool has A [rank, in] and B [out / 32, rank, 32] of each matrix, in numbers;
 // -1: it has none. The matrices stand in the layer's order: query, key, value, projection, or gate, up,
 // down, or the only one.
 struct AdapterParts {
@@ -69,8 +69,9 @@ struct AdapterParts {
 // LoRA adapters of the tokens of a step.
 struct Adapters {
   const int32_t* place;  // of each token, below 0: the base model; nullptr: the layer has none
-  const float* pool;     // [places, stride]
+  const void* pool;      // [places, stride] float32, or the upper halves of such
   int64_t stride;
+  bool bfloat16;
 };
 
 struct Layer {

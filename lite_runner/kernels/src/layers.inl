@@ -110,15 +110,16 @@ inline void embedding(const EmbeddingLayer& layer, const Step& step, Adapters ad
   over_rows(step.count, [&](int64_t row) {
     float* to = out + row * layer.hidden;
     read_row(table, step.token[row], to, false);
-    if (adapters.place && adapters.place[row] >= 0 && layer.adapters.down[0] >= 0) {
-      const float* place = adapters.pool + adapters.place[row] * adapters.stride;
-      const int64_t rank = layer.adapters.rank;
-      const float* factors = place + layer.adapters.down[0] + step.token[row] * rank;
-      for (int64_t r = 0; r < rank; ++r)
-        for (int64_t i = 0; i < layer.hidden; ++i)
-          to[i] += factors[r] * place[layer.adapters.up[0] + (i / kPanel * rank + r) * kPanel +
-                                      i % kPanel];
-    }
+    if (adapters.place && adapters.place[row] >= 0 && layer.adapters.down[0] >= 0)
+      with_pool(adapters, [&](const auto* pool) {
+        const auto* place = pool + adapters.place[row] * adapters.stride;
+        const int64_t rank = layer.adapters.rank;
+        const auto* factors = place + layer.adapters.down[0] + step.token[row] * rank;
+        const auto* up = place + layer.adapters.up[0];
+        for (int64_t r = 0; r < rank; ++r)
+          for (int64_t i = 0; i < layer.hidden; ++i)
+            to[i] += number(factors[r]) * number(up[(i / kPanel * rank + r) * kPanel + i % kPanel]);
+      });
     if (layer.positions) read_row(layer.matrix(layer.positions), step.position[row], to, true);
     if (layer.has_norm) normalize(layer, layer.norm, to, layer.hidden, to, layer.hidden);
   });

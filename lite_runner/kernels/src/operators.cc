@@ -48,15 +48,17 @@ const T& as(const void* pointer) {
 struct Inputs {
   void** p;
   int64_t** shapes;
+  const char** types;
   int next;
 
   const void* take() { return p[next++]; }
 
   // The pool of a layer that adapters change is the next input.
   Adapters adapters(const AdapterParts& parts, const void* places) {
-    if (parts.rank == 0) return {nullptr, nullptr, 0};
+    if (parts.rank == 0) return {nullptr, nullptr, 0, false};
     const int64_t stride = shapes[next][1];
-    return {static_cast<const int32_t*>(places), static_cast<const float*>(take()), stride};
+    const bool bfloat16 = std::strcmp(types[next], "float32") != 0;
+    return {static_cast<const int32_t*>(places), take(), stride, bfloat16};
   }
 };
 
@@ -143,9 +145,9 @@ void lite_runner_widen(const void* values, const uint16_t* scales, const uint16_
 // are those of the tokens' adapters; a layer that adapters change is followed by its pool.
 
 // step, places, layer -> [capacity, hidden]
-int Embedding(int count, void** p, int*, int64_t** shapes, const char**, void*, void*) {
+int Embedding(int count, void** p, int*, int64_t** shapes, const char** types, void*, void*) {
   std::lock_guard<std::mutex> lock(one_at_a_time);
-  Inputs in{p, shapes, 3};
+  Inputs in{p, shapes, types, 3};
   const Step step(static_cast<const int32_t*>(p[0]), shapes[count - 1][0]);
   const EmbeddingLayer& layer = as<EmbeddingLayer>(p[2]);
   kernels->embedding(layer, step, in.adapters(layer.adapters, p[1]),
@@ -160,7 +162,7 @@ int Layers(int count, void** p, int* ranks, int64_t** shapes, const char** types
   const Step step(static_cast<const int32_t*>(p[1]), shapes[0][0]);
   const float *x = static_cast<const float*>(p[0]), *rope = static_cast<const float*>(p[2]);
   float* out = static_cast<float*>(p[count - 1]);
-  for (Inputs in{p, shapes, 4}; in.next < count - 1; x = out) {
+  for (Inputs in{p, shapes, types, 4}; in.next < count - 1; x = out) {
     const void* block = in.take();
     if (as<AttentionLayer>(block).kind == Kind::kAttention) {
       const AttentionLayer& layer = as<AttentionLayer>(block);
@@ -185,9 +187,9 @@ int Layers(int count, void** p, int* ranks, int64_t** shapes, const char** types
 }
 
 // x, step, places, layer, the embedding's layer, whose matrix may be the head's -> [wanted, vocab]
-int Head(int count, void** p, int*, int64_t** shapes, const char**, void*, void*) {
+int Head(int count, void** p, int*, int64_t** shapes, const char** types, void*, void*) {
   std::lock_guard<std::mutex> lock(one_at_a_time);
-  Inputs in{p, shapes, 5};
+  Inputs in{p, shapes, types, 5};
   const Step step(static_cast<const int32_t*>(p[1]), shapes[0][0]);
   const HeadLayer& layer = as<HeadLayer>(p[3]);
   const EmbeddingLayer& embedding = as<EmbeddingLayer>(p[4]);
