@@ -48,18 +48,24 @@ def integers_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ran
     )
 
 
-def kernels_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> bool:
-    """Whether our own operators compute this run; where they were expected and do not, the run
-    says why. Raises ConfigError for a kv_cache that only they have."""
-    why = _without_kernels(config, files, device, ranks)
-    if not why:
-        return True
-    if config.kv_cache != "fp32":
+def check_kv_cache(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> None:
+    """Raises ConfigError for a kv_cache that only our own operators have, where these do not
+    serve."""
+    if config.kv_cache != "fp32" and (why := _without_kernels(config, files, device, ranks)):
         raise ConfigError(
             f"kv_cache={config.kv_cache} needs this project's own operators, which do not serve "
             f"here: {why}",
             "kv_cache=fp32",
         )
+
+
+def kernels_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> bool:
+    """Whether our own operators compute this run; where they were expected and do not, the run
+    says why. Raises ConfigError as `check_kv_cache`."""
+    check_kv_cache(config, files, device, ranks)
+    why = _without_kernels(config, files, device, ranks)
+    if not why:
+        return True
     if device == "CPU" and config.context.kernels:
         progress.note(f"MindSpore's operators compute, not this project's: {why}")
     if files.quantization.quant != "none" and not integers_serve(config, files, device, ranks):

@@ -79,8 +79,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "launcher": {"config", "environment", "errors", "events", "progress", "signals"},
     "launch": {
-        *("config", "environment", "errors", "launcher", "model_files", "progress", "report"),
-        *("session", "worker"),
+        *("config", "environment", "errors", "launcher", "model_files", "online", "progress"),
+        *("report", "session", "worker"),
     },
     "api": {
         *("backends", "config", "environment", "errors", "export", "generation", "given_model"),

@@ -10,6 +10,7 @@ import pytest
 from lite_runner import kernels, session
 from lite_runner.app import main
 from lite_runner.config.plan import memory_need
+from lite_runner.launcher import job
 from lite_runner.weights.checkpoint import model_config_of
 
 HERE = Path(__file__).parent
@@ -86,6 +87,14 @@ def test_a_rounded_cache_is_refused_before_memory_is_asked_for_and_weights_are_r
     told = capsys.readouterr().err
     assert "kv_cache=int8 needs this project's own operators" in told
     assert "make random weights" not in told
+
+
+def test_a_rounded_cache_is_refused_before_any_rank_is_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(job, "run_ranks", lambda *_, **__: pytest.fail("ranks were started"))
+    assert main([*SHORT, "kv_cache=int8", "parallel=tp2"]) == 2
+    assert "which do not serve here: several ranks share the model" in capsys.readouterr().err
 
 
 def test_a_rounded_cache_takes_less_memory() -> None:
