@@ -25,11 +25,11 @@ from lite_runner.weights.adapter_sites import HEAD, Site, by_module
 from lite_runner.weights.checkpoint import PICKLES, read_json, refuse_pickle, weights_file
 from lite_runner.weights.ckpt_file import open_ckpt
 from lite_runner.weights.derive import derived, same_values
-from lite_runner.weights.files import sha256_of
+from lite_runner.weights.files import drop_pages, sha256_of
 from lite_runner.weights.hugging_face import full_name, part_of_rows
 from lite_runner.weights.layouts import parameters
 from lite_runner.weights.safetensors_file import looks_like_safetensors, open_safetensors
-from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights.tensor import LazyTensor, widened
 
 LISTING = "lora_adapter.json"
 PEFT_FILE, MINDFORMERS_FILE = "adapter_model.safetensors", "adapter_model.ckpt"
@@ -53,6 +53,14 @@ class LoraPair:
     @property
     def rank(self) -> int:
         return self.a.shape[0]
+
+    def values(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """A [r, in] and scale * B [out, r], of which nothing stays in memory but these."""
+        a, b = self.a.read(), self.b.read()
+        found = widened(a, self.a.dtype).copy(), widened(b, self.b.dtype) * np.float32(self.scale)
+        for stored in (a, b):
+            drop_pages(stored)
+        return found
 
 
 @dataclass(frozen=True)
@@ -84,8 +92,7 @@ class Adapter:
         a = np.zeros((rank, inputs), np.float32)
         b = np.zeros((outputs, rank), np.float32)
         if (pair := self.pairs.get(name)) is not None:
-            a[: pair.rank] = pair.a.float32()
-            b[: pair.b.shape[0], : pair.rank] = pair.b.float32() * np.float32(pair.scale)
+            a[: pair.rank], b[: pair.b.shape[0], : pair.rank] = pair.values()
         return a, b
 
 
@@ -297,7 +304,7 @@ def digest(adapter: Adapter) -> str:
 def check_effective(adapter: Adapter) -> None:
     """Raise ArtifactError for an adapter that changes nothing; reads values until one does."""
     for pair in adapter.pairs.values():
-        if np.any(pair.b.float32()) and np.any(pair.a.float32()):
+        if all(values.any() for values in pair.values()):
             return
     raise ArtifactError(
         f"adapter {adapter.name}: {adapter.folder}: changes nothing, the products of all "

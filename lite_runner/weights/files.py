@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError, EnvironmentFault
 
+FAULT_AROUND = 64 << 10  # bytes that Linux maps together, by default
+
 
 def sha256_of(*paths: Path) -> str:
     """Hex digest of the contents of files, one behind the other, read in pieces."""
@@ -52,10 +54,12 @@ def drop_pages(array: NDArray[Any]) -> None:
     while isinstance(whole.base, np.ndarray):
         whole = whole.base
     if isinstance(whole.base, mmap.mmap) and array.size:
+        # The kernel maps the pages around one that is touched as well: they go with it.
         first, end = np.byte_bounds(array)
         mapped = whole.ctypes.data
-        start = (first - mapped) // mmap.PAGESIZE * mmap.PAGESIZE
-        whole.base.madvise(mmap.MADV_DONTNEED, start, end - mapped - start)
+        start = max(mapped, first // FAULT_AROUND * FAULT_AROUND)
+        end = min(mapped + whole.nbytes, -(-end // FAULT_AROUND) * FAULT_AROUND)
+        whole.base.madvise(mmap.MADV_DONTNEED, start - mapped, end - start)
 
 
 def first_bytes(path: Path, count: int) -> bytes:

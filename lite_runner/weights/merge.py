@@ -60,7 +60,7 @@ def merged(
 
 
 def _sum(base: LazyTensor, pair: LoraPair, site: Site, name: str) -> NDArray[Any]:
-    a, b = pair.a.float32(), pair.b.float32() * np.float32(pair.scale)
+    a, b = pair.values()
     with np.errstate(over="ignore", invalid="ignore"):
         total = a.T @ b.T if site.in_out else b @ a
         total += base.float32()

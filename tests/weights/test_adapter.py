@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,29 @@ def test_bfloat16_is_told_by_the_types_and_the_scale(
     a, b = (LazyTensor((2, 2), dtype, lambda: np.zeros((2, 2), np.uint16)) for dtype in dtypes)
     plain = LoraPair(*(LazyTensor((2, 2), "BF16", a.read) for _ in range(2)), 1.0)
     assert Adapter("a", Path(), {"x": plain, "y": LoraPair(a, b, scale)}).bfloat16 == expected
+
+
+def test_what_was_read_of_a_file_is_not_held(tmp_path: Path) -> None:
+    """Hundreds of adapters take no more memory than the places for some of them."""
+    folder = tmp_path / "all"
+    shutil.copytree(FIXTURES / "adapters" / "llama" / "all", folder)
+    (adapter,) = open_adapters(folder, model("llama")).values()
+    for pair in adapter.pairs.values():
+        a, b = pair.values()
+        np.testing.assert_array_equal(a, pair.a.float32())
+        np.testing.assert_array_equal(b, pair.b.float32() * np.float32(pair.scale))
+    assert resident(folder / "adapter_model.safetensors") > 0
+    for name, pair in adapter.pairs.items():
+        adapter.filled(name, 8, pair.a.shape[1], pair.b.shape[0])
+    assert resident(folder / "adapter_model.safetensors") == 0
+
+
+def resident(path: Path) -> int:
+    """KiB of a mapped file that this process holds."""
+    mappings = re.split(r"\n(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text())
+    own = [one for one in mappings if one.partition("\n")[0].endswith(str(path))]
+    assert own
+    return sum(int(one.partition("Rss:")[2].split()[0]) for one in own)
 
 
 def test_rank_and_scale_follow_the_patterns() -> None:
