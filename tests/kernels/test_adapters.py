@@ -26,6 +26,7 @@ Call = Callable[..., Floats]
 RNG = np.random.default_rng(0)
 PLACE = RNG.integers(-1, PLACES, CAPACITY).astype(np.int32)
 PLACE[:3] = -1, 0, 2
+PLACE[8:15] = 1
 X = RNG.standard_normal((CAPACITY, HIDDEN), np.float32)
 NORM = Norm(RNG.standard_normal(HIDDEN, np.float32), None, 1e-5)
 
@@ -162,6 +163,10 @@ def test_head(operators: Any) -> None:
         backwards = step(wanted=wanted[::-1])
         other = operators.call("Head", X, backwards, PLACE, block, unused, *pool, shape=shape)
         np.testing.assert_array_equal(other[::-1], found)
+        for row in wanted:  # alone, and beside rows of the same adapter
+            words = step(wanted=(row,))
+            alone = operators.call("Head", X, words, PLACE, block, unused, *pool, shape=(1, VOCAB))
+            np.testing.assert_array_equal(alone[0], found[row])
         return found
 
     check([numbers(VOCAB, HIDDEN)], (True,), False, layer, call)

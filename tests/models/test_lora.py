@@ -184,6 +184,23 @@ def test_a_mixed_batch_equals_each_adapter_merged_and_run_alone(
             assert relative_error(got[slot], wanted[0]) <= TOLERANCE, number
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_rows_bits_do_not_depend_on_its_neighbours(family: str) -> None:
+    """Rows of one adapter go through the operators together."""
+    model, weights = base_of(family)
+    adapters = [random_adapter(model, seed, 7, 0.8) for seed in (1, 2)]
+    network = backend(model, weights, adapters, slots=6, fused=True)
+    tokens = np.random.default_rng(3).integers(0, model.vocab_size, (6, 5)).astype(np.int32)
+    order = [1, 1, 1, 1, 2, 1]
+    rows = [Row(slot, tokens[slot], 0, number) for slot, number in enumerate(order)]
+    together = network.forward(rows)
+    assert together.tobytes() == b"".join(network.forward([row]).tobytes() for row in rows)
+    cut = [replace(row, tokens=row.tokens[:2]) for row in rows]
+    network.forward(cut)
+    rest = [replace(row, tokens=row.tokens[2:], position=2) for row in rows]
+    assert network.forward(rest).tobytes() == together.tobytes()
+
+
 def test_bfloat16_adapters_take_half_the_memory_in_our_operators() -> None:
     model, weights = base_of("llama")
     sizes = {}

@@ -20,21 +20,45 @@ inline void with_pool(const Adapters& adapters, Body&& body) {
     body(static_cast<const float*>(adapters.pool));
 }
 
-// to[r] = a[r] . x for the `rank` rows of A [rank, in], four at a time.
-template <class T>
-inline void products(const T* a, int64_t rank, const float* x, int64_t in, float* to) {
-  in_tiles<4>(rank, [&](auto rows, int64_t first) {
-    Floats total[rows] = {};
+constexpr int64_t kTogether = WIDTH == 16 ? 4 : 2;  // rows of one adapter that go together
+
+// to [rows][to_stride] = x [rows][stride] times the `rank` rows of A [rank, in], four at a time.
+template <int64_t rows, class T>
+inline void products(const T* a, int64_t rank, const float* x, int64_t stride, int64_t in,
+                     float* to, int64_t to_stride) {
+  in_tiles<4>(rank, [&](auto count, int64_t first) {
+    Floats total[rows][count] = {};
+    a += first * in;
     int64_t i = 0;
     for (; i + kLanes <= in; i += kLanes)
-      for (int64_t r = 0; r < rows; ++r)
-        total[r] += numbers(a + (first + r) * in + i) * load(x + i);
-    for (int64_t r = 0; r < rows; ++r) {
-      float rest = sum(total[r]);
-      for (int64_t k = i; k < in; ++k) rest += number(a[(first + r) * in + k]) * x[k];
-      to[first + r] = rest;
-    }
+      for (int64_t r = 0; r < count; ++r) {
+        const Floats one = numbers(a + r * in + i);
+        for (int64_t row = 0; row < rows; ++row) total[row][r] += one * load(x + row * stride + i);
+      }
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t r = 0; r < count; ++r) {
+        float rest = sum(total[row][r]);
+        for (int64_t k = i; k < in; ++k) rest += number(a[r * in + k]) * x[row * stride + k];
+        to[row * to_stride + first + r] = rest;
+      }
+    a -= first * in;
   });
+}
+
+// to [rows][32] += factors [rows][stride] times a panel of B [rank, 32].
+template <int64_t rows, class T>
+inline void add_panel_of(const float* factors, int64_t stride, int64_t rank, const T* b,
+                         float* to) {
+  Tile<rows> total;
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t p = 0; p < kParts; ++p) total.at[row][p] = load(to + row * kPanel + p * kLanes);
+  for (int64_t r = 0; r < rank; ++r)
+    for (int64_t p = 0; p < kParts; ++p) {
+      const Floats one = numbers(b + r * kPanel + p * kLanes);
+      for (int64_t row = 0; row < rows; ++row)
+        total.at[row][p] += splat(factors[row * stride + r]) * one;
+    }
+  store_tile(total, to);
 }
 
 // The products of some rows with the A of their adapters, for up to three matrices that share them.
@@ -54,22 +78,25 @@ class Lowered {
     for (int64_t row = 0; row < rows.count; ++row) any = any || place(row) >= 0;
     if (!any) return;
     x_ = scratch<float>(kLowered, rows.count * matrices * parts.rank);
-    each_ = (rows.count + 4 * threads() - 1) / (4 * threads());
+    each_ = larger_of<int64_t>(kTogether, (rows.count + 4 * threads() - 1) / (4 * threads()));
     items_ = left_ = (rows.count + each_ - 1) / each_;
   }
 
   int64_t items() const { return items_; }
 
   void make(int64_t item) {
-    const int64_t rank = parts_->rank, end = smaller_of(rows_->count, (item + 1) * each_);
+    const int64_t rank = parts_->rank;
     with_pool(adapters_, [&](const auto* pool) {
-      for (int64_t row = item * each_; row < end; ++row)
-        for (int64_t m = 0; place(row) >= 0 && m < matrices_; ++m) {
+      const int64_t end = smaller_of(rows_->count, (item + 1) * each_);
+      over_adapters(item * each_, end, [&](auto rows, int64_t row) {
+        for (int64_t m = 0; m < matrices_; ++m) {
           const int64_t offset = parts_->down[first_ + m];
           if (offset >= 0)
-            products(pool + place(row) * adapters_.stride + offset, rank,
-                     rows_->x + row * rows_->stride, in_, x_ + (row * matrices_ + m) * rank);
+            products<rows>(pool + place(row) * adapters_.stride + offset, rank,
+                           rows_->x + row * rows_->stride, rows_->stride, in_,
+                           x_ + (row * matrices_ + m) * rank, matrices_ * rank);
         }
+      });
     });
     left_.fetch_sub(1, std::memory_order_release);
   }
@@ -95,32 +122,36 @@ class Lowered {
     wait();
     const int64_t columns = smaller_of(kPanel - before, out - first);
     with_pool(adapters_, [&](const auto* pool) {
-      for (int64_t row = 0; row < rows_->count; ++row) {
-        if (place(row) < 0) continue;
+      over_adapters(0, rows_->count, [&](auto rows, int64_t row) {
         const float* factors = x_ + (row * matrices_ + m) * rank;
         const auto* b = pool + place(row) * adapters_.stride + offset + first / kPanel * rank * kPanel;
         float* to = sums + row * kPanel + before;
-        if (columns == kPanel && first % kPanel == 0) {
-          Floats total[kParts];
-          for (int64_t p = 0; p < kParts; ++p) total[p] = load(to + p * kLanes);
-          for (int64_t r = 0; r < rank; ++r)
-            for (int64_t p = 0; p < kParts; ++p)
-              total[p] += splat(factors[r]) * numbers(b + r * kPanel + p * kLanes);
-          for (int64_t p = 0; p < kParts; ++p) store(to + p * kLanes, total[p]);
-          continue;
-        }
-        for (int64_t c = 0; c < columns; ++c) {
-          const int64_t at = first % kPanel + c;
-          for (int64_t r = 0; r < rank; ++r)
-            to[c] += factors[r] * number(b[(at / kPanel * rank + r) * kPanel + at % kPanel]);
-        }
-      }
+        const bool whole = columns == kPanel && first % kPanel == 0;
+        if (whole) add_panel_of<rows>(factors, matrices_ * rank, rank, b, to);
+        for (int64_t r = 0; r < rows && !whole; ++r, factors += matrices_ * rank, to += kPanel)
+          for (int64_t c = 0; c < columns; ++c) {
+            const int64_t at = first % kPanel + c;
+            for (int64_t k = 0; k < rank; ++k)
+              to[c] += factors[k] * number(b[(at / kPanel * rank + k) * kPanel + at % kPanel]);
+          }
+      });
     });
   }
 
  private:
   // Of a row's adapter; below 0: it has none.
   int64_t place(int64_t row) const { return adapters_.place[row_of_ ? row_of_[row] : row]; }
+
+  // Calls body(rows, row) for rows row .. row + rows - 1, which have one adapter; `rows` is a
+  // constant.
+  template <class Body>
+  void over_adapters(int64_t row, int64_t end, Body&& body) const {
+    for (int64_t next = row; row < end; row = next) {
+      while (next < end && place(next) == place(row)) ++next;
+      if (place(row) >= 0)
+        in_tiles<kTogether>(next - row, [&](auto rows, int64_t at) { body(rows, row + at); });
+    }
+  }
 
   void wait() const {
     wait_until([this] { return left_.load(std::memory_order_acquire) == 0; });
