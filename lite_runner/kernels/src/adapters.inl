@@ -28,20 +28,19 @@ inline void products(const T* a, int64_t rank, const float* x, int64_t stride, i
                      float* to, int64_t to_stride) {
   in_tiles<4>(rank, [&](auto count, int64_t first) {
     Floats total[rows][count] = {};
-    a += first * in;
+    const T* own = a + first * in;
     int64_t i = 0;
     for (; i + kLanes <= in; i += kLanes)
       for (int64_t r = 0; r < count; ++r) {
-        const Floats one = numbers(a + r * in + i);
+        const Floats one = numbers(own + r * in + i);
         for (int64_t row = 0; row < rows; ++row) total[row][r] += one * load(x + row * stride + i);
       }
     for (int64_t row = 0; row < rows; ++row)
       for (int64_t r = 0; r < count; ++r) {
         float rest = sum(total[row][r]);
-        for (int64_t k = i; k < in; ++k) rest += number(a[r * in + k]) * x[row * stride + k];
+        for (int64_t k = i; k < in; ++k) rest += number(own[r * in + k]) * x[row * stride + k];
         to[row * to_stride + first + r] = rest;
       }
-    a -= first * in;
   });
 }
 
@@ -124,7 +123,8 @@ class Lowered {
     with_pool(adapters_, [&](const auto* pool) {
       over_adapters(0, rows_->count, [&](auto rows, int64_t row) {
         const float* factors = x_ + (row * matrices_ + m) * rank;
-        const auto* b = pool + place(row) * adapters_.stride + offset + first / kPanel * rank * kPanel;
+        const auto* b = pool + place(row) * adapters_.stride + offset;
+        b += first / kPanel * rank * kPanel;
         float* to = sums + row * kPanel + before;
         const bool whole = columns == kPanel && first % kPanel == 0;
         if (whole) add_panel_of<rows>(factors, matrices_ * rank, rank, b, to);

@@ -59,8 +59,8 @@ struct Norm {
 };
 
 // Where a place of the pool has A [rank, in] and B [out / 32, rank, 32] of each matrix, in numbers;
-// -1: it has none. The matrices stand in the layer's order: query, key, value, projection, or gate, up,
-// down, or the only one.
+// -1: it has none. The matrices stand in the layer's order: query, key, value, projection, or gate,
+// up, down, or the only one.
 struct AdapterParts {
   int64_t rank;  // 0: no adapter changes this layer
   int64_t down[4], up[4];

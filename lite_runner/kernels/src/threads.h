@@ -28,7 +28,8 @@ constexpr int kSpins = 2000;
 // Waits for what another thread is about to do: there() is then true.
 template <class There>
 void wait_until(There&& there) {
-  for (int spins = 0; !there(); ++spins) spins < kSpins ? pause_cpu() : static_cast<void>(sched_yield());
+  for (int spins = 0; !there(); ++spins)
+    spins < kSpins ? pause_cpu() : static_cast<void>(sched_yield());
 }
 
 template <class Body>
