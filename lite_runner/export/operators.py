@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.export.mindir import GRAPH_SUFFIX
-from lite_runner.kernels.memory import ALIGNMENT, HugePages
+from lite_runner.kernels.packing import ALIGNMENT, aligned
 
 LIBRARY = "operators.so"
 OPERATORS = ("Embedding", "Layers", "Head")
@@ -53,11 +53,11 @@ class Stored:
     def nbytes(self) -> int:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
-    def read(self, memory: HugePages) -> NDArray[Any]:
-        """Its values, in `memory`. Raises ArtifactError where the file ends before."""
+    def read(self) -> NDArray[Any]:
+        """Its values. Raises ArtifactError where the file ends before."""
         if self.path is None:
             return np.zeros(self.shape, self.dtype)
-        block = memory.room(self.nbytes)
+        block = aligned(self.nbytes)
         with self.path.open("rb") as file:
             file.seek(self.offset)
             if file.readinto(block.data) != len(block):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from lite_runner.kernels import library
 from lite_runner.kernels.adapters import PANEL, PoolLayout
 from lite_runner.kernels.adapters import WORDS as ADAPTER_WORDS
-from lite_runner.kernels.memory import ALIGNMENT, Block, aligned
 from lite_runner.weights.quantized import QuantizedTensor, quantize
 
 FORMAT = 1  # of the bytes and of what the operators take; up by one whenever either changes
+ALIGNMENT = 64  # bytes: a line of the processor's cache
 FLOAT32, BFLOAT16, INT8, INT4 = range(4)
 ATTENTION, FEED_FORWARD = 1, 2
 PLAIN, BYTE_PAIRS, NIBBLE_PAIRS = range(3)  # how inputs follow each other in a word
@@ -29,6 +29,7 @@ INPUT_GROUP = 32  # inputs that are rounded to int8 with one scale, where the we
 
 Floats: TypeAlias = NDArray[np.float32]
 Weight: TypeAlias = Floats | QuantizedTensor  # [out, in]
+Block: TypeAlias = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,13 @@ class Norm:
     gamma: Floats
     beta: Floats | None
     epsilon: float
+
+
+def aligned(nbytes: int) -> Block:
+    """Room for so many bytes, which begins where the operators read fastest."""
+    whole = np.zeros(nbytes + ALIGNMENT, np.uint8)  # between the parts too: it may go to a file
+    start = -whole.ctypes.data % ALIGNMENT
+    return whole[start : start + nbytes]
 
 
 class Layout:
@@ -77,9 +85,9 @@ class Layout:
         for at, part in self._parts:
             part.write(target[at : at + part.nbytes])
 
-    def block(self, room: Callable[[int], Block] = aligned) -> Block:
-        """The bytes, in zeros that `room` gives."""
-        result = room(self.nbytes)
+    def block(self) -> Block:
+        """The bytes."""
+        result = aligned(self.nbytes)
         self.write(result)
         return result
 

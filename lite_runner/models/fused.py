@@ -18,7 +18,7 @@ from lite_runner.config.model import ModelConfig
 from lite_runner.config.quantization import CacheType
 from lite_runner.kernels import LIBRARY
 from lite_runner.kernels.adapters import PANEL, PoolLayout
-from lite_runner.kernels.memory import HugePages
+from lite_runner.kernels.packing import aligned
 from lite_runner.models.fused_layers import FusedWeights, Packer
 from lite_runner.models.lora import LoraSize
 
@@ -56,11 +56,11 @@ def _zeros(shape: tuple[int, ...], dtype: type[np.generic], name: str) -> Parame
     return _parameter(np.zeros(shape, dtype), name)
 
 
-def _pool(memory: HugePages, places: int, layout: PoolLayout | None) -> NDArray[np.generic]:
+def _pool(places: int, layout: PoolLayout | None) -> NDArray[np.generic]:
     if layout is None:
         return np.zeros((1, 1), np.float32)
     size = places * layout.width * np.dtype(layout.dtype).itemsize
-    return memory.room(size).view(layout.dtype).reshape(places, layout.width)
+    return aligned(size).view(layout.dtype).reshape(places, layout.width)
 
 
 def _operator(name: str, width: int, rows: int) -> ops.Custom:
@@ -83,11 +83,10 @@ class FusedNetwork(nn.Cell):
     def __init__(self, config: ModelConfig, weights: FusedWeights, sizes: FusedSizes) -> None:
         super().__init__()
         self.hidden, self.vocab = config.hidden_size, config.vocab_size
-        memory = HugePages()
-        rounding, widen = sizes.integer_input, sizes.widen
-        model = Packer(
-            config, weights, sizes.lora, memory, integer_input=rounding, widen=widen
-        ).pack()
+        packer = Packer(
+            config, weights, sizes.lora, integer_input=sizes.integer_input, widen=sizes.widen
+        )
+        model = packer.pack()
         layers = [model.embedding, *(one for pair in model.blocks for one in pair), model.head]
         self.layers = ParameterTuple(
             _parameter(layer.block, f"layer{index}") for index, layer in enumerate(layers)
@@ -96,7 +95,7 @@ class FusedNetwork(nn.Cell):
         self.layouts: list[PoolLayout | None] = [layer.adapters for layer in layers]
         places = 0 if sizes.lora is None else sizes.lora.places
         self.pools = ParameterTuple(
-            _parameter(_pool(memory, places, layout), f"pool{index}")
+            _parameter(_pool(places, layout), f"pool{index}")
             for index, layout in enumerate(self.layouts)
         )
         rows, dim = sizes.slots * config.n_kv_heads, config.head_dim

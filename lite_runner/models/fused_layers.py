@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from lite_runner.config.model import ModelConfig
 from lite_runner.kernels import packing
 from lite_runner.kernels.adapters import PoolLayout, Target
-from lite_runner.kernels.memory import Block, HugePages
-from lite_runner.kernels.packing import Layout, Norm, Weight
+from lite_runner.kernels.packing import Block, Layout, Norm, Weight
 from lite_runner.models.bloom import alibi_slopes
 from lite_runner.models.lora import LoraSize
 
@@ -54,7 +53,6 @@ class Packer:
         config: ModelConfig,
         weights: FusedWeights,
         lora: LoraSize | None,
-        memory: HugePages,
         *,
         integer_input: bool,
         widen: bool,
@@ -62,7 +60,6 @@ class Packer:
         """`widen`: integers that the weights have become float32 here."""
         self._config, self._weights, self._lora = config, weights, lora
         self._integer_input, self._widen = integer_input, widen
-        self._memory = memory
         self._hidden, self._wide = config.hidden_size, config.intermediate_size
         self._heads = (config.num_heads, config.n_kv_heads, config.head_dim)
 
@@ -133,7 +130,7 @@ class Packer:
         vocab, hidden = table.shape
         layout = self._layout([Target(name, vocab, hidden, looked_up=True)])
         block = packing.embedding(self._packed(table), positions, norm, layout, hidden=hidden)
-        return Packed(block.block(self._memory.room), layout)
+        return Packed(block.block(), layout)
 
     def _attention(
         self,
@@ -161,7 +158,7 @@ class Packer:
             residual=True,
             slopes=alibi_slopes(config.num_heads) if bloom else None,
         )
-        return Packed(block.block(self._memory.room), layout)
+        return Packed(block.block(), layout)
 
     def _feed_forward(
         self, names: list[str | None] | list[str], up: Layout, down: Layout, norm: Norm
@@ -185,7 +182,7 @@ class Packer:
             gated=names[0] is not None,
             residual=True,
         )
-        return Packed(block.block(self._memory.room), layout)
+        return Packed(block.block(), layout)
 
     def _head(self, norm: Norm) -> Packed:
         name, matrix = "lm_head.weight", None
@@ -193,7 +190,7 @@ class Packer:
             matrix = self._packed(self._weights.matrix(name))
         layout = self._layout([Target(name, self._hidden, self._config.vocab_size)])
         block = packing.head(matrix, norm, layout, hidden=self._hidden)
-        return Packed(block.block(self._memory.room), layout)
+        return Packed(block.block(), layout)
 
     def _layout(self, targets: list[Target | None] | list[Target]) -> PoolLayout | None:
         """The pool of a layer, for those of its matrices that any adapter changes."""

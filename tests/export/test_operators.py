@@ -14,7 +14,7 @@ from mindspore.train.mind_ir_pb2 import ModelProto
 
 from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.export.operators import LIBRARY, resolve, write_graph
-from lite_runner.kernels.memory import ALIGNMENT, HugePages
+from lite_runner.kernels.packing import ALIGNMENT
 
 WEIGHTS = {
     "bytes": np.arange(130, dtype=np.uint8),
@@ -70,7 +70,7 @@ def test_resolved_it_calls_the_library_and_tells_where_its_values_are(
     written: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "resolved.mindir"
-    stored, memory = resolve(written, Path("/here/ours.so"), target), HugePages()
+    stored = resolve(written, Path("/here/ours.so"), target)
     model = ModelProto()
     model.ParseFromString(target.read_bytes())
     calls = [one.s for primitive in model.primitives for one in primitive.attribute]
@@ -78,7 +78,7 @@ def test_resolved_it_calls_the_library_and_tells_where_its_values_are(
     assert not any(one.HasField("external_data") for one in model.graph.parameter)
     assert set(stored) == set(WEIGHTS)
     for name, values in WEIGHTS.items():
-        found = stored[name].read(memory)
+        found = stored[name].read()
         assert found.dtype == values.dtype and np.array_equal(found, values)
         assert name == "empty" or found.ctypes.data % ALIGNMENT == 0
 

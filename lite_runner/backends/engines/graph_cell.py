@@ -18,7 +18,6 @@ from lite_runner.config.plan import Memory, check_memory, free_memory
 from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import Graph, GraphName
 from lite_runner.export.operators import resolve
-from lite_runner.kernels.memory import HugePages
 from lite_runner.signals import deferred
 
 AGAIN = "export the model again with the MindSpore of this machine"
@@ -113,10 +112,9 @@ def _with_operators(path: Path, library: Path) -> nn.GraphCell:
     check_memory(Memory(weights, cache), free_memory())
     if set(stored) != set(parameters := cell.parameters_dict()):
         raise ArtifactError(f"{path}: the parameters are not those of the graph", AGAIN)
-    memory = HugePages()
     for name, parameter in parameters.items():
         # MindSpore copies unless it gets the only reference to the tensor.
-        parameter.set_data(Tensor.from_numpy(stored[name].read(memory)))
+        parameter.set_data(Tensor.from_numpy(stored[name].read()))
     return cell
 
 
