@@ -50,7 +50,8 @@ def open_wanted(
         return None
     wanted = list(dict.fromkeys(name for name in names if name is not None))
     path = Path(config.adapter_path).expanduser()
-    if is_cut(path):  # those of the first rank stand for all
+    cut = is_cut(path)
+    if cut:  # those of the first rank stand for all
         ranks, vocab_parallel = replace(ranks_of(config), rank=0), config.vocab_parallel
         first = open_cut(path, model, ranks, wanted, vocab_parallel=vocab_parallel)
         opened = {adapter.name: adapter for adapter in first}
@@ -58,7 +59,7 @@ def open_wanted(
         opened = model_files.adapters_of(config, model, wanted)
     numbers: dict[str | None, int] = {name: number for number, name in enumerate(opened, 1)}
     of_prompts = [numbers.get(name, 0) for name in names]
-    return AdapterJob(list(opened.values()), of_prompts, is_cut(path))
+    return AdapterJob(list(opened.values()), of_prompts, cut)
 
 
 def check_values(job: AdapterJob, files: ModelFiles) -> None:

@@ -46,14 +46,14 @@ def integers_of(
         part = slice(start, start + BLOCKS_AT_ONCE)
         stored = np.ascontiguousarray(blocks[part, head:])
         values[part] = stored.view(np.int8) if scheme.bits == 8 else _neighbours(stored)
-    finite = np.isfinite(scales).all() and (minimums is None or np.isfinite(minimums).all())
-    if not finite or (scheme.bits == 8 and values.min(initial=0) == -128):
+    matrix = QuantizedTensor(scheme.bits, GROUP, values.reshape(rows, -1), scales, minimums)
+    if not matrix.sound:
         raise ArtifactError(
             f"a matrix [{rows}, {columns}] of {type_name} blocks: a scale that is not finite, or"
             " an integer of -128, which no quantizer writes",
             "the file may be damaged; quant=none takes it as it is",
         )
-    return QuantizedTensor(scheme.bits, GROUP, values.reshape(rows, -1), scales, minimums)
+    return matrix
 
 
 def _neighbours(stored: NDArray[np.uint8]) -> NDArray[Any]:

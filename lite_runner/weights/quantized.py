@@ -42,6 +42,15 @@ class QuantizedTensor:
         minimums = 0 if self.minimums is None else self.minimums.nbytes
         return self.values.nbytes + self.scales.nbytes + minimums
 
+    @property
+    def sound(self) -> bool:
+        """Whether scales and minimums are finite and no integer is -128, as every quantizer has
+        it; false of a damaged file."""
+        finite = np.isfinite(self.scales).all() and (
+            self.minimums is None or np.isfinite(self.minimums).all()
+        )
+        return bool(finite) and (self.bits == 4 or self.values.min(initial=0) > -128)
+
     def with_rows(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> QuantizedTensor:
         """`change`, which moves rows or takes some of them, applied to all arrays."""
         minimums = None if self.minimums is None else np.ascontiguousarray(change(self.minimums))

@@ -178,12 +178,12 @@ def _integers(
     scales = _array(stored[f"{name}.scales"], np.float16 if scheme.group else np.float32)
     minimums = _array(stored[f"{name}.minimums"], np.float16) if scheme.bits == 4 else None
     values = _array(stored[name], np.uint8 if scheme.bits == 4 else np.int8)
-    finite = np.isfinite(scales).all() and (minimums is None or np.isfinite(minimums).all())
-    if not finite or (scheme.bits == 8 and values.min(initial=0) == -128):
+    matrix = QuantizedTensor(scheme.bits, scheme.group, values, scales, minimums)
+    if not matrix.sound:
         raise ArtifactError(
             f"{file}: tensor {name} has a scale that is not finite, or an integer of -128", _HINT
         )
-    return QuantizedTensor(scheme.bits, scheme.group, values, scales, minimums)
+    return matrix
 
 
 def _array(stored: StoredTensor, dtype: type[np.generic]) -> NDArray[Any]:
