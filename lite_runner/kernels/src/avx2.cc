@@ -12,18 +12,13 @@
 #define WIDTH 8
 namespace lite_runner {
 namespace avx2 {
-#include "simd.inl"
-#include "linear.inl"
-#include "adapters.inl"
-#include "attention.inl"
-#include "layers.inl"
+#include "kernels.inl"
 }  // namespace avx2
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif
 
-const Kernels kAvx2{"avx2", avx2::embedding, avx2::attention, avx2::feed_forward, avx2::head, avx2::plain_linear,
-    avx2::widen};
+const Kernels kAvx2 = avx2::kernels("avx2");
 
 }  // namespace lite_runner
 #endif

@@ -12,18 +12,13 @@
 #define WIDTH 16
 namespace lite_runner {
 namespace avx512 {
-#include "simd.inl"
-#include "linear.inl"
-#include "adapters.inl"
-#include "attention.inl"
-#include "layers.inl"
+#include "kernels.inl"
 }  // namespace avx512
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif
 
-const Kernels kAvx512{"avx512", avx512::embedding, avx512::attention, avx512::feed_forward, avx512::head, avx512::plain_linear,
-    avx512::widen};
+const Kernels kAvx512 = avx512::kernels("avx512");
 
 }  // namespace lite_runner
 #endif

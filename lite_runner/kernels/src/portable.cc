@@ -1,19 +1,13 @@
 // The operators in vectors of 4 floats.
 #include "instruction_set.h"
 
-
 #define WIDTH 4
 namespace lite_runner {
 namespace portable {
-#include "simd.inl"
-#include "linear.inl"
-#include "adapters.inl"
-#include "attention.inl"
-#include "layers.inl"
+#include "kernels.inl"
 }  // namespace portable
 
-const Kernels kPortable{"portable", portable::embedding, portable::attention, portable::feed_forward, portable::head, portable::plain_linear,
-    portable::widen};
+const Kernels kPortable = portable::kernels("portable");
 
 }  // namespace lite_runner
 

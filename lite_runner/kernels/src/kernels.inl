@@ -1,0 +1,10 @@
+// All operators in vectors of WIDTH floats, once for each set of instructions, in its namespace.
+#include "simd.inl"
+#include "linear.inl"
+#include "adapters.inl"
+#include "attention.inl"
+#include "layers.inl"
+
+constexpr Kernels kernels(const char* name) {
+  return {name, embedding, attention, feed_forward, head, plain_linear, widen};
+}
