@@ -17,18 +17,9 @@ LAYOUTS = {"resizable": "lite-worker", "dynamic": "graph-cell", "static_pair": "
 PREDICT = ["predict_data=['some words','中文']", "max_new_tokens=6", "eos_token_id=[]"]
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lite_python: Path) -> Run:
-    """Run a command line in an empty folder, with an empty cache; gives result.json."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
+@pytest.fixture(autouse=True)
+def lite(monkeypatch: pytest.MonkeyPatch, lite_python: Path) -> None:
     monkeypatch.setenv("LITE_RUNNER_LITE_PYTHON", str(lite_python))
-
-    def run(*overrides: str) -> dict[str, Any]:
-        assert main(list(overrides)) == 0
-        return json.loads(Path("outputs/latest/result.json").read_text(encoding="utf-8"))
-
-    return run
 
 
 def tokens(result: dict[str, Any]) -> list[list[int]]:

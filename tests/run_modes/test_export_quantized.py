@@ -20,19 +20,6 @@ GIVEN = ["backend=mslite", f"infer.model_dir={FOLDER}", *PREDICT]
 EXPORT = ["run_mode=export", "model=tiny_llama", "quant=a16w8", "predict_batch_size=2"]
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command line in an empty folder, with an empty cache; gives result.json."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
-
-    def run(*overrides: str) -> dict[str, Any]:
-        assert main(list(overrides)) == 0
-        return json.loads(Path("outputs/latest/result.json").read_text(encoding="utf-8"))
-
-    return run
-
-
 def tokens(result: dict[str, Any]) -> list[list[int]]:
     return [row["token_ids"] for row in result["results"]]
 

@@ -1,0 +1,27 @@
+"""What the tests of several run modes share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lite_runner.app import main
+
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command line in an empty folder, with an empty cache; gives result.json."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
+
+    def run(*overrides: str) -> dict[str, Any]:
+        assert main(list(overrides)) == 0
+        return json.loads(Path("outputs/latest/result.json").read_text(encoding="utf-8"))
+
+    return run
