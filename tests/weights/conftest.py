@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -209,3 +210,16 @@ def write_gguf() -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def resident() -> Callable[[Path], int]:
+    """KiB of a mapped file that this process holds, in all its mappings."""
+
+    def count(path: Path) -> int:
+        mappings = re.split(r"\n(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text())
+        own = [one for one in mappings if one.partition("\n")[0].endswith(str(path))]
+        assert own
+        return sum(int(one.partition("Rss:")[2].split()[0]) for one in own)
+
+    return count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -73,7 +72,9 @@ def test_bfloat16_is_told_by_the_types_and_the_scale(
     assert Adapter("a", Path(), {"x": plain, "y": LoraPair(a, b, scale)}).bfloat16 == expected
 
 
-def test_what_was_read_of_a_file_is_not_held(tmp_path: Path) -> None:
+def test_what_was_read_of_a_file_is_not_held(
+    tmp_path: Path, resident: Callable[[Path], int]
+) -> None:
     """Hundreds of adapters take no more memory than the places for some of them."""
     folder = tmp_path / "all"
     shutil.copytree(FIXTURES / "adapters" / "llama" / "all", folder)
@@ -86,14 +87,6 @@ def test_what_was_read_of_a_file_is_not_held(tmp_path: Path) -> None:
     for name, pair in adapter.pairs.items():
         adapter.filled(name, 8, pair.a.shape[1], pair.b.shape[0])
     assert resident(folder / "adapter_model.safetensors") == 0
-
-
-def resident(path: Path) -> int:
-    """KiB of a mapped file that this process holds."""
-    mappings = re.split(r"\n(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text())
-    own = [one for one in mappings if one.partition("\n")[0].endswith(str(path))]
-    assert own
-    return sum(int(one.partition("Rss:")[2].split()[0]) for one in own)
 
 
 def test_rank_and_scale_follow_the_patterns() -> None:
