@@ -47,8 +47,11 @@ def main() -> None:
     torch.set_grad_enabled(False)
     gguf, folder = Path(job["gguf"]), Path(job["adapters"])
     prompts = torch.tensor(job["prompts"])
-    cases = {0: stepper(load_gguf(gguf).eval(), prompts)}
+    cases = {}
     for case in job["cases"]:
+        if case == 0:
+            cases[0] = stepper(load_gguf(gguf).eval(), prompts)
+            continue
         names = [f"a{number}" for number in range(case)]
         model = PeftModel.from_pretrained(load_gguf(gguf), folder / "a0", adapter_name="a0")
         for name in names[1:]:

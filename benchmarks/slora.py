@@ -2,16 +2,16 @@
 
     .venv/bin/python benchmarks/slora.py [--peer ".venv-bench/bin/python benchmarks/peer_peft.py"]
 
-SmolLM2-135M in float32, adapters on all seven linear layers with random values, as float32 or as
-bfloat16. A process holds all its cases and steps them in turn, so that what else the machine does
-falls on all alike; processes of ours and the peer's take turns, too. The figure of a case is the
-median of base / case, step by step, and then of the rounds.
+SmolLM2-135M in float32, adapters on all seven linear layers with random values, saved in float32
+and held as each of adapter_dtype's. A process holds all its cases and steps them in turn, so that
+what else the machine does falls on all alike; processes of ours and the peer's take turns, too.
+Each round loads the cases in another order: what is loaded first may get the worse memory. The
+figure of a case is the median of base / case, step by step, and then of the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import shlex
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,10 @@ from lite_runner.config.compose import heads, resolve
 from lite_runner.weights.adapter import open_adapters
 from lite_runner.weights.adapter_sites import sites
 from lite_runner.weights.safetensors_file import write_safetensors
-from lite_runner.weights.tensor import DType, LazyTensor
+from lite_runner.weights.tensor import LazyTensor
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+DTYPES = ("auto", "bf16")  # of adapter_dtype=; peft's are float32
 PROMPT = 64
 
 
@@ -47,42 +49,43 @@ def main() -> None:
     parser.add_argument("--peer", help="command of benchmarks/peer_peft.py")
     parser.add_argument("--adapters", type=int, nargs="+", default=[1, 4, 8], help="distinct ones")
     parser.add_argument("--ranks", type=int, nargs="+", default=[8])
-    parser.add_argument("--dtypes", choices=("F32", "BF16"), nargs="+", default=["F32", "BF16"])
+    parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=DTYPES)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.job:
-        one_process(json.loads(arguments.job.read_text()))
+        one_process(json.loads(arguments.job.read_text()), *arguments.dtypes)
         return
     print(f"load average {os.getloadavg()[0]:.1f}", file=sys.stderr)
-    print("| engine | r | of | " + " | ".join(f"{n} adapters" for n in arguments.adapters) + " |")
-    print("|---|---|---|" + "---|" * len(arguments.adapters))
-    for rank, dtype in itertools.product(arguments.ranks, arguments.dtypes):
+    print("| engine | r | " + " | ".join(f"{n} adapters" for n in arguments.adapters) + " |")
+    print("|---|---|" + "---|" * len(arguments.adapters))
+    for rank in arguments.ranks:
         with tempfile.TemporaryDirectory() as folder:
-            compare(arguments, rank, dtype, Path(folder))
+            compare(arguments, rank, Path(folder))
 
 
-def compare(arguments: argparse.Namespace, rank: int, dtype: DType, folder: Path) -> None:
+def compare(arguments: argparse.Namespace, rank: int, folder: Path) -> None:
     """Make adapters of one rank, let the engines take turns, and print a row for each."""
-    gguf = write_adapters(folder, max(arguments.adapters), rank, dtype)
     job = {
+        "gguf": str(write_adapters(folder, max(arguments.adapters), rank)),
         "adapters": str(folder),
-        "gguf": str(gguf),
-        "cases": arguments.adapters,
         "prompts": make_prompts(arguments.batch, PROMPT),
         "steps": arguments.steps,
         "threads": arguments.threads,
     }
     file = folder / "job.json"
-    file.write_text(json.dumps(job))
-    commands = [[sys.executable, __file__, "--job", str(file)]]
+    ours = [sys.executable, __file__, "--job", str(file), "--dtypes"]
+    commands = [[*ours, dtype] for dtype in arguments.dtypes]
     if arguments.peer:
         commands.append([*shlex.split(arguments.peer), str(file)])
     found: list[list[dict[str, Any]]] = [[] for _ in commands]
-    for _ in range(arguments.rounds):
+    cases = [0, *arguments.adapters]
+    for turn in range(arguments.rounds):
+        first = turn % len(cases)
+        file.write_text(json.dumps(job | {"cases": cases[first:] + cases[:first]}))
         for results, command in zip(found, commands, strict=True):
             threads = {"OMP_NUM_THREADS": str(arguments.threads)}
             done = subprocess.run(command, capture_output=True, text=True, env=os.environ | threads)
@@ -93,16 +96,16 @@ def compare(arguments: argparse.Namespace, rank: int, dtype: DType, folder: Path
             results.append(json.loads(done.stdout.splitlines()[-1]))
     for results in found:
         cells = []
-        for case in map(str, arguments.adapters):
+        for case in map(str, cases[1:]):
             ratio = statistics.median(result["ratio"][case] for result in results)
             step = statistics.median(result["step_ms"][case] for result in results)
             cells.append(f"{ratio:.2f} ({step:.1f} ms)")
         base = statistics.median(result["step_ms"]["0"] for result in results)
         name = f"{results[0]['engine']}, base {base:.1f} ms"
-        print(f"| {name} | {rank} | {dtype} | {' | '.join(cells)} |", flush=True)
+        print(f"| {name} | {rank} | {' | '.join(cells)} |", flush=True)
 
 
-def write_adapters(folder: Path, count: int, rank: int, dtype: DType) -> Path:
+def write_adapters(folder: Path, count: int, rank: int) -> Path:
     """Adapters a0, a1, ... as peft writes them, and their listing; gives the base's GGUF."""
     config, _ = resolve(parse(["model=smollm2_135m", "predict_data=ids"], heads()))
     files = model_files.locate(config)
@@ -115,8 +118,8 @@ def write_adapters(folder: Path, count: int, rank: int, dtype: DType) -> Path:
                 name = f"base_model.model.{site.hugging_face}"
                 a = random.standard_normal((rank, site.width_in)) / site.width_in**0.5
                 b = random.standard_normal((site.width_out, rank)) * 0.1 / rank**0.5
-                tensors[f"{name}.lora_A.weight"] = tensor(a, dtype)
-                tensors[f"{name}.lora_B.weight"] = tensor(b, dtype)
+                tensors[f"{name}.lora_A.weight"] = tensor(a)
+                tensors[f"{name}.lora_B.weight"] = tensor(b)
         (folder / f"a{number}").mkdir()
         write_safetensors(folder / f"a{number}" / "adapter_model.safetensors", tensors, {})
         settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": MODULES}
@@ -126,24 +129,22 @@ def write_adapters(folder: Path, count: int, rank: int, dtype: DType) -> Path:
     return files.path
 
 
-def tensor(values: NDArray[np.float64], dtype: DType) -> LazyTensor:
-    """Values as float32, or cut to bfloat16."""
-    stored: NDArray[Any] = values.astype(np.float32)
-    if dtype == "BF16":
-        stored = (stored.view(np.uint32) >> 16).astype(np.uint16)
-    return LazyTensor(stored.shape, dtype, lambda: stored)
+def tensor(values: NDArray[np.float64]) -> LazyTensor:
+    stored = values.astype(np.float32)
+    return LazyTensor(stored.shape, "F32", lambda: stored)
 
 
-def one_process(job: dict[str, Any]) -> None:
+def one_process(job: dict[str, Any], dtype: str) -> None:
     """Ours: a backend a case, stepped in turn; prints one line of JSON."""
     prompts, steps = job["prompts"], job["steps"]
     overrides = ["model=smollm2_135m", "predict_data=ids", f"context.threads={job['threads']}"]
     config, _ = resolve(parse(overrides, heads()))
+    config = replace(config, adapter_dtype=dtype)
     progress.configure(0)
     files = model_files.locate(config)
     adapters = list(open_adapters(Path(job["adapters"]), files.model).values())
     cases: dict[int, Callable[[int], None]] = {}
-    for case in (0, *job["cases"]):
+    for case in job["cases"]:
         numbers = [1 + row % case if case else 0 for row in range(len(prompts))]
         wanted = AdapterJob(adapters[:case], numbers) if case else None
         work = session.Job(
@@ -168,7 +169,7 @@ def one_process(job: dict[str, Any]) -> None:
             ).argmax(-1)
 
         cases[case] = step
-    report("lite-runner", cases, steps)
+    report(f"lite-runner, {dtype}", cases, steps)
 
 
 def report(engine: str, cases: dict[int, Callable[[int], None]], steps: int) -> None:

@@ -40,7 +40,7 @@ def _launch_ranks(config: RunConfig, folder: RunFolder) -> None:
     from lite_runner.config.parallel import division_faults
     from lite_runner.launcher.job import Limits, run_ranks
     from lite_runner.launcher.preflight import check_machine
-    from lite_runner.online import check_kv_cache
+    from lite_runner.online import check_rounding
 
     # Standard input is this process's alone, and can be read once.
     prompts, names = read_requests(config)
@@ -53,7 +53,7 @@ def _launch_ranks(config: RunConfig, folder: RunFolder) -> None:
     raise_faults(list(division_faults(config, files.model)))
     job = session.prepare(config, files, model_files.tokenizer_of(config, files), prompts, names)
     ranks, device = ranks_of(config), environment.resolve_device(config.context.device_target)
-    check_kv_cache(config, files, device, ranks)
+    check_rounding(config, files, device, ranks)
     files.tensors(ranks, vocab_parallel=config.vocab_parallel)
     first = session.share(config, job, ranks)  # the first copy has the most prompts
     adapters = session.adapter_bytes(config, files.model, first, device, ranks)

@@ -48,21 +48,23 @@ def integers_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ran
     )
 
 
-def check_kv_cache(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> None:
-    """Raises ConfigError for a kv_cache that only our own operators have, where these do not
-    serve."""
-    if config.kv_cache != "fp32" and (why := _without_kernels(config, files, device, ranks)):
-        raise ConfigError(
-            f"kv_cache={config.kv_cache} needs this project's own operators, which do not serve "
-            f"here: {why}",
-            "kv_cache=fp32",
-        )
+def check_rounding(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> None:
+    """Raises ConfigError for a kv_cache or adapter_dtype that only our own operators have, where
+    these do not serve."""
+    for key, exact in ("kv_cache", "fp32"), ("adapter_dtype", "auto"):
+        wanted = getattr(config, key)
+        if wanted != exact and (why := _without_kernels(config, files, device, ranks)):
+            raise ConfigError(
+                f"{key}={wanted} needs this project's own operators, which do not serve here: "
+                f"{why}",
+                f"{key}={exact}",
+            )
 
 
 def kernels_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> bool:
     """Whether our own operators compute this run; where they were expected and do not, the run
-    says why. Raises ConfigError as `check_kv_cache`."""
-    check_kv_cache(config, files, device, ranks)
+    says why. Raises ConfigError as `check_rounding`."""
+    check_rounding(config, files, device, ranks)
     why = _without_kernels(config, files, device, ranks)
     if not why:
         return True
@@ -110,6 +112,7 @@ def open_online(
                 cache=config.kv_cache,
                 integer_input=rounds_inputs,
                 loaded_adapters=loaded_adapters,
+                round_adapters=config.adapter_dtype == "bf16",
                 widen=files.quantization.quant == "none",
             )
             return FusedBackend(files.model, weights, fused, adapters)

@@ -147,6 +147,8 @@ def adapter_bytes(
     if job.adapters is None:
         return 0
     places, dtype = places_for(config, job), config.compute_dtype(device)
+    if config.adapter_dtype == "bf16":
+        dtype = "bfloat16"
     return pool_bytes(job.adapters, config, model, ranks, places, dtype)
 
 

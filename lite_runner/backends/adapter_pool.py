@@ -15,11 +15,11 @@ from lite_runner.models.lora import EmbeddingLora, Lora, LoraSize
 from lite_runner.weights.adapter import Adapter
 
 
-def pool_size(adapters: Sequence[Adapter], places: int) -> LoraSize:
-    """The pool for `adapters`, of which `places` are loaded at a time."""
+def pool_size(adapters: Sequence[Adapter], places: int, *, rounded: bool = False) -> LoraSize:
+    """The pool for `adapters`, of which `places` are loaded at a time; `rounded`: to bfloat16."""
     targets = frozenset(name for adapter in adapters for name in adapter.pairs)
     rank = max(pair.rank for adapter in adapters for pair in adapter.pairs.values())
-    bfloat16 = all(adapter.bfloat16 for adapter in adapters)
+    bfloat16 = rounded or all(adapter.bfloat16 for adapter in adapters)
     return LoraSize(min(places, len(adapters)), rank, targets, bfloat16)
 
 

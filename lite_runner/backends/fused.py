@@ -42,6 +42,7 @@ class FusedOptions:
     cache: CacheType = "fp32"
     integer_input: bool = False  # a8w8: what is multiplied with int8 weights is rounded too
     loaded_adapters: int = 0  # of the adapters, how many are in memory at a time
+    round_adapters: bool = False  # to bfloat16, those too that it does not hold without a loss
     widen: bool = False  # quant=none: the integers of a file become float32
 
 
@@ -64,7 +65,10 @@ class FusedBackend:
         self.max_length = cache_length(options.length, config.seq_length)
         self.compile_s = 0.0
         length = cached_positions(self.max_length)
-        pool = pool_size(adapters, options.loaded_adapters) if adapters else None
+        pool = None
+        if adapters:
+            places, rounded = options.loaded_adapters, options.round_adapters
+            pool = pool_size(adapters, places, rounded=rounded)
         sizes = FusedSizes(
             options.slots, length, options.cache, options.integer_input, pool, options.widen
         )

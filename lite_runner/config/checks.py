@@ -343,9 +343,14 @@ def _adapters(config: RunConfig) -> Iterator[Fault]:
         yield fault(
             "adapter_path", f"adapter_path={path} has no meaning with run_mode={config.run_mode}"
         )
-    for key in ("adapter_id", "adapter_root"):
-        if getattr(config, key) and not path:
+    pool = ("max_loaded_adapters", "adapter_dtype")
+    for key in ("adapter_id", "adapter_root", *pool):
+        if getattr(config, key) in (None, "", "auto"):
+            continue
+        if not path:
             yield fault((key, "adapter_path"), f"{key} needs adapter_path=lora_adapter.json")
+        elif key in pool and not config.predicts:
+            yield fault(key, f"{key} has no meaning with run_mode={config.run_mode}")
     if isinstance(config.adapter_id, tuple) and not config.predicts:
         got = show(config.adapter_id)
         yield fault("adapter_id", f"adapter_id: got {got}, expected the name of one adapter")

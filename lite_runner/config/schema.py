@@ -253,6 +253,7 @@ class RunConfig:
     adapter_root: str  # "": the folder of the json at adapter_path
     adapter_id: str | tuple[str | None, ...] | None  # for all prompts, or one for each
     max_loaded_adapters: Count | None  # null: as many as run together
+    adapter_dtype: Literal["auto", "bf16"]  # auto: without a loss
     chat: bool
     truncate: Literal["none", "left"]
     stream: bool

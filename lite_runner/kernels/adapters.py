@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.weights.adapter import Adapter
+from lite_runner.weights.tensor import to_bfloat16
 
 PANEL = 32  # outputs that lie side by side
 MOST_MATRICES = 4  # of a layer
@@ -74,4 +75,4 @@ class PoolLayout:
                 parts += [a.T if one.looked_up else a]
                 parts += [b.reshape(-1, PANEL, self.rank).swapaxes(1, 2)]
         numbers: NDArray[Any] = np.concatenate([part.reshape(-1) for part in parts])
-        return (numbers.view(np.uint32) >> 16).astype(np.uint16) if self.bfloat16 else numbers
+        return to_bfloat16(numbers) if self.bfloat16 else numbers

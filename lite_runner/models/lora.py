@@ -31,7 +31,7 @@ class LoraSize:
     places: int  # P, adapters that are loaded at a time
     rank: int  # R, the largest of all adapters
     targets: frozenset[str]  # canonical names of the weights that any adapter changes
-    bfloat16: bool = False  # which holds all of them without a loss; our own operators take it
+    bfloat16: bool = False  # what our own operators hold them as; MindSpore's do not
 
 
 def zeros(shape: tuple[int, int], name: str, dtype: ms.Type) -> Parameter:

@@ -15,7 +15,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.weights.adapter import Adapter, LoraPair, check_copies, check_effective
 from lite_runner.weights.adapter_sites import HEAD, Site, sites
 from lite_runner.weights.layouts import parameters
-from lite_runner.weights.tensor import DType, LazyTensor
+from lite_runner.weights.tensor import DType, LazyTensor, to_bfloat16
 
 _HEAD_WEIGHT = f"{HEAD}.weight"
 
@@ -76,7 +76,6 @@ def _sum(base: LazyTensor, pair: LoraPair, site: Site, name: str) -> NDArray[Any
 
 def _rounded(values: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
     """float32 as stored bits, rounded to the nearest, ties to even."""
-    if dtype != "BF16":
-        return values.astype(np.float16 if dtype == "F16" else np.float32, copy=False)
-    bits = values.view(np.uint32)
-    return ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    if dtype == "BF16":
+        return to_bfloat16(values)
+    return values.astype(np.float16 if dtype == "F16" else np.float32, copy=False)

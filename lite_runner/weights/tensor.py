@@ -71,3 +71,9 @@ def widened(raw: NDArray[Any], dtype: DType) -> NDArray[np.float32]:
     if dtype == "BF16":
         return (raw.astype(np.uint32) << 16).view(np.float32)
     return raw.astype(np.float32, copy=False)
+
+
+def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The stored bits of the nearest bfloat16, ties to even; of numbers, not of NaN."""
+    bits = values.view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

@@ -36,6 +36,12 @@ MODEL = "model.model_config"
         (["parallel=dp2"], "data_parallel: got 2, expected at most the 1 prompt of predict_data"),
         (["parallel=dp2", "predict_batch_size=3"], "got 3, expected a multiple of data_parallel=2"),
         (["adapter_id=zh"], "adapter_id needs adapter_path=lora_adapter.json"),
+        (["max_loaded_adapters=2"], "max_loaded_adapters needs adapter_path=lora_adapter.json"),
+        (["adapter_dtype=bf16"], "adapter_dtype needs adapter_path=lora_adapter.json"),
+        (
+            ["adapter_dtype=bf16", "adapter_path=/a", "adapter_id=a", "run_mode=eval"],
+            "adapter_dtype has no meaning with run_mode=eval",
+        ),
         (
             ["src_strategy_path_or_dir=/s", "backend=mslite"],
             "src_strategy_path_or_dir=/s has a meaning only with run_mode=shard, or",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import mindspore as ms
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -48,9 +49,10 @@ def backend(
     dtype: str = "float32",
     use_past: bool = True,
     fused: bool = False,
+    rounded: bool = False,
 ) -> OnlineBackend | FusedBackend:
     if fused:
-        own = FusedOptions(slots=slots, length=16, loaded_adapters=places)
+        own = FusedOptions(slots=slots, length=16, loaded_adapters=places, round_adapters=rounded)
         return FusedBackend(model, InMemory(model, weights), own, adapters)
     options = OnlineOptions(
         slots=slots, length=16, dtype=dtype, use_past=use_past, loaded_adapters=places
@@ -217,6 +219,39 @@ def test_bfloat16_adapters_are_the_same_in_half_the_memory(
         sizes.append(network.adapters.nbytes)
     assert sizes[0] * 2 == sizes[1]
     assert relative_error(logits[0], logits[1]) <= 1e-6
+
+
+def test_rounded_adapters_are_the_nearest_in_bfloat16(relative_error: Error) -> None:
+    model, weights = base_of("llama")
+    adapters = [random_adapter(model, 1, 3, 0.75), random_adapter(model, 2, 9, 2.0)]
+    prompts = np.arange(15, dtype=np.int32).reshape(3, 5)
+
+    def logits(adapters: list[Adapter], *, rounded: bool) -> NDArray[np.float32]:
+        network = backend(model, weights, adapters, slots=3, fused=True, rounded=rounded)
+        return run(network, prompts, prompts[:, :2], [2, 0, 1])
+
+    found = logits(adapters, rounded=True)
+    nearest = logits([nearest_bfloat16(adapter) for adapter in adapters], rounded=False)
+    exact = logits(adapters, rounded=False)
+    assert relative_error(found, nearest) <= 1e-6
+    # A and B are off by 2 ** -9 of themselves at most, each, in both layers one behind the other.
+    assert 1e-4 < relative_error(found[[0, 2]], exact[[0, 2]]) <= 2 * 2 * 2**-9
+    np.testing.assert_array_equal(found[1], exact[1])  # the base model's row
+
+
+def nearest_bfloat16(adapter: Adapter) -> Adapter:
+    """A and scale * B as MindSpore rounds them, in float32."""
+
+    def nearest(tensor: LazyTensor, factor: float) -> LazyTensor:
+        values = ms.Tensor(tensor.float32() * np.float32(factor))
+        halves = values.astype(ms.bfloat16).astype(ms.float32).asnumpy()
+        return LazyTensor(tensor.shape, "F32", lambda: halves)
+
+    pairs = {
+        name: LoraPair(nearest(pair.a, 1.0), nearest(pair.b, pair.scale), 1.0)
+        for name, pair in adapter.pairs.items()
+    }
+    return replace(adapter, pairs=pairs)
 
 
 def as_float32(adapter: Adapter) -> Adapter:

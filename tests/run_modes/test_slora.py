@@ -107,6 +107,23 @@ def test_a_file_of_adapters_and_prompts_with_a_small_pool(adapters: str, run: Ru
     assert (small["adapters"]["places"], small["adapters"]["loads"]) == (1, 4)  # en twice
 
 
+def test_rounded_adapters_take_half_the_memory(
+    adapters: str, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["run_mode=slora", adapters, "adapter_id=[de,null,en]", "predict_data=[a,b,c]"]
+    exact, rounded = run(*options), run(*options, "adapter_dtype=bf16")
+    pools = [report["adapters"]["pool_bytes"] for report in (exact, rounded)]
+    assert pools[0] == 2 * pools[1]
+    assert tokens(rounded)[1] == tokens(exact)[1]
+    capsys.readouterr()
+    assert main([*BASE, *options, "adapter_dtype=bf16", "dry_run=true"]) == 0
+    assert f"adapters      {readable(pools[1])} for those" in capsys.readouterr().out
+    assert main([*BASE, *options, "adapter_dtype=bf16", "context.kernels=false"]) == 2
+    told = capsys.readouterr().err
+    assert "adapter_dtype=bf16 needs this project's own operators" in told
+    assert "adapter_dtype=auto" in told
+
+
 def test_beams_and_completions_keep_their_adapter(adapters: str, run: Run) -> None:
     options = ["num_beams=2", "num_return_sequences=2", "run_mode=slora", adapters]
     mixed = run(*options, "adapter_id=[de,en]", "predict_data=[hello,hello]")
