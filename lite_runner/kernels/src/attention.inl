@@ -40,7 +40,7 @@ inline void product(float* sums, const float* x, int64_t rows, int64_t stride, c
                     int64_t depth) {
   in_tiles<kTile>(rows, [&](auto count, int64_t row) {
     accumulate<count, Float32>(sums + row * kPanel, x + row * stride, stride,
-                               reinterpret_cast<const uint8_t*>(panel), depth, true);
+                               reinterpret_cast<const uint8_t*>(panel), depth, true, rows > kTile);
   });
 }
 

@@ -76,8 +76,26 @@ inline Floats load_bfloat16(const uint16_t* from) {
 }
 
 inline Floats load_int8(const int8_t* from) {
+#if WIDTH == 16  // GCC widens them one by one
+  return _mm512_cvtepi32_ps(
+      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif WIDTH == 8
+  return _mm256_cvtepi32_ps(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
   typedef int8_t Bytes __attribute__((vector_size(WIDTH), aligned(1)));
   return to_float(__builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Ints));
+#endif
+}
+
+// Asks for what will be read soon; `again`: more than once, so that it has to stay in the caches.
+template <int64_t bytes>
+inline __attribute__((always_inline)) void fetch(const void* from, bool again) {
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < bytes; i += 64) {
+    const char* line = static_cast<const char*>(from) + i;
+    again ? __builtin_prefetch(line) : __builtin_prefetch(line, 0, 0);
+  }
 }
 
 inline float sum(Floats value) {
