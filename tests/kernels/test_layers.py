@@ -297,6 +297,13 @@ def test_attention_is_the_same_however_a_prompt_is_split(
             np.testing.assert_array_equal(one, two)
 
 
+def test_a_step_may_be_empty(operators: Any) -> None:
+    layer = Layer(16, 2, 2, 16, True, False, False, True, False, cache="fp32", weights="float32")
+    held = layer.fresh_cache()
+    assert layer.run(operators, held, [], []).shape == (0, 16)
+    assert np.isnan(held[0]).all()
+
+
 @pytest.mark.parametrize("cache", sorted(CACHES))
 def test_a_slot_is_used_again(operators: Any, cache: str) -> None:
     """What a longer row has left in the cache does not matter to the next."""

@@ -216,6 +216,19 @@ def test_a_matrix_that_is_not_int8_takes_no_integers(operators: Any) -> None:
         )
 
 
+@pytest.mark.parametrize("rows", [1, 9])
+def test_threads_have_runs_of_a_large_matrix(operators: Any, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    x, weight = rng.standard_normal((rows, 300), np.float32), rng.standard_normal((3001, 300))
+    block = packing.matrix(weight.astype(np.float32)).block()
+    operators.set_threads(1)
+    alone = operators.linear(block, 3001, x)
+    np.testing.assert_allclose(alone, x @ weight.T, rtol=0, atol=1e-4)
+    for threads in (2, 3, 5, 16):
+        operators.set_threads(threads)
+        np.testing.assert_array_equal(operators.linear(block, 3001, x), alone)
+
+
 @pytest.mark.parametrize(("bits", "group"), [(8, 32), (8, 64), (4, 32), (4, 128)])
 def test_integers_are_packed_as_the_floats_that_they_stand_for(
     operators: Any, bits: int, group: int

@@ -27,45 +27,47 @@ struct Keys {  // one slot and key/value head
   int64_t dim_panels() const { return (dim + kPanel - 1) / kPanel; }
 };
 
-// `count` rows of 32 cached numbers as float32: themselves, or widened into `buffer`.
-inline const float* as_floats(CacheType type, const void* rows, int64_t count, float* buffer) {
-  if (type == CacheType::kFloat32) return static_cast<const float*>(rows);
-  for (int64_t i = 0; i < count * kPanel; i += kLanes)
-    store(buffer + i, type == CacheType::kFloat16 ? load_half(static_cast<const uint16_t*>(rows) + i)
-                                                  : load_int8(static_cast<const int8_t*>(rows) + i));
-  return buffer;
+// Calls body with how the cache's numbers are read.
+template <class Body>
+inline void with_numbers(CacheType type, Body&& body) {
+  switch (type) {
+    case CacheType::kFloat32:
+      return body(Float32{});
+    case CacheType::kFloat16:
+      return body(Float16{});
+    case CacheType::kInt8:
+      return body(Byte{});
+  }
 }
 
-inline void product(float* sums, const float* x, int64_t rows, int64_t stride, const float* panel,
+template <class F>
+inline void product(float* sums, const float* x, int64_t rows, int64_t stride, const void* panel,
                     int64_t depth) {
   in_tiles<kTile>(rows, [&](auto count, int64_t row) {
-    accumulate<count, Float32>(sums + row * kPanel, x + row * stride, stride,
-                               reinterpret_cast<const uint8_t*>(panel), depth, true, rows > kTile);
+    accumulate<count, F>(sums + row * kPanel, x + row * stride, stride,
+                         static_cast<const uint8_t*>(panel), depth, true, rows > kTile);
   });
 }
 
 // One chunk of keys for `rows` queries [rows][dim], already scaled. Row r sees keys up to
 // position[r]; slope[r] is ALiBi's, or slope is nullptr.
-inline void attend_chunk(const Keys& keys, const float* queries, int64_t rows,
+template <class F>  // not inlined: two copies might round differently
+__attribute__((noinline)) void attend_chunk(const Keys& keys, const float* queries, int64_t rows,
                          const int32_t* position, const float* slope, int64_t first,
                          float* work, Running result) {
-  const CacheType type = keys.cache.type;
-  const int64_t size = bytes_of(type);
-  float* scores = work;                          // [4][rows][32], then [rows][128]
-  float* weights = scores + rows * kChunk;       // [rows][128]
-  float* wide = weights + rows * kChunk;         // a panel of keys or values
+  constexpr int64_t size = F::bytes / kPanel;
+  float* scores = work;                     // [4][rows][32]
+  float* weights = scores + rows * kChunk;  // [rows][128]
   int32_t last = 0;
   for (int64_t r = 0; r < rows; ++r) last = larger_of(last, position[r]);
   const int64_t live = smaller_of<int64_t>(kChunk, last - first + 1);
-  for (int64_t p = 0; p * kPanel < live; ++p) {
-    const void* panel = keys.key(first / kPanel + p, size);
-    product(scores + p * rows * kPanel, queries, rows, keys.dim,
-            as_floats(type, panel, keys.dim, wide), keys.dim);
-  }
+  for (int64_t p = 0; p * kPanel < live; ++p)
+    product<F>(scores + p * rows * kPanel, queries, rows, keys.dim,
+               keys.key(first / kPanel + p, size), keys.dim);
   Ints lane;
   for (int i = 0; i < WIDTH; ++i) lane[i] = i;
   const float *key_scales = nullptr, *value_scales = nullptr;
-  if (type == CacheType::kInt8) {
+  if (keys.cache.type == CacheType::kInt8) {
     key_scales = keys.cache.key_scales + keys.place * keys.cache.length + first;
     value_scales = keys.cache.value_scales + keys.place * keys.cache.length + first;
   }
@@ -96,16 +98,12 @@ inline void attend_chunk(const Keys& keys, const float* queries, int64_t rows,
     }
     result.total[r] = sum(total);
   }
-  for (int64_t p = 0; p < keys.dim_panels(); ++p) {
-    const void* panel = keys.value(p, first, size);
-    product(result.mixed + p * rows * kPanel, weights, rows, kChunk,
-            as_floats(type, panel, live, wide), live);
-  }
+  for (int64_t p = 0; p < keys.dim_panels(); ++p)
+    product<F>(result.mixed + p * rows * kPanel, weights, rows, kChunk,
+               keys.value(p, first, size), live);
 }
 
-inline int64_t work_floats(int64_t rows, int64_t dim) {
-  return rows * 2 * kChunk + larger_of(dim, kChunk) * kPanel;
-}
+inline int64_t work_floats(int64_t rows) { return rows * 2 * kChunk; }
 
 // Adds the next chunk to what the chunks before it came to.
 inline void merge(Running all, Running next, int64_t rows, int64_t panels) {
@@ -210,21 +208,23 @@ struct Attention {
     const int64_t count = plan(items);
     const int64_t rows = larger_of(kQueries, group()), dim = layer.head_dim;
     const int64_t one = running_floats(group(), dim), many = running_floats(rows, dim);
-    const int64_t local = rows * (dim + 2) + work_floats(rows, dim) + 2 * many + 64;
+    const int64_t local = rows * (dim + 2) + work_floats(rows) + 2 * many + 64;
     float* memory = scratch<float>(kPartial, count * one + threads() * local);
     float* locals = memory + count * one;
-    parallel_for(count, [&](int64_t index, int thread) {
+    const auto attend_item = [&](int64_t index, int thread) {
       const Item& item = items[index];
       float* x = locals + thread * local;
       float* slope = x + rows * (dim + 1);
       const Queries queries{x, reinterpret_cast<int32_t*>(x + rows * dim), slope};
       float* work = slope + rows;
-      float* sums = work + work_floats(rows, dim);
+      float* sums = work + work_floats(rows);
       const int64_t used = item.tokens * group();
       gather(item.token, item.tokens, item.head, queries);
       const auto attend = [&](int64_t chunk, Running to) {
-        attend_chunk(keys_of(item), x, used, queries.position, layer.slopes ? slope : nullptr,
-                     chunk * kChunk, work, to);
+        with_numbers(cache.type, [&](auto numbers) {
+          attend_chunk<decltype(numbers)>(keys_of(item), x, used, queries.position,
+                                          layer.slopes ? slope : nullptr, chunk * kChunk, work, to);
+        });
       };
       if (item.chunk >= 0) {
         const Running part = running(memory + index * one, used);
@@ -239,6 +239,15 @@ struct Attention {
         merge(all, next, used, panels());
       }
       finish(item.token, item.tokens, item.head, all);
+    };
+    // Chunks of a head lie one behind the other: a thread takes some in a row. Prompts' items are
+    // long, and of different length.
+    bool prompts = false;
+    for (int64_t index = 0; index < count; ++index) prompts = prompts || items[index].chunk < 0;
+    const int64_t each = prompts ? 1 : 1 + count / (4 * threads());  // also of an empty step
+    parallel_for((count + each - 1) / each, [&](int64_t some, int thread) {
+      const int64_t end = smaller_of(count, (some + 1) * each);
+      for (int64_t index = some * each; index < end; ++index) attend_item(index, thread);
     });
     for (int64_t index = 0; index < count; index += items[index].chunk >= 0 ? items[index].chunks : 1) {
       const Item& item = items[index];

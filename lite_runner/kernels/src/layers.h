@@ -12,9 +12,6 @@ constexpr int64_t kChunk = 128;      // keys whose scores are summed up before t
 
 enum class Format : int64_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3 };
 enum class CacheType : int64_t { kFloat32 = 0, kFloat16 = 1, kInt8 = 2 };
-constexpr int64_t bytes_of(CacheType type) {
-  return type == CacheType::kFloat32 ? 4 : type == CacheType::kFloat16 ? 2 : 1;
-}
 
 // How inputs k follow each other in a word, from its lowest bits on: as they are (int8 by int8); or
 // 0 2 1 3, and 0 2 4 6 1 3 5 7, so that a shift leaves two neighbours in its halves.

@@ -26,6 +26,28 @@ struct BFloat16 {
   }
 };
 
+struct Float16 {
+  static constexpr int64_t bytes = 2 * kPanel;
+  using Raw = Float32::Raw;
+  static Raw read(const uint8_t* from) {
+    Raw raw;
+    for (int64_t i = 0; i < kParts; ++i)
+      raw.part[i] = load_half(reinterpret_cast<const uint16_t*>(from) + i * kLanes);
+    return raw;
+  }
+};
+
+struct Byte {
+  static constexpr int64_t bytes = kPanel;
+  using Raw = Float32::Raw;
+  static Raw read(const uint8_t* from) {
+    Raw raw;
+    for (int64_t i = 0; i < kParts; ++i)
+      raw.part[i] = load_int8(reinterpret_cast<const int8_t*>(from) + i * kLanes);
+    return raw;
+  }
+};
+
 // Words of 32 bits, each of some inputs of one output.
 struct Words {
   static constexpr int64_t bytes = 4 * kPanel;
