@@ -22,7 +22,8 @@ inline void with_pool(const Adapters& adapters, Body&& body) {
 
 constexpr int64_t kTogether = WIDTH == 16 ? 4 : 2;  // rows of one adapter that go together
 
-// to [rows][to_stride] = x [rows][stride] times the `rank` rows of A [rank, in], four at a time.
+// to [rows][to_stride] = x [rows][stride] times the `rank` rows of A [rank, in], four at a time,
+// while the next four come.
 template <int64_t rows, class T>
 inline void products(const T* a, int64_t rank, const float* x, int64_t stride, int64_t in,
                      float* to, int64_t to_stride) {
@@ -45,7 +46,7 @@ inline void products(const T* a, int64_t rank, const float* x, int64_t stride, i
   });
 }
 
-// to [rows][32] += factors [rows][stride] times a panel of B [rank, 32].
+// to [rows][32] += factors [rows][stride] times a panel of B [rank, 32], while the next one comes.
 template <int64_t rows, class T>
 inline void add_panel_of(const float* factors, int64_t stride, int64_t rank, const T* b,
                          float* to) {

@@ -32,11 +32,11 @@ template <class Body>
 inline void with_numbers(CacheType type, Body&& body) {
   switch (type) {
     case CacheType::kFloat32:
-      return body(Float32{});
+      return body(Numbers<float>{});
     case CacheType::kFloat16:
-      return body(Float16{});
+      return body(Numbers<Half>{});
     case CacheType::kInt8:
-      return body(Byte{});
+      return body(Numbers<int8_t>{});
   }
 }
 

@@ -1,49 +1,29 @@
 // Products of rows with panels of a matrix. Every output is summed up over its inputs in their
 // order, whatever the number of rows or threads, so that a row's bits never depend on others.
 
-// How the 32 values of an input lie in a panel of floats.
-struct Float32 {
-  static constexpr int64_t bytes = 4 * kPanel;
+// Stored numbers, and the floats that they stand for.
+enum class Half : uint16_t {};
+enum class UpperHalf : uint16_t {};  // of a float32: bfloat16
+inline Floats widened(const float* from) { return load(from); }
+inline Floats widened(const int8_t* from) { return load_int8(from); }
+inline Floats widened(const Half* from) {
+  return load_half(reinterpret_cast<const uint16_t*>(from));
+}
+inline Floats widened(const UpperHalf* from) {
+  return load_bfloat16(reinterpret_cast<const uint16_t*>(from));
+}
+
+// How the 32 values of an input lie in a panel of such numbers.
+template <class T>
+struct Numbers {
+  static constexpr int64_t bytes = sizeof(T) * kPanel;
   struct Raw {
     Floats part[kParts];
   };
   static Raw read(const uint8_t* from) {
     Raw raw;
     for (int64_t i = 0; i < kParts; ++i)
-      raw.part[i] = load(reinterpret_cast<const float*>(from) + i * kLanes);
-    return raw;
-  }
-};
-
-struct BFloat16 {
-  static constexpr int64_t bytes = 2 * kPanel;
-  using Raw = Float32::Raw;
-  static Raw read(const uint8_t* from) {
-    Raw raw;
-    for (int64_t i = 0; i < kParts; ++i)
-      raw.part[i] = load_bfloat16(reinterpret_cast<const uint16_t*>(from) + i * kLanes);
-    return raw;
-  }
-};
-
-struct Float16 {
-  static constexpr int64_t bytes = 2 * kPanel;
-  using Raw = Float32::Raw;
-  static Raw read(const uint8_t* from) {
-    Raw raw;
-    for (int64_t i = 0; i < kParts; ++i)
-      raw.part[i] = load_half(reinterpret_cast<const uint16_t*>(from) + i * kLanes);
-    return raw;
-  }
-};
-
-struct Byte {
-  static constexpr int64_t bytes = kPanel;
-  using Raw = Float32::Raw;
-  static Raw read(const uint8_t* from) {
-    Raw raw;
-    for (int64_t i = 0; i < kParts; ++i)
-      raw.part[i] = load_int8(reinterpret_cast<const int8_t*>(from) + i * kLanes);
+      raw.part[i] = widened(reinterpret_cast<const T*>(from) + i * kLanes);
     return raw;
   }
 };
@@ -103,7 +83,7 @@ inline __attribute__((always_inline)) void store_tile(const Tile<count>& tile, f
 }
 
 // How far ahead of its reading a thread asks for a matrix, in bytes: by itself the processor looks
-// ahead too little while it multiplies several rows. Measured with 1, 8 and 32.
+// ahead too little while it multiplies several rows. Measured with 1, 8 and 32 rows.
 constexpr int64_t kAhead = 4096;
 
 // tile [rows][32] += x [rows][depth] * panel [depth][32]; `again`: other rows need the panel too.
@@ -298,9 +278,9 @@ void multiply_shorts(const Matrix& m, const Rows& rows, int64_t row, int64_t pan
 // sums [rows][32]: the rows times one panel, with scale and bias.
 inline void multiply_panel(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
   if (m.format == Format::kFloat32) {
-    multiply_floats<Float32>(m, rows, panel, sums);
+    multiply_floats<Numbers<float>>(m, rows, panel, sums);
   } else if (m.format == Format::kBFloat16) {
-    multiply_floats<BFloat16>(m, rows, panel, sums);
+    multiply_floats<Numbers<UpperHalf>>(m, rows, panel, sums);
   } else {
     in_tiles<kIntegerTile>(rows.count, [&](auto count, int64_t row) {
       if (m.format == Format::kInt4)
