@@ -1,21 +1,10 @@
 // What LoRA adapters add to the outputs of a matrix: B (A x), each row by its own adapter.
 
-// The numbers of a pool: float32, or the upper half of one.
-inline Floats numbers(const float* from) { return load(from); }
-inline Floats numbers(const uint16_t* from) { return load_bfloat16(from); }
-inline float number(float value) { return value; }
-inline float number(uint16_t half) {
-  const uint32_t bits = uint32_t{half} << 16;
-  float value;
-  __builtin_memcpy(&value, &bits, 4);
-  return value;
-}
-
 // Calls body with the pool of adapters, as what its numbers are.
 template <class Body>
 inline void with_pool(const Adapters& adapters, Body&& body) {
   if (adapters.bfloat16)
-    body(static_cast<const uint16_t*>(adapters.pool));
+    body(static_cast<const UpperHalf*>(adapters.pool));
   else
     body(static_cast<const float*>(adapters.pool));
 }
@@ -34,13 +23,13 @@ inline void products(const T* a, int64_t rank, const float* x, int64_t stride, i
     for (; i + kLanes <= in; i += kLanes)
       for (int64_t r = 0; r < count; ++r) {
         fetch<1>(own + (r + count) * in + i, true);
-        const Floats one = numbers(own + r * in + i);
+        const Floats one = widened(own + r * in + i);
         for (int64_t row = 0; row < rows; ++row) total[row][r] += one * load(x + row * stride + i);
       }
     for (int64_t row = 0; row < rows; ++row)
       for (int64_t r = 0; r < count; ++r) {
         float rest = sum(total[row][r]);
-        for (int64_t k = i; k < in; ++k) rest += number(own[r * in + k]) * x[row * stride + k];
+        for (int64_t k = i; k < in; ++k) rest += widened(own[r * in + k]) * x[row * stride + k];
         to[row * to_stride + first + r] = rest;
       }
   });
@@ -56,7 +45,7 @@ inline void add_panel_of(const float* factors, int64_t stride, int64_t rank, con
   for (int64_t r = 0; r < rank; ++r)
     for (int64_t p = 0; p < kParts; ++p) {
       fetch<1>(b + (rank + r) * kPanel + p * kLanes, true);
-      const Floats one = numbers(b + r * kPanel + p * kLanes);
+      const Floats one = widened(b + r * kPanel + p * kLanes);
       for (int64_t row = 0; row < rows; ++row)
         total.at[row][p] += splat(factors[row * stride + r]) * one;
     }
@@ -135,7 +124,7 @@ class Lowered {
           for (int64_t c = 0; c < columns; ++c) {
             const int64_t at = first % kPanel + c;
             for (int64_t k = 0; k < rank; ++k)
-              to[c] += factors[k] * number(b[(at / kPanel * rank + k) * kPanel + at % kPanel]);
+              to[c] += factors[k] * widened(b[(at / kPanel * rank + k) * kPanel + at % kPanel]);
           }
       });
     });

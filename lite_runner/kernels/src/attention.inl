@@ -211,7 +211,12 @@ struct Attention {
     const int64_t local = rows * (dim + 2) + work_floats(rows) + 2 * many + 64;
     float* memory = scratch<float>(kPartial, count * one + threads() * local);
     float* locals = memory + count * one;
-    const auto attend_item = [&](int64_t index, int thread) {
+    // Chunks of a head lie one behind the other: a thread takes some in a row. Prompts' items are
+    // long, and of different length.
+    bool prompts = false;
+    for (int64_t index = 0; index < count; ++index) prompts = prompts || items[index].chunk < 0;
+    const int64_t each = prompts ? 1 : 1 + count / (4 * threads());  // also of an empty step
+    parallel_for_some(count, each, [&](int64_t index, int thread) {
       const Item& item = items[index];
       float* x = locals + thread * local;
       float* slope = x + rows * (dim + 1);
@@ -239,15 +244,6 @@ struct Attention {
         merge(all, next, used, panels());
       }
       finish(item.token, item.tokens, item.head, all);
-    };
-    // Chunks of a head lie one behind the other: a thread takes some in a row. Prompts' items are
-    // long, and of different length.
-    bool prompts = false;
-    for (int64_t index = 0; index < count; ++index) prompts = prompts || items[index].chunk < 0;
-    const int64_t each = prompts ? 1 : 1 + count / (4 * threads());  // also of an empty step
-    parallel_for((count + each - 1) / each, [&](int64_t some, int thread) {
-      const int64_t end = smaller_of(count, (some + 1) * each);
-      for (int64_t index = some * each; index < end; ++index) attend_item(index, thread);
     });
     for (int64_t index = 0; index < count; index += items[index].chunk >= 0 ? items[index].chunks : 1) {
       const Item& item = items[index];

@@ -69,7 +69,6 @@ inline void clear_behind(float* x, int64_t rows, int64_t width, int64_t stride) 
 inline void read_row(const Matrix& m, int64_t index, float* to, bool add) {
   const int64_t panel = index / kPanel, column = index % kPanel;
   const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
-  const uint16_t* bits = reinterpret_cast<const uint16_t*>(data);
   const float* scales = reinterpret_cast<const float*>(m.at(m.scales)) + panel * kPanel;
   for (int64_t k = 0; k < m.in; ++k) {
     float value = 0;
@@ -77,11 +76,9 @@ inline void read_row(const Matrix& m, int64_t index, float* to, bool add) {
       case Format::kFloat32:
         value = reinterpret_cast<const float*>(data)[k * kPanel + column];
         break;
-      case Format::kBFloat16: {
-        const uint32_t word = uint32_t{bits[k * kPanel + column]} << 16;
-        __builtin_memcpy(&value, &word, 4);
+      case Format::kBFloat16:
+        value = widened(reinterpret_cast<const UpperHalf*>(data)[k * kPanel + column]);
         break;
-      }
       case Format::kInt8: {
         const int64_t byte = m.integer_input ? k % 4 : k % 2 * 2 + k % 4 / 2;
         value = static_cast<int8_t>(data[(k / 4 * kPanel + column) * 4 + byte]);
@@ -118,7 +115,7 @@ inline void embedding(const EmbeddingLayer& layer, const Step& step, Adapters ad
         const auto* up = place + layer.adapters.up[0];
         for (int64_t r = 0; r < rank; ++r)
           for (int64_t i = 0; i < layer.hidden; ++i)
-            to[i] += number(factors[r]) * number(up[(i / kPanel * rank + r) * kPanel + i % kPanel]);
+            to[i] += widened(factors[r]) * widened(up[(i / kPanel * rank + r) * kPanel + i % kPanel]);
       });
     if (layer.positions) read_row(layer.matrix(layer.positions), step.position[row], to, true);
     if (layer.has_norm) normalize(layer, layer.norm, to, layer.hidden, to, layer.hidden);

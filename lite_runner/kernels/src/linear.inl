@@ -4,6 +4,13 @@
 // Stored numbers, and the floats that they stand for.
 enum class Half : uint16_t {};
 enum class UpperHalf : uint16_t {};  // of a float32: bfloat16
+inline float widened(float value) { return value; }
+inline float widened(UpperHalf half) {
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
 inline Floats widened(const float* from) { return load(from); }
 inline Floats widened(const int8_t* from) { return load_int8(from); }
 inline Floats widened(const Half* from) {

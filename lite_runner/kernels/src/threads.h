@@ -41,14 +41,19 @@ void parallel_for(int64_t items, Body&& body) {
       &body);
 }
 
-// The same for rows, of which a thread takes a few at a time: sharing costs more than a row does.
+// The same, of which a thread takes `each` at a time, neighbours.
+template <class Body>
+void parallel_for_some(int64_t items, int64_t each, Body&& body) {
+  parallel_for((items + each - 1) / each, [&](int64_t some, int thread) {
+    const int64_t end = (some + 1) * each < items ? (some + 1) * each : items;
+    for (int64_t item = some * each; item < end; ++item) body(item, thread);
+  });
+}
+
+// The same for rows, a few at a time: sharing costs more than a row does.
 template <class Body>
 void over_rows(int64_t count, Body&& body) {
-  constexpr int64_t each = 4;
-  parallel_for((count + each - 1) / each, [&](int64_t item, int) {
-    const int64_t end = (item + 1) * each < count ? (item + 1) * each : count;
-    for (int64_t row = item * each; row < end; ++row) body(row);
-  });
+  parallel_for_some(count, 4, [&](int64_t row, int) { body(row); });
 }
 
 }  // namespace lite_runner
