@@ -1,10 +1,10 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite lint reference bench bench-scaling bench-offline bench-shard bench-parallel bench-slora lock clean
+.PHONY: help run test lite lint reference reference-mindformers bench bench-scaling bench-offline bench-shard bench-parallel bench-slora lock clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run:  ## set up, then predict with a real model; ARGS="max_new_tokens=64" adds overrides
 	@scripts/setup.sh run
@@ -28,6 +28,11 @@ reference:  ## make the references of the tests anew with torch and transformers
 	@scripts/setup.sh peers
 	@scripts/setup.sh run
 	@scripts/compare_fixtures.sh "$$(.venv/bin/python scripts/model_path.py smollm2_135m)"
+
+reference-mindformers:  ## as reference, with the real MindFormers 1.0.2; it loads what is written here
+	@scripts/setup.sh mindformers
+	@scripts/setup.sh run
+	@scripts/compare_mindformers.sh
 
 # What bench and bench-scaling share: command templates, and the model as peers read it.
 SIZES := --prompts {prompts} --new-tokens {new_tokens} --threads {threads}
@@ -99,6 +104,6 @@ lock:  ## resolve requirements/lock.txt anew from setup.cfg, with Python 3.10
 	@scripts/lock.sh
 
 clean:  ## remove environments, caches and build folders; outputs/ stays
-	rm -rf .venv .venv-bench .venv-lite build dist *.egg-info lite_runner/kernels/operators.so
+	rm -rf .venv .venv-bench .venv-lite .venv-mindformers build dist *.egg-info lite_runner/kernels/operators.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -15,8 +16,10 @@ from pathlib import Path
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
-SOURCES = sorted(str(path) for path in Path("lite_runner/kernels/src").glob("*.cc"))
-HEADERS = sorted(str(path) for path in Path("lite_runner/kernels/src").glob("*.[hi]*"))
+KERNELS = Path("lite_runner/kernels")
+SOURCES = sorted(str(path) for path in KERNELS.glob("src/*.cc"))
+HEADERS = sorted(str(path) for path in KERNELS.glob("src/*.[hi]*"))
+FINGERPRINT = runpy.run_path(str(KERNELS / "fingerprint.py"))
 # GCC finds its own headers uninitialized.
 COMPILE = "-std=c++17 -O3 -fno-math-errno -fvisibility=hidden -fPIC -pthread -Wall -Wextra"
 COMPILE += " -Wno-uninitialized -Wno-maybe-uninitialized -Wno-unknown-warning-option"
@@ -70,7 +73,8 @@ class BuildOperators(build_ext):
         for needed in (folder, library.parent):
             needed.mkdir(parents=True, exist_ok=True)
         objects = [str(folder / Path(source).with_suffix(".o").name) for source in sources]
-        flags = shlex.split(COMPILE)
+        fingerprint = FINGERPRINT["sources"]()
+        flags = [*shlex.split(COMPILE), f'-DLITE_RUNNER_SOURCES="{fingerprint}"']
         run(
             *(
                 [*command, *flags, "-c", source, "-o", target]
@@ -85,7 +89,12 @@ class BuildOperators(build_ext):
 setup(
     packages=[*find_packages(include=["lite_runner", "lite_runner.*"]), "lite_runner.conf"],
     package_dir={"lite_runner.conf": "conf"},
-    package_data={"lite_runner": ["py.typed"], "lite_runner.conf": ["**/*.yaml"]},
+    package_data={
+        "lite_runner": ["py.typed"],
+        "lite_runner.conf": ["**/*.yaml"],
+        # The package compares its operators with their sources.
+        "lite_runner.kernels": [f"src/*{suffix}" for suffix in FINGERPRINT["COMPILED"]],
+    },
     ext_modules=[
         Extension("lite_runner.kernels.operators", SOURCES, depends=HEADERS, optional=True)
     ],

@@ -46,7 +46,7 @@ def open_wanted(
 
     Only headers are read. Raises ArtifactError, for an unknown name with a suggestion.
     """
-    if not config.adapter_path:
+    if not config.adapter_path or config.merges_adapter:
         return None
     wanted = list(dict.fromkeys(name for name in names if name is not None))
     path = Path(config.adapter_path).expanduser()
@@ -64,11 +64,15 @@ def open_wanted(
 
 def check_values(job: AdapterJob, files: ModelFiles) -> None:
     """ArtifactError for an adapter that changes nothing, or that is of another base."""
-    if job.cut:
-        return  # they were checked before they were cut
-    for adapter in job.adapters:
+    if not job.cut:  # or they were checked before they were cut
+        check_adapters(job.adapters, files)
+
+
+def check_adapters(adapters: Sequence[Adapter], files: ModelFiles) -> None:
+    """ArtifactError for one that changes nothing, or that is of another base."""
+    for adapter in adapters:
         check_effective(adapter)
-    copied = [adapter for adapter in job.adapters if adapter.copies]
+    copied = [adapter for adapter in adapters if adapter.copies]
     if copied:
         base = files.whole()
         for adapter in copied:

@@ -15,6 +15,7 @@ from lite_runner.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
+    ConfigError,
     RunnerError,
 )
 from lite_runner.signals import Terminated, handled
@@ -91,7 +92,7 @@ def _dispatch(args: list[str]) -> int:
         return _multirun(line)
     else:
         config, notes = resolve(line)
-        return _run(config, notes)
+        return _run(config, notes, line.register_path)
     return 0
 
 
@@ -116,7 +117,23 @@ def _print_config(line: CommandLine) -> None:
     print(yaml.safe_dump(composed.raw, sort_keys=False, allow_unicode=True), end="")
 
 
-def _run(config: RunConfig, notes: Sequence[str]) -> int:
+def _run(config: RunConfig, notes: Sequence[str], register_path: str | None = None) -> int:
+    from lite_runner.distributed.membership import membership
+
+    member = membership()
+    if register_path is not None:
+        from lite_runner.registering import register_from
+
+        if config.use_parallel and member is None:
+            raise ConfigError(
+                "register_path runs in this process, and not in the ranks that it would start",
+                "use_parallel=false, or msrun itself: msrun --worker_num=2 ... run_lite.py ...",
+            )
+        register_from(register_path)
+    if member is not None:
+        from lite_runner import joined
+
+        return joined.run(config, notes, member)
     from lite_runner.launch import launch
 
     if config.verbosity > 0:
@@ -128,23 +145,31 @@ def _run(config: RunConfig, notes: Sequence[str]) -> int:
 def _multirun(line: CommandLine) -> int:
     """Every job in a process of its own: neither memory nor device state leaks to the next."""
     from lite_runner.config.sweep import jobs_of
+    from lite_runner.distributed.membership import membership
 
+    if (member := membership()) is not None and member.size > 1:
+        raise ConfigError(
+            f"--multirun: this process was started as {member.name}, and runs one job",
+            "start the jobs one by one, or --multirun in one process",
+        )
     jobs = jobs_of(line)
     worst = 0
     for i, (label, config, notes) in enumerate(jobs, 1):
         if config.verbosity > 0:
             print(f"job {i} of {len(jobs)}: {label}".rstrip(": "), file=sys.stderr)
-        worst = max(worst, run_apart(config, notes))
+        worst = max(worst, run_apart(config, notes, line.register_path))
         if worst in (EXIT_INTERRUPTED, EXIT_TERMINATED):
             break
     return worst
 
 
-def run_apart(config: RunConfig, notes: Sequence[str]) -> int:
+def run_apart(config: RunConfig, notes: Sequence[str], register_path: str | None = None) -> int:
     """The exit code of one job, run in a new process."""
     import multiprocessing
 
-    process = multiprocessing.get_context("spawn").Process(target=_job, args=(config, notes))
+    process = multiprocessing.get_context("spawn").Process(
+        target=_job, args=(config, notes, register_path)
+    )
     process.start()
     try:
         process.join()
@@ -161,5 +186,5 @@ def run_apart(config: RunConfig, notes: Sequence[str]) -> int:
     return 128 - code if code < 0 else code  # as a shell says: killed by signal n is 128 + n
 
 
-def _job(config: RunConfig, notes: Sequence[str]) -> NoReturn:
-    sys.exit(guarded(lambda: _run(config, notes)))
+def _job(config: RunConfig, notes: Sequence[str], register_path: str | None) -> NoReturn:
+    sys.exit(guarded(lambda: _run(config, notes, register_path)))

@@ -7,9 +7,11 @@ what the online backend computes.
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -18,8 +20,10 @@ from lite_runner import environment, progress
 from lite_runner.backends.exported import Device, EngineOptions
 from lite_runner.config.ge import FILE_NAME, ge_config, render
 from lite_runner.config.model import REGISTERED
-from lite_runner.config.model_yaml import model_yaml
+from lite_runner.config.model_dir import yamls_in
+from lite_runner.config.model_yaml import is_ours, model_yaml
 from lite_runner.config.plan import BYTES_OF, Memory, check_memory, free_memory, memory_need
+from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import DType, RunConfig
 from lite_runner.errors import ConfigError
 from lite_runner.export.manifest import (
@@ -35,6 +39,7 @@ from lite_runner.model_files import ModelFiles
 from lite_runner.report import versions
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.verification import verify
+from lite_runner.weights import rounding
 from lite_runner.weights.adapter import digest
 from lite_runner.weights.files import (
     make_folder,
@@ -60,7 +65,10 @@ class Wanted:
     slots: int
     length: int  # positions of a slot
     operators: Operators | None = None  # of quantized weights
+    rounded: DType = "float32"  # matrices are rounded to it, to be computed with in `dtype`
     key: bytes | None = field(default=None, repr=False)
+    ranks: int = 1  # that share the model, each with graphs of its own
+    cut_vocabulary: bool = True  # of several ranks: the embedding and the head too
 
     @property
     def precision(self) -> DType:
@@ -72,17 +80,19 @@ class Place:
     """Where an artifact goes: a folder of its own, or two paths in one that may hold more."""
 
     folder: Path
-    stems: Mapping[GraphName, str] | None = None  # names of the pair, without .mindir
+    stems: Mapping[GraphName, str] | None = None  # paths of the pair in it, without .mindir
     overwrite: bool = False
 
     @classmethod
     def of_pair(cls, prefill: Path, increment: Path, overwrite: bool) -> Place:
-        """The folder that both paths are in; .mindir may be left out, as in MindFormers' yaml."""
+        """The folder that both paths are in, or both their folders; .mindir may be left out, as in
+        MindFormers' yaml."""
+        folder = prefill.parent if prefill.parent == increment.parent else prefill.parent.parent
         stems: dict[GraphName, str] = {  # another dot is the name's own, as in bloom_7.1b
-            "prefill": prefill.name.removesuffix(".mindir"),
-            "increment": increment.name.removesuffix(".mindir"),
+            "prefill": prefill.relative_to(folder).as_posix().removesuffix(".mindir"),
+            "increment": increment.relative_to(folder).as_posix().removesuffix(".mindir"),
         }
-        return cls(prefill.parent, stems, overwrite)
+        return cls(folder, stems, overwrite)
 
     def check(self) -> None:
         """Raises ConfigError where something stands there already."""
@@ -98,6 +108,12 @@ class Place:
                     f"{path}: exists already", "choose another name, or overwrite=true"
                 )
 
+    def has_own_yaml(self) -> bool:
+        """Whether graphs go beside a yaml of the user's; of two nobody would know which holds."""
+        if self.stems is None or not self.folder.is_dir():
+            return False
+        return any(not is_ours(path) for path in yamls_in(self.folder))
+
     def take(self, written: Path) -> None:
         """Give the finished artifact `written`, on the same disk, its name."""
         if self.stems is None:
@@ -107,13 +123,23 @@ class Place:
         else:
             self.folder.mkdir(exist_ok=True)
             (self.folder / MANIFEST).unlink(missing_ok=True)  # it comes last: none is half there
-            for path in sorted(written.iterdir(), key=lambda path: path.name == MANIFEST):
-                target = self.folder / path.name
-                if target.is_dir():
-                    shutil.rmtree(target)
-                path.replace(target)
-            sync_folder(self.folder)
+            for path in filter(is_ours, yamls_in(self.folder)):
+                path.unlink()
+            for folder in {Path(stem).parent for stem in self.stems.values()} - {Path()}:
+                (self.folder / folder).mkdir(exist_ok=True)
+                _move(written / folder, self.folder / folder)
+                (written / folder).rmdir()
+            _move(written, self.folder)
         sync_folder(self.folder.parent)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Put all of a folder in place of what another has by these names, the manifest last."""
+    for path in sorted(source.iterdir(), key=lambda path: path.name == MANIFEST):
+        if (target / path.name).is_dir():
+            shutil.rmtree(target / path.name)
+        path.replace(target / path.name)
+    sync_folder(target)
 
 
 def export_artifact(
@@ -123,56 +149,113 @@ def export_artifact(
     tokenizer: Tokenizer,
     want: Wanted,
     engine: EngineOptions,
+    ranks: Ranks | None = None,
 ) -> Manifest:
     """Write the artifact, prove it in `engine`, and only then give it its name.
+
+    Of several `ranks`, which have met and each call this, each writes and proves its graphs, and
+    the first does the rest.
 
     Raises ConfigError where something stands there already, ArtifactError where the engine
     computes something else, EnvironmentFault where memory or disk do not suffice.
     """
-    place.check()
+    ranks = ranks or Ranks()
+    if want.rounded != "float32":
+        progress.note(rounding.describe(want.rounded, quantized=want.operators is not None))
+    files = dataclasses.replace(files, rounded=want.rounded)
     parent = place.folder.parent
-    make_folder(parent)
-    _check_room(parent, files, want)
+    if ranks.rank == 0:
+        place.check()
+        make_folder(parent)
+        _check_room(parent, files, want)
     environment.import_mindspore()
-    with tempfile.TemporaryDirectory(prefix=f".{place.folder.name}.", dir=parent) as name:
-        folder = Path(name) / place.folder.name
-        folder.mkdir()
+    with _temporary(place, ranks) as folder:
         with progress.step(f"export {config.model_name} ({want.layout})"):
-            graphs = _write_graphs(folder, config, files, want, place.stems)
+            graphs = _write_graphs(folder, config, files, want, place.stems, ranks)
+        if ranks.rank == 0:
             for file, text in tokenizer.files().items():
                 (folder / file).write_text(text, encoding="utf-8")
-        names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
-        manifest = Manifest(
-            layout=want.layout,
-            model_name=config.model_name,
-            model=files.model,
-            source=files.source,
-            target=want.target,
-            model_type="MINDIR_LITE" if want.model_type == "mindir_lite" else "MINDIR",
-            precision=want.precision,
-            batch_size=want.slots,
-            seq_length=files.model.seq_length if want.layout == "resizable" else want.length,
-            graphs=graphs,
-            files={file: sha256_of(folder / file) for file in names},
-            tokenizer=tuple(tokenizer.files()),
-            versions=versions(),
-            encrypted=want.key is not None,
-            sampled=want.sampled,
-            adapter=files.adapter.name if files.adapter else "",
-            adapter_sha256=digest(files.adapter) if files.adapter else "",
-            operators=want.operators,
-        )
-        manifest.write(folder)
-        verify(folder, read_manifest(folder, check_files=False), files, engine)
-        _write_settings(folder, config, manifest)
-        place.take(folder)
+            _manifest_of(folder, config, files, tokenizer, want, graphs).write(folder)
+        _told(ranks, "written")
+        manifest = read_manifest(folder, check_files=False)
+        verify(folder, manifest, files, engine, ranks, cut_vocabulary=want.cut_vocabulary)
+        _told(ranks, "proved")
+        if ranks.rank == 0:
+            if ranks.size > 1 and want.target == "Ascend" and engine.device != "Ascend":
+                _name_ascend(folder, manifest)
+                _manifest_of(folder, config, files, tokenizer, want, graphs).write(folder)
+            _write_settings(folder, config, manifest, place)
+            place.take(folder)
+        _told(ranks, "done")
     return manifest
 
 
-def _write_settings(folder: Path, config: RunConfig, manifest: Manifest) -> None:
+@contextmanager
+def _temporary(place: Place, ranks: Ranks) -> Iterator[Path]:
+    """The same empty folder for all ranks, beside the place, with its name."""
+    parent = place.folder.parent
+    if ranks.rank > 0:
+        yield Path(said_by_first(ranks, ""))
+        return
+    with tempfile.TemporaryDirectory(prefix=f".{place.folder.name}.", dir=parent) as name:
+        folder = Path(name).absolute() / place.folder.name
+        folder.mkdir()
+        _told(ranks, str(folder))
+        yield folder
+
+
+def _manifest_of(
+    folder: Path,
+    config: RunConfig,
+    files: ModelFiles,
+    tokenizer: Tokenizer,
+    want: Wanted,
+    graphs: Mapping[GraphName, Graph],
+) -> Manifest:
+    """What stands in the folder, with all its files."""
+    there = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    names = sorted(name for name in there if name != MANIFEST)
+    return Manifest(
+        layout=want.layout,
+        model_name=config.model_name,
+        model=files.model,
+        source=files.source,
+        target=want.target,
+        model_type="MINDIR_LITE" if want.model_type == "mindir_lite" else "MINDIR",
+        precision=want.precision,
+        batch_size=want.slots,
+        seq_length=files.model.seq_length if want.layout == "resizable" else want.length,
+        graphs=graphs,
+        files={file: sha256_of(folder / file) for file in names},
+        tokenizer=tuple(tokenizer.files()),
+        versions=versions(),
+        encrypted=want.key is not None,
+        sampled=want.sampled,
+        adapter=files.adapter.name if files.adapter else "",
+        adapter_sha256=digest(files.adapter) if files.adapter else "",
+        operators=want.operators,
+    )
+
+
+def _told(ranks: Ranks, text: str) -> list[str]:
+    """What each rank says, on every rank; returns when all are here."""
+    if ranks.size == 1:
+        return [text]
+    from lite_runner.backends import collectives
+
+    return [said.decode() for said in collectives.gather(text.encode())]
+
+
+def said_by_first(ranks: Ranks, text: str) -> str:
+    """What the first rank says; returns when all are here."""
+    return _told(ranks, text)[0]
+
+
+def _write_settings(folder: Path, config: RunConfig, manifest: Manifest, place: Place) -> None:
     """The yaml and config.ini that MindFormers' tools want beside graphs; the user may change
-    them, so the manifest does not count them among its files."""
-    if manifest.model.family not in REGISTERED:  # which the yaml has no words for
+    them, so the manifest does not count them among its files. A yaml of the user's is the one."""
+    # Of a registered family the yaml has no words.
+    if manifest.model.family not in REGISTERED and not place.has_own_yaml():
         text = model_yaml(manifest.model, config, manifest.seq_length, manifest.model_type.lower())
         (folder / f"{config.model_name}.yaml").write_text(text, encoding="utf-8")
     ge = ge_config(config)
@@ -196,10 +279,11 @@ def _write_graphs(
     files: ModelFiles,
     want: Wanted,
     stems: Mapping[GraphName, str] | None,
+    ranks: Ranks,
 ) -> dict[GraphName, Graph]:
     if want.operators is not None:
         return _write_fused(folder, config, files, want, want.operators)
-    weights = ReadAhead(files.tensors())
+    weights = ReadAhead(files.cut(ranks, vocab_parallel=want.cut_vocabulary))
     graphs: dict[GraphName, Graph]
     try:
         if want.layout == "dynamic":
@@ -216,8 +300,19 @@ def _write_graphs(
                 enc_key=want.key,
             )
         elif want.layout == "static_pair":
-            from lite_runner.export.static_pair import export_static_pair, stems_of
+            from lite_runner.backends.collectives import tensor_parallel
+            from lite_runner.export.static_pair import (
+                RANK_STEMS,
+                export_static_pair,
+                stem_of_rank,
+                stems_of,
+            )
 
+            if ranks.size > 1:
+                stems = {
+                    name: stem_of_rank(stem, ranks.rank)
+                    for name, stem in (stems or RANK_STEMS).items()
+                }
             graphs = export_static_pair(
                 files.model,
                 weights,
@@ -228,6 +323,7 @@ def _write_graphs(
                 dtype=want.dtype,
                 enc_key=want.key,
                 sampled=want.sampled,
+                parallel=tensor_parallel(ranks, cut_vocabulary=want.cut_vocabulary),
             )
         else:
             from lite_runner.export.resizable import export_resizable
@@ -244,7 +340,30 @@ def _write_graphs(
         weights.close()
     if want.model_type == "mindir_lite":
         return _converted(folder, graphs, want.weight_fp16)
-    return graphs if stems is None else _under_their_names(folder, graphs, stems)
+    if stems is not None:
+        graphs = _under_their_names(folder, graphs, stems)
+    return _of_all(graphs, ranks)
+
+
+def _name_ascend(folder: Path, manifest: Manifest) -> None:
+    """Proved with the collectives of this machine, the graphs call those of Ascend from now on."""
+    from lite_runner.export.mindir import ASCEND_GROUP, name_group
+
+    for graph in manifest.graphs.values():
+        for file in graph.files:
+            name_group(folder / file, ASCEND_GROUP)
+
+
+def _of_all(graphs: dict[GraphName, Graph], ranks: Ranks) -> dict[GraphName, Graph]:
+    """The graphs of the first rank, with the files of all."""
+    names = json.dumps({name: graph.file for name, graph in graphs.items()})
+    files = [json.loads(said) for said in _told(ranks, names)]
+    return {
+        name: dataclasses.replace(
+            graph, file=files[0][name], others=tuple(one[name] for one in files[1:])
+        )
+        for name, graph in graphs.items()
+    }
 
 
 def _write_fused(

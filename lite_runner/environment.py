@@ -57,12 +57,16 @@ def ascend_devices() -> int:
     return len(glob.glob("/dev/davinci[0-9]*"))
 
 
-def resolve_device(wanted: str) -> str:
-    """`auto` becomes Ascend where there is one, else CPU. Raises EnvironmentFault."""
+def resolve_device(wanted: str, *, several: bool = False) -> str:
+    """`auto` becomes Ascend where there is one, else CPU; `several` are wanted of it.
+
+    Raises EnvironmentFault where there is none.
+    """
     if wanted == "Ascend" and not ascend_devices():
+        one = ", and in one process with use_parallel=false" if several else ""
         raise EnvironmentFault(
             "context.device_target: got Ascend, but this machine shows no Ascend device",
-            "run on the processor with context.device_target=CPU (or --device_target CPU)",
+            f"run on the processor with context.device_target=CPU (or --device_target CPU){one}",
         )
     if wanted == "auto":
         return "Ascend" if ascend_devices() else "CPU"

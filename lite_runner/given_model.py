@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from lite_runner import environment
+from lite_runner import environment, progress
 from lite_runner.config.ge import FILE_NAME
 from lite_runner.config.model_dir import MANIFEST, only_yaml
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import GraphName, Manifest, read_manifest
 
-PREFILL_END, INCREMENT_END = "prefill_graph.mindir", "inc_graph.mindir"
+# A model above 1 GB has _graph in its files' names, MindFormers' documents have it in all.
+PREFILL_ENDS = ("prefill_graph.mindir", "prefill.mindir")
+INCREMENT_ENDS = ("inc_graph.mindir", "inc.mindir")
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ def _found(config: RunConfig) -> GivenModel | None:
             only_yaml(folder)  # of several nobody knows whose sizes hold
             manifest = _inspected(graphs_in(folder), config)
     elif infer.prefill_model_path:
-        paths = _paths(infer.prefill_model_path, infer.increment_model_path)
-        folder = next(iter(paths.values())).parent
+        paths = paths_of(infer.prefill_model_path, infer.increment_model_path)
+        folder = common_folder(paths)
         manifest = _manifest_of(folder, paths) or _inspected(paths, config)
     else:
         return None
@@ -84,20 +86,24 @@ def graphs_in(folder: Path) -> dict[GraphName, Path]:
     """
     found = sorted(path for path in folder.iterdir() if path.suffix == ".mindir")
     names = ", ".join(path.name for path in found)
-    expected = f"expected one MindIR, or ...{PREFILL_END} and ...{INCREMENT_END}"
+    expected = f"expected one MindIR, or ...{PREFILL_ENDS[0]} and ...{INCREMENT_ENDS[0]}"
     if not found:
         if any(path.suffix == ".ms" for path in folder.iterdir()):
             raise ArtifactError(f"{folder}: a .ms, but no {MANIFEST}", _MS_HINT)
         raise ArtifactError(f"{folder}: no MindIR in it; {expected}")
     if len(found) > 2:
         raise ArtifactError(f"{folder}: got {len(found)} MindIR files ({names}); {expected}")
-    prefill = [path for path in found if path.name.endswith(PREFILL_END)]
-    increment = [path for path in found if path.name.endswith(INCREMENT_END)]
+    prefill = [path for path in found if path.name.endswith(PREFILL_ENDS)]
+    increment = [path for path in found if path.name.endswith(INCREMENT_ENDS)]
     if len(found) == 1 and not prefill and not increment:
         return {"model": found[0]}
+    if len(found) == 2 and not prefill and not increment:  # as in x_prefill_seq1024_bs1.mindir
+        prefill = [path for path in found if "prefill" in path.name]
+        increment = [path for path in found if path not in prefill] if prefill else []
     if len(prefill) == 1 and len(increment) == 1:
         return {"prefill": prefill[0], "increment": increment[0]}
-    missing = [end for end, one in ((PREFILL_END, prefill), (INCREMENT_END, increment)) if not one]
+    ends = ((PREFILL_ENDS[0], prefill), (INCREMENT_ENDS[0], increment))
+    missing = [end for end, one in ends if not one]
     half = f"only one of a pair, there is no ...{missing[0]}; " if len(missing) == 1 else ""
     raise ArtifactError(f"{folder}: {half}got {names}; {expected}")
 
@@ -105,7 +111,8 @@ def graphs_in(folder: Path) -> dict[GraphName, Path]:
 _MS_HINT = "a .ms tells nothing of its inputs: keep it with its manifest, or give the MindIR"
 
 
-def _paths(prefill: str, increment: str) -> dict[GraphName, Path]:
+def paths_of(prefill: str, increment: str) -> dict[GraphName, Path]:
+    """The graphs at these paths; without the second it is a single one. Raises ArtifactError."""
     first = _existing(prefill, "infer.prefill_model_path")
     if not increment:
         return {"model": first}
@@ -119,15 +126,34 @@ def _paths(prefill: str, increment: str) -> dict[GraphName, Path]:
 
 
 def _existing(given: str, key: str) -> Path:
-    """The file at a path. Of x.mindir, MindSpore writes x_graph.mindir where it is above 1 GB."""
+    """The file at a path, or under the other name that an export may have given it: of x, MindSpore
+    writes x.mindir, and x_graph.mindir where it is above 1 GB."""
     path = Path(given).expanduser()
     if path.is_file():
         return path
-    large = path.with_name(f"{path.stem}_graph.mindir")
-    if path.suffix == ".mindir" and large.is_file():
-        return large
+    stem = path.name.removesuffix(".mindir").removesuffix("_graph")
+    others = [path.with_name(f"{stem}{end}") for end in (".mindir", "_graph.mindir")]
+    found = [other for other in others if other.is_file()]
+    if len(found) == 1:
+        progress.note(f"{path} is not there; {found[0].name} is")
+        return found[0]
+    if found:
+        raise ArtifactError(
+            f"{path}: not there, but both {found[0].name} and {found[1].name} are",
+            f"{key}= one of them",
+        )
     what = "a folder; infer.model_dir= takes one" if path.is_dir() else "no such file"
     raise ArtifactError(f"{path}: {what}", f"{key}= the path of a MindIR")
+
+
+def common_folder(paths: Mapping[GraphName, Path]) -> Path:
+    """Where what belongs to these graphs lies: in their folder, or in the one that holds both
+    folders, as those of run_mode=export are."""
+    folders = {path.parent for path in paths.values()}
+    above = {folder.parent for folder in folders}
+    if len(folders) > 1 and len(above) == 1 and (above_all := above.pop() / MANIFEST).is_file():
+        return above_all.parent
+    return next(iter(paths.values())).parent
 
 
 def _manifest_of(folder: Path, paths: Mapping[GraphName, Path]) -> Manifest | None:

@@ -22,10 +22,12 @@ def launch(config: RunConfig) -> int:
         worker.dry_run(config)
         return 0
     environment.check_packages()
+    if config.predicts or config.run_mode == "eval":
+        # Before anything is fetched: a yaml made for other machines needs an override.
+        environment.resolve_device(config.context.device_target, several=config.use_parallel)
     with RunFolder.create(config.output_dir, config.run_mode, config.model_name) as folder:
         folder.open_log()
-        # The other run modes only name ranks: one process does their work.
-        if ranks_of(config).size > 1 and config.predicts:
+        if starts_ranks(config):
             _launch_ranks(config, folder)
         else:
             folder.write_config(config.without_secrets().to_dict())
@@ -33,33 +35,20 @@ def launch(config: RunConfig) -> int:
     return 0
 
 
+def starts_ranks(config: RunConfig) -> bool:
+    """Whether several processes do the work; other run modes only name ranks."""
+    works = config.predicts or config.run_mode == "export"
+    return ranks_of(config).size > 1 and works and not config.only_save_strategy
+
+
 def _launch_ranks(config: RunConfig, folder: RunFolder) -> None:
     """Start what `config` says as ranks, which read it from the run folder."""
-    from lite_runner import model_files, session
-    from lite_runner.config.compose import raise_faults
-    from lite_runner.config.parallel import division_faults
     from lite_runner.launcher.job import Limits, run_ranks
-    from lite_runner.launcher.preflight import check_machine
-    from lite_runner.online import check_rounding
 
-    # Standard input is this process's alone, and can be read once.
-    prompts, names = read_requests(config)
-    config = dataclasses.replace(config, predict_data=tuple(prompts))
-    if config.adapter_path:
-        config = dataclasses.replace(config, adapter_id=tuple(names))
+    config = ready_for_ranks(config)
     cluster, parallel = cluster_of(config), config.parallel
-    # Fetched once, here: the ranks find it in the cache. What is wrong shows before they start.
-    files = model_files.locate(config)
-    raise_faults(list(division_faults(config, files.model)))
-    job = session.prepare(config, files, model_files.tokenizer_of(config, files), prompts, names)
-    ranks, device = ranks_of(config), environment.resolve_device(config.context.device_target)
-    check_rounding(config, files, device, ranks)
-    files.tensors(ranks, vocab_parallel=config.vocab_parallel)
-    first = session.share(config, job, ranks)  # the first copy has the most prompts
-    adapters = session.adapter_bytes(config, files.model, first, device, ranks)
-    check_machine(config, files.model, slots=first.slots, length=job.length, adapters=adapters)
     snapshot = folder.write_config(config.to_dict())
-    on_ascend = device == "Ascend"
+    on_ascend = environment.resolve_device(config.context.device_target) == "Ascend"
     # Devices want to be released, and the scheduler is other machines' too; on CPU nothing is left.
     leave_s = LEAVE_S if on_ascend or cluster.local_worker_num < cluster.worker_num else 0.0
     run_ranks(
@@ -70,3 +59,38 @@ def _launch_ranks(config: RunConfig, folder: RunFolder) -> None:
         log_dir=Path(parallel.log_dir).expanduser().absolute() if parallel.log_dir else None,
         rank_table_file=parallel.rank_table_file if on_ascend else "",
     )
+
+
+def ready_for_ranks(config: RunConfig) -> RunConfig:
+    """The config with its prompts read, once it is sure that this machine's ranks can run it.
+
+    To be called by one process of a machine, before its ranks read anything. Raises RunnerError.
+    """
+    from lite_runner import model_files, session
+    from lite_runner.config.compose import raise_faults
+    from lite_runner.config.parallel import division_faults
+    from lite_runner.launcher.preflight import check_machine
+    from lite_runner.online import check_rounding
+
+    # Fetched once, here: the ranks find it in the cache. What is wrong shows before they start.
+    if config.run_mode == "export":
+        files = model_files.locate(config)
+        raise_faults(list(division_faults(config, files.model)))
+        files.cut(ranks_of(config), vocab_parallel=config.vocab_parallel)
+        return config
+    # Standard input is this process's alone, and can be read once.
+    prompts, names = read_requests(config)
+    config = dataclasses.replace(config, predict_data=tuple(prompts))
+    if config.adapter_path:
+        config = dataclasses.replace(config, adapter_id=tuple(names))
+    files = model_files.locate(config)
+    raise_faults(list(division_faults(config, files.model)))
+    job = session.prepare(config, files, model_files.tokenizer_of(config, files), prompts, names)
+    ranks, device = ranks_of(config), environment.resolve_device(config.context.device_target)
+    if files.given is None and config.backend == "ms":
+        check_rounding(config, files, device, ranks)
+        files.tensors(ranks, vocab_parallel=config.vocab_parallel)
+    first = session.share(config, job, ranks)  # the first copy has the most prompts
+    adapters = session.adapter_bytes(config, files.model, first, device, ranks)
+    check_machine(config, files.model, slots=first.slots, length=job.length, adapters=adapters)
+    return config

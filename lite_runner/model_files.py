@@ -11,30 +11,46 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lite_runner import progress
-from lite_runner.config.compose import raise_faults
+from lite_runner.config.compose import own_source, raise_faults
 from lite_runner.config.model import ModelConfig
+from lite_runner.config.plan import readable
 from lite_runner.config.quantization import Quantization
 from lite_runner.config.quantization_checks import unavailable
 from lite_runner.config.ranks import Ranks
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.requests import adapter_names
+from lite_runner.config.schema import DType, RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.given_model import GivenModel, given_model
-from lite_runner.text.loading import load_tokenizer
+from lite_runner.text.loading import holds_tokenizer, load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer, byte_tokenizer
-from lite_runner.weights.adapter import Adapter, open_adapters
-from lite_runner.weights.checkpoint import model_config_in, model_config_of
+from lite_runner.weights.adapter import Adapter, fitted, open_adapters
+from lite_runner.weights.adapter_config import lora_settings
+from lite_runner.weights.checkpoint import (
+    PICKLES,
+    check_file,
+    folder_of,
+    model_config_in,
+    model_config_of,
+    weights_file,
+    with_lora,
+)
+from lite_runner.weights.hugging_face import TOKENIZER_FILES
 from lite_runner.weights.merge import merged, merged_model
 from lite_runner.weights.pieces import pieces
 from lite_runner.weights.quantization import with_quantization
 from lite_runner.weights.quantized_checkpoint import read_quantization
 from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.recut import tensors_for, whole_tensors
+from lite_runner.weights.rounding import with_matrices_in
 from lite_runner.weights.shard_manifest import rank_folders
-from lite_runner.weights.source import fetch
+from lite_runner.weights.source import fetch, held
 from lite_runner.weights.tensor import LazyTensor
-from lite_runner.weights.write import COPIED_FILES
+from lite_runner.weights.write import config_file, copied_files
 
 RANDOM = "random"
+# Suffixes of files that hold weights; the second where there are none of the first.
+WEIGHTS = ((".safetensors", ".ckpt", ".gguf"), PICKLES)
+DOWNLOADS = "checkpoint_download"  # MindFormers', in the current folder
 # What a run may choose against its checkpoint: how far it goes, and which tokens end a text.
 TOKEN_FIELDS = {"bos_token_id", "eos_token_id", "pad_token_id"}
 FREE_FIELDS = {"seq_length", "rope_scaling", *TOKEN_FIELDS}
@@ -54,18 +70,45 @@ class ModelFiles:
     base: ModelConfig | None = None  # with an adapter: the model that it is merged into
     adapter: Adapter | None = None
     quantization: Quantization = Quantization()  # noqa: RUF009  (frozen)
+    held: Mapping[str, LazyTensor] | None = None  # this rank's tensors, in memory; None: on disk
+    rounded: DType = "float32"  # a run's wider matrices are rounded to it; integers stay
 
     def tensors(
         self, ranks: Ranks | None = None, *, vocab_parallel: bool = True
     ) -> Mapping[str, LazyTensor]:
         """Every tensor, or what `ranks` holds of it, in MindFormers' names, checked but not read.
 
-        Quantized matrices have their integers, in one rank. Raises ArtifactError.
+        Quantized matrices have their integers, in one rank; others are `rounded`. Raises
+        ArtifactError.
         """
-        self._check_there_are_weights()
-        ranks = ranks or Ranks()
+        tensors = self._unrounded(ranks or Ranks(), vocab_parallel)
         quantized = self.quantization.quant != "none"
-        if self.path is None or self.adapter is not None or quantized:
+        return tensors if quantized else with_matrices_in(tensors, self.rounded)
+
+    def whole(self) -> Mapping[str, LazyTensor]:
+        """Every tensor of the model, a sharded one put together, an adapter merged into them.
+
+        Raises ArtifactError.
+        """
+        if self.held is not None:
+            return with_quantization(self.held, self.model, self.quantization)
+        self._check_there_are_weights()
+        base = self.base or self.model
+        if self.path is None:
+            tensors: Mapping[str, LazyTensor] = random_checkpoint(base, self.seed)
+        elif self.adapter is not None and self.adapter.folder == self.path:
+            tensors, _ = with_lora(self.path, base)
+        else:
+            tensors = whole_tensors(self.path, base, self.strategy)
+        if self.adapter is not None:
+            tensors = merged(tensors, self.adapter, base)
+        return with_quantization(tensors, self.model, self.quantization)
+
+    def _unrounded(self, ranks: Ranks, vocab_parallel: bool) -> Mapping[str, LazyTensor]:
+        if self.held is not None:
+            return with_quantization(self.held, self.model, self.quantization)
+        self._check_there_are_weights()
+        if self.path is None or self.adapter is not None or self.quantization.quant != "none":
             # Integers are those of the whole matrix, whatever is then cut from it.
             return pieces(self.whole(), self.model, ranks, vocab_parallel=vocab_parallel)
         tensors = tensors_for(
@@ -78,20 +121,34 @@ class ModelFiles:
         )
         return with_quantization(tensors, self.model, self.quantization)
 
-    def whole(self) -> Mapping[str, LazyTensor]:
-        """Every tensor of the model, a sharded one put together, an adapter merged into them.
-
-        Raises ArtifactError.
-        """
-        self._check_there_are_weights()
-        base = self.base or self.model
+    def whereabouts(self) -> str:
+        """Where the weights are, and how large what holds them is."""
+        if self.given is not None:
+            return f"in the exported model {self.given.folder}"
+        if self.source == RANDOM:
+            return RANDOM
         if self.path is None:
-            tensors: Mapping[str, LazyTensor] = random_checkpoint(base, self.seed)
-        else:
-            tensors = whole_tensors(self.path, base, self.strategy)
-        if self.adapter is not None:
-            tensors = merged(tensors, self.adapter, base)
-        return with_quantization(tensors, self.model, self.quantization)
+            return f"{self.source}: would be fetched"
+        return f"{self.source}: {readable(self.stored_bytes())} here"
+
+    def stored_bytes(self) -> int:
+        """Size of the files that hold the weights; 0 where they are made or not here."""
+        if self.path is None:
+            return 0
+        if self.path.is_file():
+            return self.path.stat().st_size
+        every = [item for item in self.path.rglob("*") if item.is_file()]
+        sizes = [
+            sum(item.stat().st_size for item in every if item.suffix in suffixes)
+            for suffixes in WEIGHTS
+        ]
+        return sizes[0] or sizes[1]
+
+    def cut(self, ranks: Ranks, *, vocab_parallel: bool) -> Mapping[str, LazyTensor]:
+        """As `tensors`, however the checkpoint itself is cut."""
+        return dataclasses.replace(self, auto_trans=True).tensors(
+            ranks, vocab_parallel=vocab_parallel
+        )
 
     def _check_there_are_weights(self) -> None:
         if self.given is not None:
@@ -113,7 +170,7 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
     given = given_model(config)
     if given is not None:
         return files_of(given, config)
-    source, model = config.checkpoint_source, config.model_config()
+    source, model = config.checkpoint_source, _model_told(config)
     if source == RANDOM:
         if model is None:
             raise ConfigError(
@@ -121,10 +178,14 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
                 "load_checkpoint=random has none",
                 "name a model (model=tiny_llama), or a checkpoint (load_checkpoint=DIR)",
             )
-        return ModelFiles(source, None, model, config.seed, quantization=config.quantization)
-    path = fetch(source, progress.note, weights=weights)
+        files = ModelFiles(source, None, model, config.seed, quantization=config.quantization)
+        return _with_own_lora(files, config)
+    key = "pretrained_model_dir" if source == config.pretrained_model_dir else "load_checkpoint"
+    path = fetch(source, progress.note, key, weights=weights)
     # A hub's folder without weights is a folder without a checkpoint, and no fault here.
     alone = not weights and source.startswith("hf://")
+    if weights and not rank_folders(path):
+        check_file(path)  # what is broken is told before anything is missed beside it
     own = model_config_in(path) if alone else model_config_of(path)
     if model is None:
         if own is None:
@@ -136,7 +197,7 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
     elif own is not None:
         _check_same_model(model, own, path)
     strategy = config.src_strategy_path_or_dir
-    return ModelFiles(
+    files = ModelFiles(
         source,
         path,
         model,
@@ -145,6 +206,75 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
         auto_trans=config.auto_trans_ckpt,
         quantization=_quantization(config, path),
     )
+    return _with_own_lora(files, config) if weights else files
+
+
+def _with_own_lora(files: ModelFiles, config: RunConfig) -> ModelFiles:
+    """With pet_type=lora, the adapter merged: that of adapter_path, or the checkpoint's own.
+
+    Raises ArtifactError where there is none, or it does not fit the model.
+    """
+    pet, path = config.model.model_config.pet_config, files.path
+    if pet is None:
+        return files
+    if config.adapter_path:
+        return with_adapter(files, config)
+    assert path is not None  # checks.py: random weights have none
+    _, lora = with_lora(path, files.model)
+    if not lora:
+        raise ArtifactError(
+            f"{path}: pet_config.pet_type=lora, but the checkpoint holds no LoRA weights (names "
+            "that end in lora_a and lora_b)",
+            "adapter_path= the adapter's folder, or leave pet_config out for the base model",
+        )
+    settings = lora_settings(path, pet.lora_rank, pet.lora_alpha, pet.target_modules)
+    adapter = fitted("lora", path, lora, path, settings, files.model)
+    return _merged(files, adapter)
+
+
+def _merged(files: ModelFiles, adapter: Adapter) -> ModelFiles:
+    model = merged_model(files.model, adapter)
+    return dataclasses.replace(files, model=model, base=files.model, adapter=adapter)
+
+
+def planned(config: RunConfig) -> ModelFiles:
+    """Like `locate`, but nothing is fetched: what would be has no path.
+
+    Raises ArtifactError where something is missing that no run would find, and where the sizes of
+    the model are in what would have to be fetched.
+    """
+    source = config.checkpoint_source
+    told = config.pretrained_model_dir
+    if source == RANDOM or given_model(config) is not None:
+        return locate(config)
+    here = held(source)
+    if here is not None and (not told or held(told, "pretrained_model_dir") is not None):
+        return locate(dataclasses.replace(config, load_checkpoint=str(here)))
+    model = config.model_config()
+    if model is None:
+        raise ArtifactError(
+            f"{source}: not in the cache, and model=auto has the model's sizes from it",
+            "dry_run=true fetches nothing: name the model, or run without it once",
+        )
+    return ModelFiles(source, None, model, config.seed, quantization=config.quantization)
+
+
+def _model_told(config: RunConfig) -> ModelConfig | None:
+    """The model that the config means, itself or by pretrained_model_dir; None: the checkpoint's.
+
+    Raises ArtifactError where that folder is none of a model.
+    """
+    model, key = config.model_config(), "pretrained_model_dir"
+    if model is not None or config.pretrained_model_dir in ("", config.checkpoint_source):
+        return model
+    folder = fetch(config.pretrained_model_dir, progress.note, key, weights=False)
+    model = model_config_in(folder)
+    if model is None:
+        raise ArtifactError(
+            f"{key}: {folder} has no config.json, which says what the model is",
+            "give the folder as it comes from Hugging Face",
+        )
+    return model
 
 
 def _quantization(config: RunConfig, path: Path) -> Quantization:
@@ -174,7 +304,7 @@ def with_adapter(files: ModelFiles, config: RunConfig) -> ModelFiles:
 
     Raises ConfigError where it leaves open which, ArtifactError where it does not fit the model.
     """
-    if not config.adapter_path:
+    if not config.adapter_path or files.adapter is not None:
         return files
     adapters = adapters_of(config, files.model)
     if len(adapters) != 1:
@@ -183,8 +313,7 @@ def with_adapter(files: ModelFiles, config: RunConfig) -> ModelFiles:
             f"adapter_id={next(iter(adapters))}",
         )
     (adapter,) = adapters.values()
-    model = merged_model(files.model, adapter)
-    return dataclasses.replace(files, model=model, base=files.model, adapter=adapter)
+    return _merged(files, adapter)
 
 
 def adapters_of(
@@ -195,9 +324,8 @@ def adapters_of(
 
     Raises ArtifactError.
     """
-    ids = config.adapter_id
-    if names is None and ids is not None:
-        names = [ids] if isinstance(ids, str) else [name for name in ids if name is not None]
+    if names is None and config.adapter_id is not None:
+        names = adapter_names(config.adapter_id)
     root = Path(config.adapter_root).expanduser() if config.adapter_root else None
     return open_adapters(Path(config.adapter_path).expanduser(), model, names, root=root)
 
@@ -232,39 +360,104 @@ def files_of(given: GivenModel, config: RunConfig) -> ModelFiles:
     return ModelFiles(manifest.source, None, model, config.seed, given, quantization=held)
 
 
-def tokenizer_of(config: RunConfig, files: ModelFiles) -> Tokenizer:
-    """The tokenizer that the config names, or the model's own. Raises ArtifactError."""
+def tokenizer_of(config: RunConfig, files: ModelFiles, *, fetching: bool = True) -> Tokenizer:
+    """The tokenizer that the config names, else the one beside the checkpoint, or in MindFormers'
+    checkpoint_download, or that of the model's own source.
+
+    Without `fetching`, only one that is here already or in the cache. Raises ArtifactError.
+    """
     settings = config.processor.tokenizer
     vocab = files.model.vocab_size
-    if settings.tokenizer_file is not None:
-        key = "processor.tokenizer.tokenizer_file"
-        path = fetch(settings.tokenizer_file, progress.note, key, weights=False)
-        return load_tokenizer(path, model_vocab=vocab)
+    if named := config.tokenizer_source:
+        file = "processor.tokenizer.tokenizer_file"
+        key = file if settings.tokenizer_file else "pretrained_model_dir"
+        return load_tokenizer(_source_of(named, key, fetching=fetching), model_vocab=vocab)
     given = files.given
-    if given is not None and (given.manifest.tokenizer or settings.type != "ByteTokenizer"):
+    if given is not None and given.manifest.tokenizer:
         return load_tokenizer(given.folder, model_vocab=vocab)
-    if settings.type == "ByteTokenizer" or files.path is None:
+    source = files.path if given is None else given.folder
+    if settings.type == "ByteTokenizer" or source is None:
         return byte_tokenizer()
-    beside = files.path
-    if beside.is_file() and beside.suffix != ".gguf":
-        beside = beside.parent
-    return load_tokenizer(beside, model_vocab=vocab)
+    place = _beside(source)
+    if place.is_dir() and not holds_tokenizer(place):
+        place = _tokenizer_elsewhere(config, source, fetching=fetching) or place
+    return load_tokenizer(place, model_vocab=vocab)
+
+
+def _source_of(uri: str, key: str, *, fetching: bool) -> Path:
+    """Where what `uri` names lies, without its weights. Raises ArtifactError."""
+    if fetching:
+        return fetch(uri, progress.note, key, weights=False)
+    path = held(uri, key)
+    if path is None:
+        raise ArtifactError(f"{key}: {uri}: not in the cache, and nothing is fetched")
+    return path
+
+
+def _beside(path: Path) -> Path:
+    """Where a checkpoint has its tokenizer, if it has one: in its folder, or in the GGUF."""
+    return path if path.suffix == ".gguf" and path.is_file() else folder_of(path)
+
+
+def _tokenizer_elsewhere(config: RunConfig, checkpoint: Path, *, fetching: bool) -> Path | None:
+    """The tokenizer of a checkpoint that has none beside it; None where there is no other place.
+
+    Raises ArtifactError where the model's own source is not to be had.
+    """
+    place = _downloaded(config)
+    own = config.model.model_config.checkpoint_name_or_path
+    if own == config.checkpoint_source:  # the config took another for the model's own
+        own = own_source(config.model_name)
+    if place is None and own not in ("", RANDOM, config.checkpoint_source):
+        try:
+            place = _beside(_source_of(own, "load_checkpoint", fetching=fetching))
+        except ArtifactError as error:
+            raise ArtifactError(
+                f"no tokenizer beside {checkpoint}, and the model's own source has none to be had: "
+                f"{error.message}",
+                "processor.tokenizer.tokenizer_file= names one, as does "
+                f"{DOWNLOADS}/{config.model_name}/",
+            ) from error
+    if place is not None:
+        progress.note(f"tokenizer: of {place}, since none lies beside {checkpoint}")
+    return place
+
+
+def _downloaded(config: RunConfig) -> Path | None:
+    """The folder of the model or its family (llama2 of llama2_7b), with a tokenizer."""
+    name = config.model_name
+    folders = (Path(DOWNLOADS) / one for one in (name, name.partition("_")[0]))
+    return next((folder for folder in folders if holds_tokenizer(folder)), None)
 
 
 def files_beside(config: RunConfig, files: ModelFiles) -> dict[str, bytes]:
-    """The tokenizer's files, by name, for a folder of the model's weights to be run from.
+    """What the model's weights need beside them to be run, by the file's name: config.json, and
+    the tokenizer's files.
 
-    Those beside the source are copied as they are, for a GGUF or a tokenizer_file they are made.
+    Those of a tokenizer that lie beside the source are copied as they are; for a GGUF, a
+    tokenizer_file, or one of checkpoint_download they are made. Raises ArtifactError.
     """
-    named = config.processor.tokenizer.tokenizer_file is not None
-    if files.path is None and not named:
-        return {}
-    if files.path is None or named or files.path.suffix == ".gguf":
-        texts = tokenizer_of(config, files).files()
-        return {name: text.encode() for name, text in texts.items()}
-    folder = files.path if files.path.is_dir() else files.path.parent
-    found = (folder / name for name in COPIED_FILES)
-    return {file.name: file.read_bytes() for file in found if file.is_file()}
+    path, model = files.path, files.model
+    named = bool(config.tokenizer_source)
+    if path is None and not named:
+        return config_file(model)
+    if path is not None and not named and not _is_gguf(path) and not _only_downloaded(config, path):
+        return {**copied_files(path), **config_file(model)}
+    tokenizer = tokenizer_of(config, files)
+    # Other files of a tokenizer would contradict these.
+    found = {} if path is None else copied_files(path, without=TOKENIZER_FILES)
+    found |= {name: text.encode() for name, text in tokenizer.files().items()}
+    # config.json has room for all tokens that end a text, the tokenizer's files for one.
+    model = dataclasses.replace(model, eos_token_id=end_tokens(model, tokenizer))
+    return found | config_file(model)
+
+
+def _only_downloaded(config: RunConfig, checkpoint: Path) -> bool:
+    return not holds_tokenizer(_beside(checkpoint)) and _downloaded(config) is not None
+
+
+def _is_gguf(path: Path) -> bool:
+    return not rank_folders(path) and weights_file(path).suffix == ".gguf"
 
 
 def end_tokens(model: ModelConfig, tokenizer: Tokenizer) -> tuple[int, ...]:

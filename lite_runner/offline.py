@@ -10,7 +10,7 @@ from typing import Literal, cast
 
 import lite_runner
 from lite_runner import environment, progress
-from lite_runner.artifact import Place, Wanted, export_artifact
+from lite_runner.artifact import Place, Wanted, export_artifact, said_by_first
 from lite_runner.backends.base import Backend
 from lite_runner.backends.dynamic import cannot_copy
 from lite_runner.backends.exported import (
@@ -22,11 +22,13 @@ from lite_runner.backends.exported import (
     open_exported,
 )
 from lite_runner.backends.sizes import cache_length, step_capacity
+from lite_runner.config.cluster import ranks_of
 from lite_runner.config.engines import ENGINES
-from lite_runner.config.ge import GeConfig, check_ge_used, ge_config
+from lite_runner.config.ge import GeConfig, ge_config, serves
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.model import REGISTERED
 from lite_runner.config.offline_checks import more_than_greedy
+from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.secret import encryption_key
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
@@ -54,32 +56,54 @@ def open_offline(
     *,
     slots: int,
     length: int,
+    ranks: Ranks,
 ) -> Backend:
     """The backend of the exported model that the config names, or of the one in the cache, which
-    is exported first where there is none. Raises RunnerError."""
+    is exported first where there is none. Of several `ranks` each has its own. Raises RunnerError.
+    """
     given = files.given
     if given is not None:
-        manifest, graphs, name = given.manifest, given.graphs, given.folder.name
+        manifest, folder = given.manifest, given.folder
         _check_fits(config, files, manifest, slots, length)
-        engine = engine_for(config, manifest.layout, given.ge_files)
+        engine = engine_for(config, manifest.layout, given.ge_files, ranks=ranks)
     else:
         want = wanted_of_run(config, files, slots, length)
-        engine = engine_for(config, want.layout)
+        engine = engine_for(config, want.layout, ranks=ranks)
         folder = folder_in_cache(files, config, want)
-        if folder.is_dir():
-            manifest = read_manifest(folder, check_files=False)  # ours; checked when written
-        else:
-            if tokenizer is None:
-                raise ConfigError(
-                    "an exported model has its tokenizer beside it, and there is none",
-                    "processor.tokenizer.tokenizer_file= names one",
-                )
-            progress.note(f"no exported {config.model_name} in the cache: exporting it first")
-            manifest = export_artifact(Place(folder), config, files, tokenizer, want, engine)
-        graphs, name = manifest.paths(folder), folder.name
+        if tokenizer is None and not folder.is_dir():
+            raise ConfigError(
+                "an exported model has its tokenizer beside it, and there is none",
+                "processor.tokenizer.tokenizer_file= names one",
+            )
+        manifest = _in_cache(folder, config, files, tokenizer, want, engine, ranks)
+    _check_ranks(config, manifest, folder, engine, ranks)
+    rank = ranks.tensor_index if ranks.size > 1 else config.infer.rank_id % manifest.ranks
+    graphs, name = manifest.paths(folder, rank), folder.name
     _check_generation(manifest, generation)
     with progress.step(f"load {name} in {engine.name}"):
         return open_exported(graphs, manifest, engine, slots=slots)
+
+
+def _in_cache(
+    folder: Path,
+    config: RunConfig,
+    files: ModelFiles,
+    tokenizer: Tokenizer | None,
+    want: Wanted,
+    engine: EngineOptions,
+    ranks: Ranks,
+) -> Manifest:
+    """What is in the cache, exported now where there is nothing; copies of a model share it."""
+    missing = said_by_first(ranks, "" if folder.is_dir() else "missing")
+    if missing and tokenizer is not None:
+        progress.note(f"no exported {config.model_name} in the cache: exporting it first")
+        place = Place(folder)
+        if ranks.tensor > 1:  # of which there is one copy
+            return export_artifact(place, config, files, tokenizer, want, engine, ranks)
+        if ranks.rank == 0:
+            export_artifact(place, config, files, tokenizer, want, engine)
+        said_by_first(ranks, "exported")
+    return read_manifest(folder, check_files=False)  # ours; checked when written
 
 
 def chosen_backend(
@@ -93,6 +117,8 @@ def chosen_backend(
     """What backend=auto means: mslite where an exported model is there for this run."""
     if files.given is not None:
         return "mslite"
+    if min(ranks_of(config).data, ranks_of(config).tensor) > 1:
+        return "ms"
     want = wanted_of_run(config, files, slots, length)
     copies = max(generation.num_beams, generation.num_return_sequences) > 1
     found = folder_in_cache(files, config, want)
@@ -103,24 +129,30 @@ def chosen_backend(
     return "ms"
 
 
-def engine_for(config: RunConfig, layout: Layout, ge_files: tuple[Path, ...] = ()) -> EngineOptions:
+def engine_for(
+    config: RunConfig,
+    layout: Layout,
+    ge_files: tuple[Path, ...] = (),
+    *,
+    ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
+) -> EngineOptions:
     """The engine of a run; `ge_files`: the config.ini beside the model, unless the run has its own.
 
     Raises ConfigError, EnvironmentFault where the one that is asked for cannot run the layout.
     """
     device = cast(Device, environment.resolve_device(config.context.device_target))
     name = choose_engine(layout, config.engine, device)
-    if config.run_mode != "export":  # which only writes them down
-        check_ge_used(config, name, device)
     ge = ge_config(config) or (GeConfig(files=ge_files) if ge_files else None)
-    if ge is not None and (name, device) != ("lite", "Ascend"):
-        if ge_files and ge.files == ge_files:
-            progress.note(f"{ge_files[0]} is for GE on Ascend; this runs in {name} on {device}")
+    if ge is not None and not serves(name, device):
+        if config.run_mode != "export":  # which only writes them down
+            options = ", ".join(map(str, ge.files)) or "ge="
+            progress.note(f"{options}: for GE on Ascend; this runs in {name} on {device}")
         ge = None
     return EngineOptions(
         name=name,
         device=device,
         device_id=config.context.device_id,
+        rank_id=ranks.rank or config.infer.rank_id,
         threads=config.context.threads,
         ge=ge,
         key=encryption_key(config.infer.enc_key),
@@ -145,7 +177,7 @@ def wanted(config: RunConfig, files: ModelFiles, slots: int, length: int) -> Wan
         # A .ms loads in a fraction of a MindIR's time; who exports wants what others can read.
         to_run = config.run_mode != "export" or config.export.weight_fp16
         model_type = "mindir_lite" if layout == "resizable" and to_run else "mindir"
-    dtype = config.compute_dtype(target)
+    dtype, rounded = config.compute_dtype(target), config.rounded_dtype(target)
     faults = []
     if config.export.weight_fp16 and model_type != "mindir_lite":
         faults.append("export.weight_fp16=true needs infer.model_type=mindir_lite")
@@ -155,6 +187,9 @@ def wanted(config: RunConfig, files: ModelFiles, slots: int, length: int) -> Wan
         faults.append("an export in bfloat16 cannot be proved on a CPU; float16 or float32 can")
     if config.kv_cache != "fp32":
         faults.append(f"kv_cache={config.kv_cache} of an export needs quantized weights: quant=")
+    ranks = ranks_of(config).tensor
+    if ranks > 1 and key is not None and target != device:
+        faults.append("infer.enc_key of graphs that ranks share needs the device they are for")
     if layout == "resizable" and key is not None:
         faults.append("infer.enc_key needs export.layout=dynamic or static_pair")
     if faults:
@@ -169,7 +204,10 @@ def wanted(config: RunConfig, files: ModelFiles, slots: int, length: int) -> Wan
         sampled,
         slots,
         length,
+        rounded=rounded,
         key=key,
+        ranks=ranks,
+        cut_vocabulary=config.vocab_parallel,
     )
 
 
@@ -182,6 +220,8 @@ def _wanted_of_operators(config: RunConfig, files: ModelFiles, slots: int, lengt
         faults.append(f"an export of quant={held} computes in float32; got {dtype}")
     if files.model.family in REGISTERED:
         faults.append(f"quant={held} is not available in an export of {files.model.family}")
+    if ranks_of(config).tensor > 1:
+        faults.append(f"an export of quant={held} is of one rank: model_parallel=1")
     if not config.context.kernels:
         faults.append(f"an export of quant={held} needs context.kernels=true")
     if faults:
@@ -189,7 +229,10 @@ def _wanted_of_operators(config: RunConfig, files: ModelFiles, slots: int, lengt
     check_operators(f"an export of quant={held}", device)
     capacity = step_capacity(slots)
     operators = Operators(FORMAT, held.quant, held.group, config.kv_cache, capacity)
-    return Wanted("dynamic", "mindir", False, dtype, "CPU", False, slots, length, operators)
+    rounded = config.rounded_dtype(device)
+    return Wanted(
+        "dynamic", "mindir", False, dtype, "CPU", False, slots, length, operators, rounded
+    )
 
 
 def wanted_of_run(config: RunConfig, files: ModelFiles, slots: int, length: int) -> Wanted:
@@ -216,6 +259,7 @@ def _layout(config: RunConfig, family: str, target: Device) -> Layout:
         target == "Ascend"
         or config.model.model_config.is_sample_acceleration
         or config.infer.prefill_model_path
+        or ranks_of(config).tensor > 1
     ):
         return "static_pair"
     if config.engine == "graph-cell" or config.infer.enc_key:
@@ -231,12 +275,18 @@ def _layout(config: RunConfig, family: str, target: Device) -> Layout:
     return "dynamic"
 
 
+def _state(path: Path) -> str:
+    """Of a checkpoint's file, or of every file in its folder, what changes with its contents."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    states = [(str(file.relative_to(path)), file.stat()) for file in files if file.is_file()]
+    return " ".join(f"{name} {one.st_size} {one.st_mtime_ns}" for name, one in states)
+
+
 def folder_in_cache(files: ModelFiles, config: RunConfig, want: Wanted) -> Path:
     """Where the artifact of this model and form is kept; named by all that it is made from."""
     origin = files.source
     if files.path is not None:
-        status = files.path.stat()
-        origin = f"{files.path.resolve()} {status.st_size} {status.st_mtime_ns}"
+        origin = f"{files.path.resolve()} {_state(files.path)}"
     form = asdict(want)
     form["key"] = want.key and hashlib.sha256(want.key).hexdigest()
     if want.layout == "resizable":  # its graph takes any number of slots and positions
@@ -292,6 +342,27 @@ def _check_fits(
         raise ConfigError(
             f"{folder}: made for {manifest.batch_size} rows at a time, {slots} are asked for",
             f"predict_batch_size={manifest.batch_size}",
+        )
+
+
+def _check_ranks(
+    config: RunConfig, manifest: Manifest, folder: Path, engine: EngineOptions, ranks: Ranks
+) -> None:
+    """Whether there are graphs for each of the ranks. Started by hand, which is for Ascend, each
+    process knows its own alone."""
+    by_hand = ranks.size == 1 and engine.device == "Ascend"
+    if manifest.ranks != ranks.tensor and not by_hand:
+        raise ConfigError(
+            f"{folder}: exported for {manifest.ranks} ranks that share the model, got"
+            f" model_parallel={ranks.tensor}",
+            f"parallel_config.model_parallel={manifest.ranks}, or export it again with"
+            f" model_parallel={ranks.tensor}",
+        )
+    if config.infer.rank_id and engine.device != "Ascend":
+        raise ConfigError(
+            f"infer.rank_id={config.infer.rank_id}: a process that was started by hand is one of"
+            " several ranks only on Ascend",
+            "parallel=tp2 (or another) starts all ranks",
         )
 
 

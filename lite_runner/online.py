@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from lite_runner import environment, kernels, progress
 from lite_runner.backends.base import Backend
@@ -12,29 +13,44 @@ from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 from lite_runner.model_files import ModelFiles
+from lite_runner.weights import rounding
 from lite_runner.weights.adapter import Adapter
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 from lite_runner.weights.tensor import LazyTensor
 
 
-def _without_kernels(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> str:
-    """Why our own operators do not compute this run; "" where they do."""
-    why = ""
+@dataclass(frozen=True)
+class _Fallback:
+    """Why our own operators do not compute a run, and what would make them."""
+
+    why: str
+    remedy: str
+
+
+def _without_kernels(
+    config: RunConfig, files: ModelFiles, device: str, ranks: Ranks
+) -> _Fallback | None:
+    """None where our own operators compute this run."""
     if device != "CPU":
-        why = f"{device} has operators of its own"
-    elif not config.context.kernels:
-        why = "context.kernels=false"
-    elif not kernels.LIBRARY.is_file():
-        why = "they were not built: the set-up found no C++ compiler"
-    elif config.compute_dtype(device) != "float32":
-        why = f"compute_dtype={config.compute_dtype(device)}"
-    elif not config.use_past:
-        why = "use_past=false"
-    elif files.model.family in REGISTERED:
-        why = f"{files.model.family} is registered"
-    elif ranks.tensor > 1:
-        why = "several ranks share the model"
-    return why
+        return _Fallback(f"{device} has operators of its own", "context.device_target=CPU")
+    if not config.context.kernels:
+        return _Fallback("context.kernels=false", "context.kernels=true")
+    if config.context.mode == 1:
+        return _Fallback("context.mode=1 runs them one by one (pynative)", "context.mode=0")
+    if fault := kernels.unusable():
+        return _Fallback(f"they {fault.why}", fault.remedy)
+    if not config.use_past:
+        return _Fallback("use_past=false", "model.model_config.use_past=true")
+    if files.model.family in REGISTERED:
+        return _Fallback(
+            f"{files.model.family} is registered", "a model of the llama, bloom or gpt2 family"
+        )
+    if ranks.tensor > 1:
+        return _Fallback(
+            "several ranks share the model",
+            "one process (use_parallel=false), or a copy of the model for each (parallel=dp2)",
+        )
+    return None
 
 
 def integers_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> bool:
@@ -53,24 +69,30 @@ def check_rounding(config: RunConfig, files: ModelFiles, device: str, ranks: Ran
     these do not serve."""
     for key, exact in ("kv_cache", "fp32"), ("adapter_dtype", "auto"):
         wanted = getattr(config, key)
-        if wanted != exact and (why := _without_kernels(config, files, device, ranks)):
+        if wanted != exact and (fallback := _without_kernels(config, files, device, ranks)):
             raise ConfigError(
                 f"{key}={wanted} needs this project's own operators, which do not serve here: "
-                f"{why}",
-                f"{key}={exact}",
+                f"{fallback.why}",
+                f"{fallback.remedy}; or {key}={exact}",
             )
 
 
 def kernels_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> bool:
     """Whether our own operators compute this run; where they were expected and do not, the run
-    says why. Raises ConfigError as `check_rounding`."""
+    says why, and what would help. Raises ConfigError as `check_rounding`."""
     check_rounding(config, files, device, ranks)
-    why = _without_kernels(config, files, device, ranks)
-    if not why:
+    quantized, dtype = files.quantization.quant != "none", config.rounded_dtype(device)
+    fallback = _without_kernels(config, files, device, ranks)
+    if dtype != "float32" and (fallback or quantized):
+        progress.note(rounding.describe(dtype, quantized=quantized))
+    if fallback is None:
         return True
     if device == "CPU" and config.context.kernels:
-        progress.note(f"MindSpore's operators compute, not this project's: {why}")
-    if files.quantization.quant != "none" and not integers_serve(config, files, device, ranks):
+        progress.note(
+            f"MindSpore's operators compute, not this project's: {fallback.why} -> "
+            f"{fallback.remedy}"
+        )
+    if quantized and not integers_serve(config, files, device, ranks):
         progress.note("MindSpore's operators compute with the floats that the integers stand for")
     return False
 
@@ -126,6 +148,7 @@ def open_online(
             device_id=config.context.device_id,
             threads=config.context.threads,
             use_past=config.use_past,
+            pynative=config.context.mode == 1,
             ranks=ranks,
             vocab_parallel=config.vocab_parallel,
             loaded_adapters=loaded_adapters,

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     rank = int(os.environ.get("RANK_ID", "0"))
     sender = connect(rank)
-    progress.redirect(_Outlet(rank, sender))
+    progress.redirect(Outlet(rank, sender))
     try:
         with handled():
             _run(Path(args[0]), Path(args[1]), rank)
@@ -72,7 +72,7 @@ def _run(config_file: Path, run_folder: Path, rank: int) -> None:
         progress.configure(config.verbosity)
         ranks = replace(ranks_of(config), rank=rank)
         device = environment.resolve_device(config.context.device_target)
-        config = _placed(config, device)
+        config = placed(config, device)
         _meet(device, config.context.device_id, ranks)
         worker.run(config, folder, ranks)
 
@@ -98,7 +98,7 @@ def _read(config_file: Path) -> RunConfig:
     return RunConfig.from_dict(raw)
 
 
-def _placed(config: RunConfig, device: str) -> RunConfig:
+def placed(config: RunConfig, device: str) -> RunConfig:
     """The config with this rank's device, or its share of this machine's processors."""
     context = config.context
     if device == "Ascend":
@@ -111,8 +111,9 @@ def _placed(config: RunConfig, device: str) -> RunConfig:
     return replace(config, context=context)
 
 
-class _Outlet:
-    """Progress of a rank: all tell the launcher what they do, rank 0 alone speaks to the user."""
+class Outlet:
+    """Progress of a rank: all tell the launcher, if there is one, what they do; rank 0 alone speaks
+    to the user."""
 
     def __init__(self, rank: int, sender: Sender | None) -> None:
         self._speaks = rank == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from lite_runner import model_files, progress
 from lite_runner.adapters import AdapterJob, check_values, open_wanted, pieces_of, pool_bytes
@@ -12,8 +13,7 @@ from lite_runner.config.checks import fits_model
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.model import ModelConfig
-from lite_runner.config.plan import check_memory, free_memory, memory_need
-from lite_runner.config.quantization import Quantization
+from lite_runner.config.plan import check_memory, free_memory, run_memory
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.generation import check_lengths, longest_prompt
@@ -21,6 +21,9 @@ from lite_runner.model_files import RANDOM, ModelFiles
 from lite_runner.online import kernels_serve, open_online
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.quantization import describe
+
+if TYPE_CHECKING:
+    from lite_runner.backends.adapter_pool import AdapterPool
 
 PROMPTS_AT_ONCE = 32  # where predict_batch_size leaves it open
 
@@ -103,9 +106,9 @@ def truncated(ids: list[int], longest: int, bos: int | None) -> list[int]:
 
 def sequence_length(prompt: int, generation: GenerationConfig, context: int) -> int:
     """Tokens that a sequence may reach."""
-    if generation.max_new_tokens is not None:
-        return prompt + generation.max_new_tokens
-    return min(context, generation.max_length or context)
+    room = min(context, generation.max_length or context)
+    new = generation.max_new_tokens
+    return room if new is None else min(room, prompt + new)
 
 
 def slots_for(
@@ -179,20 +182,31 @@ def load(
     to check. Exporting a model, where an offline backend has none yet, takes its `tokenizer` along.
     """
     ranks = ranks or Ranks()
-    if files.source == RANDOM and files.given is None:
+    if files.source == RANDOM and files.given is None and files.held is None:
         progress.note("load_checkpoint=random: the weights are noise, and so is the text")
     if config.backend == "mslite":
         from lite_runner.offline import open_offline
 
         return open_offline(
-            config, files, tokenizer, job.generation, slots=job.slots, length=job.length
+            config,
+            files,
+            tokenizer,
+            job.generation,
+            slots=job.slots,
+            length=job.length,
+            ranks=ranks,
         )
     own = kernels_serve(config, files, device, ranks)
+    files = replace(files, rounded=config.rounded_dtype(device))
     if device == "CPU" and ranks.size == 1:
-        dtype = config.compute_dtype(device)
-        held = files.quantization if own else Quantization()
-        need = memory_need(
-            files.model, dtype, job.slots, job.length, config.use_past, held, config.kv_cache
+        need = run_memory(
+            config,
+            files.model,
+            files.quantization,
+            device=device,
+            own=own,
+            slots=job.slots,
+            length=job.length,
         )
         pool = adapter_bytes(config, files.model, job, device, ranks)
         check_memory(replace(need, adapters=pool), free_memory())
@@ -201,6 +215,8 @@ def load(
     if files.quantization.quant != "none":
         progress.note(describe(tensors, files.quantization))
     name = f"load {files.path.name}" if files.path else "make random weights"
+    if files.held is not None:
+        name = "take the weights from the parameters"
     with progress.step(name, total=len(tensors), unit="tensors") as step:
         return open_online(
             config,
@@ -215,3 +231,15 @@ def load(
             length=job.length,
             loaded_adapters=places_for(config, job),
         )
+
+
+def pool_of(backend: Backend, job: Job) -> AdapterPool | None:
+    """Where the backend has its adapters; None for the base model alone."""
+    if job.adapters is None:
+        return None
+    from lite_runner.backends.fused import FusedBackend
+    from lite_runner.backends.online import OnlineBackend
+
+    # The only ones that have them, which checks saw to.
+    assert isinstance(backend, OnlineBackend | FusedBackend)
+    return backend.adapters

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from lite_runner import progress
 from lite_runner.backends.base import Backend, Row
 from lite_runner.backends.exported import EngineOptions, open_exported
+from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import Manifest, Operators
 from lite_runner.model_files import ModelFiles
@@ -24,17 +25,29 @@ LENGTH = max(PROBE_PROMPTS) + PROBE_STEPS
 PROBE_THREADS = (1, 2)
 
 
-def verify(folder: Path, manifest: Manifest, files: ModelFiles, engine: EngineOptions) -> None:
+def verify(
+    folder: Path,
+    manifest: Manifest,
+    files: ModelFiles,
+    engine: EngineOptions,
+    ranks: Ranks,
+    *,
+    cut_vocabulary: bool,
+) -> None:
     """Compare the artifact's logits with the online backend's: prompts of two lengths, some steps,
-    each with one thread and with two. Raises ArtifactError where they differ."""
+    each with one thread and with two. Of several ranks each calls this, for its graphs. Raises
+    ArtifactError where they differ."""
     prompts = _probes(manifest)
     operators = manifest.operators
-    online = _online(files) if operators is None else _fused(files, operators)
+    if operators is None:
+        online = _online(files, ranks, cut_vocabulary)
+    else:
+        online = _fused(files, operators)
     expected = _logits(online, prompts)
     online.close()
     # Our own operators give the same bits wherever they run.
     limit = TOLERANCE[manifest.precision] if operators is None else 0.0
-    graphs = manifest.paths(folder)
+    graphs = manifest.paths(folder, ranks.tensor_index)
     for threads in PROBE_THREADS:
         options = dataclasses.replace(engine, threads=threads)
         with progress.step(f"verify in {engine.name}, threads={threads}"):
@@ -93,11 +106,12 @@ def _fused(files: ModelFiles, operators: Operators) -> Backend:
         weights.close()
 
 
-def _online(files: ModelFiles) -> Backend:
+def _online(files: ModelFiles, ranks: Ranks, cut_vocabulary: bool) -> Backend:
     from lite_runner.backends.online import OnlineBackend, OnlineOptions
 
-    weights = ReadAhead(files.tensors())
+    weights = ReadAhead(files.cut(ranks, vocab_parallel=cut_vocabulary))
+    options = OnlineOptions(slots=1, length=LENGTH, ranks=ranks, vocab_parallel=cut_vocabulary)
     try:
-        return OnlineBackend(files.model, weights, OnlineOptions(slots=1, length=LENGTH))
+        return OnlineBackend(files.model, weights, options)
     finally:
         weights.close()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from lite_runner import progress
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
-from lite_runner.errors import ConfigError
 from lite_runner.report import RunFolder
-from lite_runner.run_modes import convert, evaluate, export, predict, quantize, shard
+from lite_runner.run_modes import convert, evaluate, export, predict, quantize, shard, strategies
 
 
 def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> None:
@@ -14,14 +14,18 @@ def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> Non
 
     Raises RunnerError.
     """
-    if config.predicts:
+    if config.predicts and config.only_save_strategy:
+        strategies.run(config, folder)
+    elif config.predicts:
+        if config.parallel.strategy_ckpt_save_file and (ranks or Ranks()).rank == 0:
+            strategies.write(config)
         predict.run(config, folder, ranks)
     elif config.run_mode == "convert":
         convert.run(config, folder)
     elif config.run_mode == "eval":
         evaluate.run(config, folder)
     elif config.run_mode == "export":
-        export.run(config, folder)
+        export.run(config, folder, ranks)
     elif config.run_mode == "quantize":
         quantize.run(config, folder)
     else:
@@ -29,7 +33,16 @@ def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> Non
 
 
 def dry_run(config: RunConfig) -> None:
-    """Print what `run` would do and take."""
-    if not config.predicts:
-        raise ConfigError(f"dry_run=true is not available yet with run_mode={config.run_mode}")
-    predict.dry_run(config)
+    """Print what `run` would read, write and take; nothing is fetched or written.
+
+    Raises RunnerError, as `run` would before it computes.
+    """
+    modes = {
+        "convert": convert.planned,
+        "eval": evaluate.planned,
+        "export": export.planned,
+        "quantize": quantize.planned,
+        "shard": shard.planned,
+    }
+    lines = modes.get(config.run_mode, predict.planned)(config)
+    progress.text("\n".join(lines) + "\n")

@@ -4,7 +4,7 @@
     python scripts/export.py --model_dir path/to/folder     # one yaml, and the checkpoint
 
 Where the yaml's section `infer` names prefill_model_path and increment_model_path, the graphs are
-written there. The exit codes are those of run_lite.py.
+written there, over what an earlier export left. The exit codes are those of run_lite.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def parser() -> argparse.ArgumentParser:
 
 def command_line(flags: argparse.Namespace) -> list[str]:
     """The arguments of run_lite.py that mean the same. Raises ArtifactError for the folder."""
-    arguments = ["run_mode=export", f"predict_batch_size={flags.batch_size}"]
+    batch = f"predict_batch_size={flags.batch_size}"
+    arguments = ["run_mode=export", "overwrite=true", batch]
     # What the yaml says of several cards is for training; run_mindformer has a flag for that too.
     arguments.append("use_parallel=false")
     if flags.model_type is not None:

@@ -3,7 +3,8 @@
     python msrun_launcher.py COMMAND WORKER_NUM JOIN LOG_DIR [SETTING ...]
 
 COMMAND is split into words with quotes obeyed and nothing expanded. The settings go in front of its
-own, which win. The job is run_lite.py's; this only becomes that process, or (JOIN False) starts it.
+own, which win. The job is run_lite.py's, or msrun's for another Python script; this only becomes
+that process, or (JOIN False) starts it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -27,11 +29,11 @@ def words_of(command: str, workers: int, log_dir: str, settings: list[str]) -> l
         raise ValueError("it is empty")
     if words[0].endswith(".py"):  # MindFormers' commands may leave out the interpreter
         words.insert(0, sys.executable)
+    elif words[0] in ("python", "python3"):  # this one, which has what the project needs
+        words[0] = sys.executable
     program = Path(words[1] if len(words) > 1 else "")
     if program.name not in ("run_lite.py", "run_mindformer.py"):
-        if workers > 1:
-            raise ValueError("more than one worker needs run_lite.py in it")
-        return words
+        return words if workers == 1 else _msrun(words, workers, log_dir, settings)
     if program.name != RUN_LITE.name or not program.is_file():
         words[1] = str(RUN_LITE)
     ours = []
@@ -41,6 +43,24 @@ def words_of(command: str, workers: int, log_dir: str, settings: list[str]) -> l
         ours += ["use_parallel=true", f"parallel.worker_num={workers}", *settings]
         ours += [f"parallel.log_dir={log_dir}"] if log_dir else []
     return [*words[:2], *ours, *words[2:]]
+
+
+def _msrun(words: list[str], workers: int, log_dir: str, settings: list[str]) -> list[str]:
+    """The words that start a Python script, which joins by itself, on several cards."""
+    script = Path(words[1]) if words[0] == sys.executable and len(words) > 1 else Path()
+    if script.suffix != ".py" or not script.is_file():
+        raise ValueError("more than one worker needs run_lite.py or another Python script in it")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = {"worker_num": str(workers), "local_worker_num": str(workers), "join": "True"}
+    options |= {"log_dir": log_dir or "output/msrun_log", "master_port": str(port)}
+    for setting in settings:
+        name, _, value = setting.removeprefix("parallel.").partition("=")
+        options["cluster_time_out" if name == "rendezvous_timeout" else name] = value
+    msrun = Path(sys.executable).with_name("msrun")  # which takes the `python` on PATH
+    os.environ["PATH"] = os.pathsep.join([str(msrun.parent), os.environ.get("PATH", "")])
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    return [sys.executable, str(msrun), *flags, *words[1:]]
 
 
 def main() -> None:

@@ -6,7 +6,8 @@
 #   msrun_launcher.sh COMMAND WORKER_NUM LOCAL_WORKER MASTER_ADDR MASTER_PORT NODE_RANK LOG_DIR \
 #                     JOIN TIMEOUT                                     once on each machine
 # COMMAND is one word of the shell, as in "run_lite.py predict_data='I love Beijing, because'";
-# run_mindformer.py in it means run_lite.py. It stays until the job is done and ends with the job's
+# run_mindformer.py in it means run_lite.py; another Python script is started with msrun as it is, and
+# `python` means the project's own (.venv), unless there is none. It stays until the job is done and ends with the job's
 # exit code, unless JOIN is False. TIMEOUT are the seconds that the cards have to find each other.
 # MF_LOG_SUFFIX is put behind LOG_DIR; PLOG_REDIRECT_TO_OUTPUT=True puts Ascend's logs in output/.
 set -euo pipefail
@@ -45,5 +46,7 @@ if [[ $redirect != False ]]; then
   export ASCEND_PROCESS_LOG_PATH=$PWD/output/plog$suffix
 fi
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-exec python3 "$here/msrun_launcher.py" "$1" "$workers" "$join" "${log_dir:+$log_dir$suffix}" \
+# shellcheck source=scripts/own_python.sh
+source "$here/own_python.sh"
+exec "$python" "$here/msrun_launcher.py" "$1" "$workers" "$join" "${log_dir:+$log_dir$suffix}" \
   ${settings[@]+"${settings[@]}"}

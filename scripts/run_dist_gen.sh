@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs a command on the cards of a rank table, called as MindFormers' script of this name:
 #   run_dist_gen.sh EXECUTE_ORDER RANK_TABLE_PATH DEVICE_RANGE RANK_SIZE
-# EXECUTE_ORDER is the command in one word, "run_lite.py --config ... --run_mode predict"; where
-# INPUT_DATA is set, it is the prompt. DEVICE_RANGE '[0,2]' are the ranks, or the devices, 0 and 1.
+# EXECUTE_ORDER is the command in one word, "run_lite.py --config ... --run_mode predict", or that of
+# a Python script of one's own; where INPUT_DATA is set, it is the prompt (--input_data of a script). DEVICE_RANGE '[0,2]' are the ranks, or the devices, 0 and 1.
 # It stays until the job is done and ends with the job's exit code.
 set -euo pipefail
 
@@ -12,14 +12,26 @@ if (($# != 4)); then
 fi
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here
+# shellcheck source=scripts/own_python.sh
+source "$here/own_python.sh"
 
-node=$(python3 "$here/table_node.py" "$2" "$3" "$4")
+node=$("$python" "$here/table_node.py" "$2" "$3" "$4")
 read -r workers local_workers master node_rank <<<"$node"
 
-words=(--use_parallel True "parallel.rank_table_file=$(realpath -- "$2")")
-[[ -z ${INPUT_DATA:-} ]] || words+=(--predict_data "$INPUT_DATA")
+table=$(realpath -- "$2")
+case $1 in
+  *run_lite.py* | *run_mindformer.py*)
+    words=(--use_parallel True "parallel.rank_table_file=$table")
+    [[ -z ${INPUT_DATA:-} ]] || words+=(--predict_data "$INPUT_DATA")
+    ;;
+  *) # a script over Python's interface, as MindFormers' generate_custom.py
+    export RANK_TABLE_FILE=$table
+    words=()
+    [[ -z ${INPUT_DATA:-} ]] || words+=(--input_data "$INPUT_DATA")
+    ;;
+esac
 # Not printf %q: in some locales it writes $'\344', which only bash reads.
-command="$1 $(python3 -c 'import shlex, sys; print(shlex.join(sys.argv[1:]))' "${words[@]}")"
+command="$1 $("$python" -c 'import shlex, sys; print(shlex.join(sys.argv[1:]))' ${words[@]+"${words[@]}"})"
 
 if ((workers == local_workers)); then
   exec "$here/msrun_launcher.sh" "$command" "$workers"

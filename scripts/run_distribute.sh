@@ -14,10 +14,12 @@ if (($# < 4 || $# > 6)); then
 fi
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here
+# shellcheck source=scripts/own_python.sh
+source "$here/own_python.sh"
 
 words=("${here%/*}/run_lite.py" --config "$(realpath -m -- "$2")" --run_mode "$4")
 (($# < 6)) || words+=(--predict_data "$6")
 # Not printf %q: in some locales it writes $'\344', which only bash reads.
-command=$(python3 -c 'import shlex, sys; print(shlex.join(sys.argv[1:]))' "${words[@]}")
+command=$("$python" -c 'import shlex, sys; print(shlex.join(sys.argv[1:]))' "${words[@]}")
 unset INPUT_DATA # run_dist_gen.sh would add it
 exec "$here/run_dist_gen.sh" "$command" "$1" "$3" "${5:-}"

@@ -28,6 +28,7 @@ from lite_runner import (
 from lite_runner.app import guarded
 from lite_runner.errors import ConfigError
 
+MAX_LENGTH = 512
 GENERATION = ("do_sample", "top_k", "top_p", "repetition_penalty", "temperature", "max_length")
 
 
@@ -35,7 +36,11 @@ def parser() -> argparse.ArgumentParser:
     """The flags of MindFormers' run_infer_main.py."""
     flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = flags.add_argument
-    add("--model_name", default="common", help="a model of conf/model; common: as exported")
+    add(
+        "--model_name",
+        default="common",
+        help="a model of conf/model, or its family (bloom, llama, gpt2); common: as exported",
+    )
     add("--model_dir", help="folder of an exported model")
     add("--prefill_model_path", help="MindIR of whole prompts")
     add("--increment_model_path", help="MindIR of single tokens")
@@ -45,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rank_id", type=int, default=0)
     add("--seq_length", type=int, default=2048, help="prompt and new tokens together")
     add("--batch_size", type=int, default=1, help="how often the prompt is computed at once")
-    add("--max_length", type=int, default=512, help="prompt and new tokens together, at most")
+    add("--max_length", type=int, help="prompt and new tokens together, at most; default: 512")
     add("--do_sample", type=str2bool, default=False)
     add("--top_k", type=int, default=1)
     add("--top_p", type=float, default=1.0)
@@ -132,6 +137,8 @@ def answer(arguments: argparse.Namespace, infer: TextGenerationPipeline, questio
     template = arguments.prompt
     text = question if template is None else template.replace("{}", question)
     options = {name: getattr(arguments, name) for name in GENERATION}
+    if options["max_length"] is None:  # of what was not typed no more is asked than can be
+        options["max_length"] = min(MAX_LENGTH, infer.model.max_length)
     streamer = TextStreamer(infer.tokenizer) if arguments.stream else None
     result = infer(
         [text] * arguments.batch_size,

@@ -1,26 +1,36 @@
 #!/usr/bin/env bash
 # Makes the environment of `make`, with exactly the packages of requirements/; does nothing
-# when its stamp fits. PYTHON=... chooses the interpreter, PYTHON37=... that of lite.
-#   scripts/setup.sh run     .venv to run jobs
-#   scripts/setup.sh dev     .venv to run the tests too
-#   scripts/setup.sh peers   .venv-bench with torch, transformers and llama.cpp, to compare with
-#   scripts/setup.sh lite    .venv-lite with MindSpore Lite, for the offline engine
+# when its stamp fits. PYTHON=... chooses the interpreter, PYTHON37=... that of lite, PYTHON39=...
+# that of mindformers.
+#   scripts/setup.sh run           .venv to run jobs
+#   scripts/setup.sh dev           .venv to run the tests too
+#   scripts/setup.sh peers         .venv-bench with torch, transformers and llama.cpp, to compare
+#   scripts/setup.sh lite          .venv-lite with MindSpore Lite, for the offline engine
+#   scripts/setup.sh mindformers   .venv-mindformers with MindFormers 1.0.2, to compare with
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly target=${1:?usage: scripts/setup.sh run|dev|peers|lite}
+readonly target=${1:?usage: scripts/setup.sh run|dev|peers|lite|mindformers}
+old="" product="" again="" # the one old Python that an environment needs, for what, made by what
+wish=${PYTHON:-} # of lite and mindformers another one: make test PYTHON=... means .venv
 case $target in
   run | dev) venv=.venv lock=requirements/lock.txt supported="3.11 3.12 3.10" ;;
   peers) venv=.venv-bench lock=requirements/peers.txt supported="3.11 3.12" ;;
-  lite) venv=.venv-lite lock=requirements/lite.txt supported="3.7" ;;
+  lite)
+    venv=.venv-lite lock=requirements/lite.txt old=3.7
+    product="MindSpore Lite" again="make lite" wish=${PYTHON37:-}
+    ;;
+  mindformers)
+    venv=.venv-mindformers lock=requirements/mindformers.txt old=3.9
+    product="MindFormers 1.0.2" again="make reference-mindformers" wish=${PYTHON39:-}
+    ;;
   *)
-    echo "error: unknown set-up '$target'; there are run, dev, peers and lite" >&2
+    echo "error: unknown set-up '$target'; there are run, dev, peers, lite and mindformers" >&2
     exit 2
     ;;
 esac
-wish=${PYTHON:-}
-[[ $target != lite ]] || wish=${PYTHON37:-} # make test PYTHON=... means the other environment
-readonly venv lock supported wish
+[[ -z $old ]] || supported=$old
+readonly venv lock supported wish old product again
 readonly operators=lite_runner/kernels # what the set-up compiles
 readonly unfinished=$venv/.unfinished # stands while packages change; left behind by a killed set-up
 
@@ -58,8 +68,8 @@ find_python() {
   local candidate version seen=""
   local candidates=(python3.11 python3.12 python3.10 python3)
   # pyenv's python3.7 on PATH runs only where that version was chosen; its own place is sure.
-  [[ $target != lite ]] ||
-    candidates=(python3.7 "${PYENV_ROOT:-${HOME:-}/.pyenv}"/versions/3.7*/bin/python3.7)
+  [[ -z $old ]] ||
+    candidates=("python$old" "${PYENV_ROOT:-${HOME:-}/.pyenv}"/versions/"$old".*/bin/"python$old")
   [[ -z $wish ]] || candidates=("$wish")
   for candidate in "${candidates[@]}"; do
     if ! version=$(version_of "$candidate"); then
@@ -73,10 +83,10 @@ find_python() {
       return
     fi
   done
-  if [[ $target == lite ]]; then
-    fail "MindSpore Lite needs Python 3.7${seen:-; none is on PATH, and pyenv has none}" \
-      "pyenv install 3.7, or: conda create -n py37 python=3.7; then: \
-make lite, or: make lite PYTHON37=/path/to/python3.7"
+  if [[ -n $old ]]; then
+    fail "$product needs Python $old${seen:-; none is on PATH, and pyenv has none}" \
+      "pyenv install $old, or: conda create -n py${old/./} python=$old; then: \
+$again, or: $again PYTHON${old/./}=/path/to/python$old"
   fi
   fail "Python 3.11 is needed (accepted: ${supported// /, })${seen:-; none is on PATH}; \
 choose one with: make run PYTHON=/path/to/python3.11"
@@ -128,7 +138,7 @@ say "installing the packages of $lock (log: $venv/setup.log)"
 case $target in
   run) install --editable . ;;
   dev) install --editable '.[dev]' ;;
-  peers | lite) install --requirement "$lock" ;;
+  peers | lite | mindformers) install --requirement "$lock" ;;
 esac
 
 stamp >"$venv/.ready-$target"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lite_runner.backends.fused import FusedBackend
     from lite_runner.backends.online import OnlineBackend
     from lite_runner.config.quantization import Quant
+    from lite_runner.config.schema import DType
     from lite_runner.weights.tensor import LazyTensor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -118,13 +119,15 @@ class Reference:
         # With dynamic NTK the cached keys keep the rotation that they were written with.
         self.logits_no_cache = expected.get("logits_no_cache", self.logits)
 
-    def tensors(self, quant: Quant = "none") -> dict[str, LazyTensor]:
+    def tensors(self, quant: Quant = "none", dtype: DType = "float32") -> dict[str, LazyTensor]:
         from lite_runner.config.quantization import Quantization
         from lite_runner.weights.checkpoint import open_checkpoint
         from lite_runner.weights.quantization import with_quantization
+        from lite_runner.weights.rounding import with_matrices_in
 
         tensors = open_checkpoint(self.folder, self.config)
-        return with_quantization(tensors, self.config, Quantization.of(quant, None))
+        found = with_quantization(tensors, self.config, Quantization.of(quant, None))
+        return with_matrices_in(found, dtype)
 
     def online(self, slots: int, length: int, **options: object) -> OnlineBackend:
         from lite_runner.backends.online import OnlineBackend, OnlineOptions
@@ -134,12 +137,17 @@ class Reference:
         return OnlineBackend(self.config, ReadAhead(self.tensors()), chosen)
 
     def fused(
-        self, slots: int, length: int, quant: Quant = "none", **options: object
+        self,
+        slots: int,
+        length: int,
+        quant: Quant = "none",
+        dtype: DType = "float32",
+        **options: object,
     ) -> FusedBackend:
         from lite_runner.backends.fused import FusedBackend, FusedOptions
         from lite_runner.weights.read_ahead import QuantizedWeights
 
-        weights = QuantizedWeights(self.tensors(quant), self.config)
+        weights = QuantizedWeights(self.tensors(quant, dtype), self.config)
         rounds = quant == "a8w8"
         chosen = FusedOptions(slots=slots, length=length, integer_input=rounds, **options)
         return FusedBackend(self.config, weights, chosen)
@@ -170,6 +178,19 @@ def reference() -> Callable[[str], Reference]:
 def relative_error() -> Callable[[NDArray, NDArray], float]:
     """The largest difference, as a part of what is largest in the second."""
     return lambda got, expected: float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+@pytest.fixture
+def other_operators(tmp_path: Path) -> Path:
+    """The library of our operators as other sources would make it."""
+    from lite_runner import kernels
+    from lite_runner.kernels import fingerprint
+
+    built, ours = kernels.LIBRARY.read_bytes(), fingerprint.sources().encode()
+    assert built.count(ours) == 1
+    path = tmp_path / "other_operators.so"
+    path.write_bytes(built.replace(ours, ours[::-1]))
+    return path
 
 
 @pytest.fixture(scope="session")

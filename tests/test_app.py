@@ -201,7 +201,7 @@ def test_multirun_runs_every_job_and_returns_the_worst(
 ) -> None:
     seeds: list[int] = []
 
-    def run(config: RunConfig, _notes: object) -> int:
+    def run(config: RunConfig, *_: object) -> int:
         seeds.append(config.seed)
         return {1: 0, 2: 4, 3: 1}[config.seed]
 
@@ -216,7 +216,7 @@ def test_multirun_stops_when_interrupted(
 ) -> None:
     seeds: list[int] = []
 
-    def run(config: RunConfig, _notes: object) -> int:
+    def run(config: RunConfig, *_: object) -> int:
         seeds.append(config.seed)
         return 130
 

@@ -11,6 +11,7 @@ import pytest
 
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
+from lite_runner.config.model_dir import yamls_in
 from lite_runner.export.manifest import read_manifest
 from lite_runner.weights.ckpt_file import write_ckpt
 from lite_runner.weights.random import random_checkpoint
@@ -24,8 +25,8 @@ model:
   model_config: {type: LlamaConfig, seq_length: 128, batch_size: 1, use_past: True}
   arch: {type: LlamaForCausalLM}
 infer:
-  prefill_model_path: "mindirs/x_7.1b_prefill"
-  increment_model_path: "mindirs/x_7.1b_inc.mindir"
+  prefill_model_path: "test_model_dir/x_7.1b_prefill"
+  increment_model_path: "test_model_dir/x_7.1b_inc.mindir"
   infer_seq_length: 64
   model_type: mindir
 """
@@ -55,19 +56,33 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 def test_a_folder_is_exported_and_asked(tmp_path: Path, model_dir: Path) -> None:
-    done = run(tmp_path, "export.py", "--model_dir", "test_model_dir", "--batch_size", "2")
-    assert done.returncode == 0, done.stderr
-    written = tmp_path / "mindirs"
-    manifest = read_manifest(written)
-    assert (manifest.layout, manifest.batch_size, manifest.seq_length) == ("static_pair", 2, 64)
+    """As MindFormers' documents have it: the graphs come to lie beside the yaml, an export is
+    repeated, and the pair is asked by its family's name with a GE file of no sections."""
+    for batch in ("2", "1"):
+        done = run(tmp_path, "export.py", "--model_dir", "test_model_dir", "--batch_size", batch)
+        assert done.returncode == 0, done.stderr
+        manifest = read_manifest(model_dir)
+        made = (manifest.layout, manifest.batch_size, manifest.seq_length)
+        assert made == ("static_pair", int(batch), 64)
     assert manifest.source == "test_model_dir" and manifest.model.seq_length == 128
     assert {graph.file for graph in manifest.graphs.values()} == {
         *("x_7.1b_prefill.mindir", "x_7.1b_inc.mindir")
     }
-    flags = ["--model_dir", "mindirs", "--seq_length", "64", "--max_length", "24"]
+    assert [path.name for path in yamls_in(model_dir)] == ["test.yaml"]
+    assert (model_dir / "test.yaml").read_text() == YAML
+    (tmp_path / "context.cfg").write_text("provider=ge\n\n[ge_session_options]\na=1\n")
+    flags = [
+        *("--device_id", "7", "--model_name", "llama", "--config_path", "context.cfg"),
+        *("--prefill_model_path", "test_model_dir/x_7.1b_prefill_graph.mindir"),
+        *("--increment_model_path", "test_model_dir/x_7.1b_inc_graph.mindir"),
+        *("--is_sample_acceleration", "False", "--seq_length", "64"),
+    ]
     asked = run(tmp_path, "run_infer_main.py", *flags, "--predict_data", "what color")
     assert asked.returncode == 0, asked.stderr
     assert asked.stdout.count("one token takes ") >= 10 and "['what color" in asked.stdout
+    assert "x_7.1b_inc_graph.mindir is not there; x_7.1b_inc.mindir is" in asked.stderr
+    assert "context.cfg: provider=ge before the first [section]" in asked.stderr
+    assert "context.cfg: for GE on Ascend; this runs in graph-cell on CPU" in asked.stderr
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,26 @@ def test_every_way_to_give_a_pair_says_the_same(
     assert tokens("backend=mslite", "model=tiny_llama", *paths) == online
 
 
+def test_names_with_and_without_graph(foreign: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An export to x writes x_graph.mindir above 1 GB, else x.mindir, and any of the three finds
+    what there is."""
+    (foreign / PREFILL).rename(foreign / "x_prefill_seq1024_bs1.mindir")
+    (foreign / INCREMENT).rename(foreign / "x_decode_seq1024_bs1_graph.mindir")
+    for prefill in ("x_prefill_seq1024_bs1", "x_prefill_seq1024_bs1_graph.mindir"):
+        increment = "x_decode_seq1024_bs1" + prefill.removeprefix("x_prefill_seq1024_bs1")
+        given = given_model(config("model=tiny_llama", *pair(foreign, prefill, increment)))
+        assert given is not None
+        assert {name: path.name for name, path in given.graphs.items()} == {
+            "prefill": "x_prefill_seq1024_bs1.mindir",
+            "increment": "x_decode_seq1024_bs1_graph.mindir",
+        }
+        assert f"{prefill} is not there; x_prefill_seq1024_bs1.mindir is" in capsys.readouterr().err
+        assert graphs_in(foreign) == given.graphs
+    (foreign / "x_prefill_seq1024_bs1_graph.mindir").touch()
+    said = refusal("model=tiny_llama", *pair(foreign, "x_prefill_seq1024_bs1"))
+    assert "but both x_prefill_seq1024_bs1.mindir and x_prefill_seq1024_bs1_graph.mindir" in said
+
+
 def test_a_manifest_counts_for_the_files_it_names(ours: Path) -> None:
     given = given_model(config(*pair(ours)))
     assert given is not None and given.manifest.files and given.folder == ours

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -143,13 +144,34 @@ def test_the_exit_code_comes_through(tmp_path: Path, command: str, code: int) ->
         (["", "1"], "it is empty"),
         (["'unfinished", "1"], "No closing quotation"),
         (["/no/such", "1"], "No such file"),
-        (["train.py", "2"], "more than one worker needs run_lite.py in it"),
+        (["train.py", "2"], "more than one worker needs run_lite.py or another Python script"),
+        (["echo a", "2"], "more than one worker needs run_lite.py or another Python script"),
     ],
 )
 def test_arguments_that_are_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
     done = launch(tmp_path, *arguments)
     assert done.returncode == 2
     assert message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_the_projects_own_python_comes_first(tmp_path: Path) -> None:
+    # A copy of the scripts beside an environment that is not on PATH.
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    own = tmp_path / ".venv/bin/python"
+    own.parent.mkdir(parents=True)
+    own.write_text(f'#!/bin/sh\nOWN_PYTHON=yes exec "{sys.executable}" "$@"\n')
+    own.chmod(0o755)
+    (tmp_path / "show.py").write_text("import os; print(os.environ.get('OWN_PYTHON'))")
+
+    def shown() -> str:
+        command = [str(tmp_path / "scripts/msrun_launcher.sh"), "python show.py", "1"]
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        env = {**os.environ, "PATH": path}
+        return subprocess.check_output(command, cwd=tmp_path, env=env, encoding="utf-8")
+
+    assert shown() == "yes\n"
+    (tmp_path / ".venv/.unfinished").touch()  # as `make run` leaves it where it was interrupted
+    assert shown() == "None\n"
 
 
 def is_running(pid: int) -> bool:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from lite_runner import kernels, session
 from lite_runner.app import main
+from lite_runner.backends.base import Backend, Row
 from lite_runner.config.plan import memory_need
+from lite_runner.config.ranks import Ranks
 from lite_runner.launcher import job
+from lite_runner.model_files import ModelFiles
+from lite_runner.online import open_online
 from lite_runner.weights.checkpoint import model_config_of
 
 HERE = Path(__file__).parent
@@ -42,20 +51,90 @@ def test_our_own_operators_and_mindspores_choose_the_same_tokens(
     assert tokens() == own
 
 
-@pytest.mark.parametrize(
-    ("setting", "why"),
-    [
-        ("model.model_config.use_past=false", "use_past=false"),
-        ("model.model_config.compute_dtype=float16", "compute_dtype=float16"),
-    ],
-)
-def test_a_run_says_why_they_do_not_serve(
-    capsys: pytest.CaptureFixture[str], setting: str, why: str
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_of_16_bits_are_theirs_too(
+    dtype: str, capsys: pytest.CaptureFixture[str], logits: Callable[..., NDArray[np.float32]]
 ) -> None:
-    assert main([*SHORT, setting]) == 0
-    told = capsys.readouterr().err
-    assert told.count(f"MindSpore's operators compute, not this project's: {why}") == 1
+    """As MindSpore's operators compute with the same weights in float32."""
+    command = [*SHORT, f"model.model_config.compute_dtype={dtype}"]
+    own = logits(*command)
+    assert result()["engine"] == f"mindspore, {kernels.instructions()} kernels"
+    assert "MindSpore's operators compute" not in capsys.readouterr().err
+    chosen = tokens()
+    mindspores = logits(*command, "context.kernels=false")
     assert result()["engine"] == "mindspore"
+    assert tokens() == chosen
+    told = capsys.readouterr().err
+    assert told.count(f"compute in float32 on a CPU, with weights rounded to {dtype}") == 1
+    assert abs(own - mindspores).max() <= 1e-5 * abs(own).max()
+    wide = logits(*SHORT)
+    assert abs(own - wide).max() > 1e-4 * abs(wide).max()
+
+
+@pytest.fixture
+def logits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NDArray[np.float32]]:
+    """`logits(*arguments)` runs a command line -> those after the first prompts [rows, vocab]."""
+    seen: list[NDArray[np.float32]] = []
+
+    def opened(*arguments: Any, **options: Any) -> Backend:
+        backend = open_online(*arguments, **options)
+        forward = backend.forward
+
+        def watched(rows: Sequence[Row]) -> NDArray[np.float32]:
+            seen.append(forward(rows))
+            return seen[-1]
+
+        backend.forward = watched  # type: ignore[method-assign]
+        return backend
+
+    monkeypatch.setattr(session, "open_online", opened)
+
+    def run(*arguments: str) -> NDArray[np.float32]:
+        seen.clear()
+        assert main(list(arguments)) == 0
+        return seen[0]
+
+    return run
+
+
+def test_a_run_says_why_they_do_not_serve_and_what_would_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*SHORT, "model.model_config.compute_dtype=bfloat16"]) == 0
+    chosen = tokens()
+    settings = ["model.model_config.use_past=false", "model.model_config.compute_dtype=bfloat16"]
+    assert main([*SHORT, *settings]) == 0
+    told = capsys.readouterr().err
+    why = "use_past=false -> model.model_config.use_past=true"
+    assert told.count(f"MindSpore's operators compute, not this project's: {why}") == 1
+    assert told.count("compute in float32 on a CPU, with weights rounded to bfloat16") == 1
+    assert result()["engine"] == "mindspore"
+    assert tokens() == chosen
+
+
+def test_what_ranks_hold_is_rounded_as_the_whole_is() -> None:
+    model = model_config_of(HERE / "fixtures" / "reference" / "llama")
+    assert model is not None
+    files = ModelFiles("random", None, model, 0, rounded="bfloat16")
+    whole, half = files.tensors(), files.tensors(Ranks(rank=1, tensor=2))
+    name = "model.layers.0.feed_forward.w1.weight"
+    rows = whole[name].shape[0] // 2
+    np.testing.assert_array_equal(half[name].float32(), whole[name].float32()[rows:])
+    exact = replace(files, rounded="float32").tensors()
+    assert abs(whole[name].float32() - exact[name].float32()).max() > 0
+    norm = "model.layers.0.ffn_norm.weight"
+    assert half[norm].read().tobytes() == exact[norm].read().tobytes()
+
+
+def test_integers_stay_integers_beside_weights_of_16_bits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*SHORT, "quant=a16w8"]) == 0
+    chosen = tokens()
+    assert main([*SHORT, "quant=a16w8", "model.model_config.compute_dtype=float16"]) == 0
+    told = capsys.readouterr().err
+    assert told.count("compute_dtype=float16: quantized weights stay as they are") == 1
+    assert tokens() == chosen
 
 
 def test_without_a_compiler_mindspores_serve_and_it_is_said_once(
@@ -64,8 +143,25 @@ def test_without_a_compiler_mindspores_serve_and_it_is_said_once(
     monkeypatch.setattr(kernels, "LIBRARY", Path("nowhere/operators.so"))
     assert main([*SHORT, "quant=a16w8"]) == 0
     told = capsys.readouterr().err
-    assert told.count("they were not built: the set-up found no C++ compiler") == 1
+    why = "they were not built: the set-up found no C++ compiler -> install a C++ compiler"
+    assert told.count(why) == 1
     assert told.count("compute with the floats that the integers stand for") == 1
+
+
+def test_operators_of_other_sources_do_not_compute(
+    other_operators: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*SHORT, "model.model_config.compute_dtype=float16"]
+    assert main(command) == 0
+    expected = tokens()
+    capsys.readouterr()
+    monkeypatch.setattr(kernels, "LIBRARY", other_operators)
+    assert main(command) == 0
+    assert tokens() == expected
+    why = "not this project's: they were built from other sources than those beside them -> build"
+    assert capsys.readouterr().err.count(why) == 1
+    assert main([*SHORT, "kv_cache=int8"]) == 2
+    assert "do not serve here: they were built from other sources" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("cache", ["fp16", "int8"])
@@ -74,7 +170,7 @@ def test_a_rounded_cache_needs_them(capsys: pytest.CaptureFixture[str], cache: s
     assert main([*SHORT, f"kv_cache={cache}", "context.kernels=false"]) == 2
     told = capsys.readouterr().err
     assert f"kv_cache={cache} needs this project's own operators" in told
-    assert "context.kernels=false" in told
+    assert "context.kernels=false\n  -> context.kernels=true; or kv_cache=fp32" in told
 
 
 def test_a_rounded_cache_is_refused_before_memory_is_asked_for_and_weights_are_read(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import json
 import os
@@ -17,10 +18,14 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import lite_runner
 
 ROOT = Path(__file__).resolve().parent.parent
+# A vendor's wheel, or in a Python of its own: `make lite`.
+NOT_REQUIRED = {"lite_runner", "mindspore_lite"}
+SOURCES = ROOT / "lite_runner/kernels/src"
 
 
 def run(*command: str | Path, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
@@ -87,6 +92,7 @@ def test_wheel_holds_every_module_and_yaml(wheel: Path) -> None:
     expected = {
         *(f"lite_runner/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")),
         *(str(path.relative_to(ROOT)) for path in (ROOT / "lite_runner").rglob("*.py")),
+        *(str(path.relative_to(ROOT)) for path in SOURCES.iterdir()),
         "lite_runner/py.typed",
         "lite_runner/kernels/operators.so",
     }
@@ -133,7 +139,7 @@ def test_sdist_holds_what_is_compiled(source: Path, tmp_path: Path) -> None:
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}
-    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "lite_runner/kernels/src").iterdir()}
+    sources = {str(path.relative_to(ROOT)) for path in SOURCES.iterdir()}
     assert len(sources) > 10 and sources <= names
     assert not any(name.endswith((".so", ".o")) for name in names)
 
@@ -171,6 +177,7 @@ def test_run_lite_predicts_from_another_folder(installed: Path, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "outputs/latest/result.json").read_text(encoding="utf-8"))
     assert result["model"] == "tiny_llama"
+    assert result["engine"].endswith(" kernels")  # they fit the sources that are installed
     assert [row["prompt"] for row in result["results"]] == ["hi"]
     assert 1 <= result["results"][0]["generated_tokens"] <= 2
     assert (tmp_path / "outputs/latest/text_generation_result.txt").exists()
@@ -199,14 +206,41 @@ def test_the_environment_is_the_locked_one() -> None:
             assert item.version == locked.get(name), f"{name} {item.version} is not the pin"
 
 
-def test_every_requirement_is_locked_within_its_bounds() -> None:
-    from packaging.requirements import Requirement
+def requirements_of(*listed: str) -> list[Requirement]:
+    """The requirements in texts of setup.cfg, a line each."""
+    lines = [line for text in listed for line in text.splitlines()]
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
 
+
+@pytest.fixture(scope="module")
+def setup_cfg() -> configparser.ConfigParser:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    listed = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
-    lines = [line for text in listed for line in text.splitlines()]
-    requirements = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return setup
+
+
+def test_every_package_that_is_imported_is_required(setup_cfg: configparser.ConfigParser) -> None:
+    """By name: what another requirement happens to bring along may not come with its next one."""
+    required = requirements_of(setup_cfg["options"]["install_requires"])
+    names = {normalized(requirement.name) for requirement in required}
+    owners = metadata.packages_distributions()
+    missing = {}
+    for path in (ROOT / "lite_runner").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            modules = [node.module] if isinstance(node, ast.ImportFrom) else []
+            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for package in {str(module).partition(".")[0] for module in modules}:
+                own = package in sys.stdlib_module_names or package in NOT_REQUIRED
+                if not own and names.isdisjoint(map(normalized, owners.get(package, []))):
+                    missing[package] = path.name
+    assert not missing
+
+
+def test_every_requirement_is_locked_within_its_bounds(
+    setup_cfg: configparser.ConfigParser,
+) -> None:
+    extras = setup_cfg["options.extras_require"].values()
+    requirements = requirements_of(setup_cfg["options"]["install_requires"], *extras)
     assert len(requirements) > 10
     locked = pins("lock.txt")
     for requirement in requirements:

@@ -238,7 +238,7 @@ def checkout(tmp_path: Path) -> Path:
     """The launch scripts with a stand-in for msrun_launcher.sh, which shows its arguments."""
     copy = tmp_path / "a checkout"
     (copy / "scripts").mkdir(parents=True)
-    for name in ("run_distribute.sh", "run_dist_gen.sh", "table_node.py"):
+    for name in ("run_distribute.sh", "run_dist_gen.sh", "own_python.sh", "table_node.py"):
         shutil.copy(ROOT / "scripts" / name, copy / "scripts" / name)
     (copy / "lite_runner").symlink_to(ROOT / "lite_runner")
     launcher = copy / "scripts/msrun_launcher.sh"
@@ -322,3 +322,12 @@ def test_launch_scripts_refuse_what_does_not_fit(
     done = run(f"scripts/{script}", *arguments, cwd=checkout)
     assert done.returncode == code and expected in done.stderr, done.stderr
     assert done.stdout == ""
+
+
+def test_a_script_of_ones_own_is_given_the_prompt_its_way(checkout: Path) -> None:
+    command = "python generate_custom.py --use_parallel True"
+    arguments = [command, "a table.json", "[0,2]", "2"]
+    done = run("scripts/run_dist_gen.sh", *arguments, cwd=checkout, INPUT_DATA="one, two")
+    assert done.stdout.split("\0")[0] == f"{command} --input_data 'one, two'"
+    done = run("scripts/run_dist_gen.sh", *arguments, cwd=checkout)
+    assert done.stdout.split("\0")[0].rstrip() == command

@@ -58,7 +58,7 @@ esac
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     copy = tmp_path / "a checkout"
-    pins = [f"requirements/{name}.txt" for name in ("lock", "peers", "lite")]
+    pins = [f"requirements/{name}.txt" for name in ("lock", "peers", "lite", "mindformers")]
     for name in ("scripts/setup.sh", *pins):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, copy / name)
@@ -225,6 +225,19 @@ def test_lite_has_an_environment_of_its_own(checkout: Path, no_python: dict[str,
     )
     assert run("scripts/setup.sh", "lite", cwd=checkout, env=no_python).stderr == ""
     assert not (checkout / ".venv").exists()
+
+
+def test_mindformers_has_an_environment_of_its_own(
+    checkout: Path, no_python: dict[str, str]
+) -> None:
+    done = run("scripts/setup.sh", "mindformers", cwd=checkout, env=no_python)
+    assert done.returncode == 3 and "MindFormers 1.0.2 needs Python 3.9" in done.stderr
+    assert "make reference-mindformers PYTHON39=" in done.stderr
+    chosen = python_of("3.9", checkout.parent / "bin/python3.9")
+    wish = {**no_python, "PYTHON39": str(chosen), "PYTHON37": "/nowhere", "PYTHON": "/nowhere"}
+    done = run("scripts/setup.sh", "mindformers", cwd=checkout, env=wish)
+    assert done.returncode == 0 and "making .venv-mindformers with Python 3.9.1" in done.stderr
+    assert "--requirement requirements/mindformers.txt" in installs(checkout)[1]
 
 
 def test_lite_takes_a_python_of_pyenv(checkout: Path, no_python: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Which device models are built for: MindFormers' build_context and init_context.
+"""Which device models are built for, and with whom: MindFormers' build_context and init_context.
 
 What is set here holds for every model made afterwards, as in MindFormers; the command line does
 not know of it.
@@ -6,15 +6,20 @@ not know of it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lite_runner import environment
+from lite_runner.api.ranks import join_job, rank_context
 from lite_runner.config.fields import Fault, hints_of, read
-from lite_runner.config.mindformers import IGNORED
+from lite_runner.config.mindformers_keys import IGNORED
 from lite_runner.config.schema import Context
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ConfigError
+
+DEVICE_VARIABLE = "LITE_RUNNER_DEVICE_TARGET"  # wins over what a script says
 
 _chosen: dict[str, Any] = {}
 
@@ -40,7 +45,7 @@ class ParallelContextConfig:
 def build_context(config: Mapping[str, Any]) -> None:
     """Take the section `context` of a config: {"context": {...}, "use_parallel": False, ...}.
 
-    Raises ConfigError for a setting that does not exist, and for several cards.
+    Raises as init_context.
     """
     init_context(bool(config.get("use_parallel", False)), config.get("context") or {})
 
@@ -52,10 +57,11 @@ def init_context(
 ) -> tuple[int, int]:
     """Choose the device of the models made from now on; gives (rank, number of ranks).
 
-    `parallel_config` has no meaning on one card. Raises ConfigError as build_context does.
+    With `use_parallel` this process meets the other ranks of the job that it was started in, by
+    msrun or a loop over a rank table; `parallel_config` says nothing that matters here, for how a
+    model is cut is its config's. Raises ConfigError for a setting that does not exist, and
+    EnvironmentFault where there is no such job.
     """
-    if use_parallel:
-        raise ConfigError("use_parallel=True is not available yet", "use_parallel=False: one card")
     given = asdict(context_config) if isinstance(context_config, ContextConfig) else context_config
     known = hints_of(Context)
     faults: list[Fault] = []
@@ -70,9 +76,15 @@ def init_context(
         raise ConfigError.of([fault.text for fault in faults])
     _chosen.clear()
     _chosen.update(settings)
-    return 0, 1
+    if not use_parallel:
+        return 0, 1
+    device = environment.resolve_device(chosen().get("device_target", "auto"))
+    rank, size = join_job(device, settings.get("device_id", 0))
+    _chosen.update(rank_context(device, settings))
+    return rank, size
 
 
 def chosen() -> dict[str, Any]:
-    """The keys of the config's section `context` that were set."""
-    return dict(_chosen)
+    """The keys of the config's section `context` that were set, or that the environment sets."""
+    device = os.environ.get(DEVICE_VARIABLE)
+    return {**_chosen, "device_target": device} if device else dict(_chosen)

@@ -2,54 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lite_runner import environment
 from lite_runner.api.config import PretrainedConfig, settings_of
 from lite_runner.api.model import PreTrainedModel
 from lite_runner.api.pipelines import TASKS, TextGenerationPipeline, check_task
 from lite_runner.config.compose import options_of
+from lite_runner.config.mindformers import FAMILIES, NO_FAMILIES
 from lite_runner.config.model_dir import MANIFEST, only_yaml
+from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.export.manifest import read_manifest
-from lite_runner.given_model import graphs_in
+from lite_runner.given_model import common_folder, graphs_in, paths_of
 
 _PATHS = ("prefill_model_path", "increment_model_path")
 _CHOICES = {"model_type": ("mindir", "mindir_lite"), "target": ("auto", "Ascend", "CPU")}
 
 
-@dataclass
-class InferConfig:
-    """Which exported model to run, and how. Raises ConfigError for values that cannot be."""
+class InferConfig(dict[str, Any]):
+    """Which exported model to run, and how; its fields are attributes, and entries too, as those of
+    MindFormers' DictConfig. Raises ConfigError for an unknown one and for values that cannot be."""
 
-    prefill_model_path: str = ""
-    increment_model_path: str = ""
-    model_type: str = "mindir"  # or mindir_lite
-    model_name: str = "common"  # a model of conf/model; common: as the export's manifest says
-    infer_seq_length: int = 1024  # prompt and new tokens together
-    target: str = "auto"  # Ascend, CPU, or auto: Ascend where there is one
-    device_id: int = 0
-    rank_id: int = 0
-    ge_config_path: str = ""
+    prefill_model_path: str
+    increment_model_path: str
+    model_type: str
+    model_name: str
+    infer_seq_length: int
+    target: str
+    device_id: int
+    rank_id: int
+    ge_config_path: str | Sequence[str]
+    dynamic: bool
 
-    def __post_init__(self) -> None:
-        faults = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            choices = _CHOICES.get(field.name)
-            if choices and value not in choices:
-                faults.append(f"{field.name}: got {value!r}, expected one of {', '.join(choices)}")
-            elif isinstance(field.default, str):
-                if not isinstance(value, (str, Path)):
-                    faults.append(f"{field.name}: got {value!r}, expected a text")
-                setattr(self, field.name, str(value))
-            elif type(value) is not int or value < (field.name == "infer_seq_length"):
-                least = int(field.name == "infer_seq_length")
-                faults.append(f"{field.name}: got {value!r}, expected an integer >= {least}")
+    def __init__(
+        self,
+        prefill_model_path: str | Path | Mapping[str, Any] = "",
+        increment_model_path: str | Path = "",
+        model_type: str = "mindir",
+        model_name: str = "common",
+        infer_seq_length: int = 1024,
+        target: str = "auto",
+        device_id: int = 0,
+        rank_id: int = 0,
+        ge_config_path: str | Path | Sequence[str | Path] = "",
+        dynamic: bool = False,
+    ) -> None:
+        """`prefill_model_path`: or a mapping with all fields that are not to be as they are here.
+
+        `model_type`: or mindir_lite. `model_name`: a model of conf/model, its family (bloom, llama,
+        gpt2: the graphs tell its sizes), or common: what lies beside the graphs says. `target`:
+        Ascend, CPU, or auto: Ascend where there is one. `infer_seq_length`: positions of a row,
+        where no graphs are given. `ge_config_path`: or a pair, of the prefill and the increment.
+        """
+        given = {name: value for name, value in locals().items() if name in FIELDS}
+        if isinstance(prefill_model_path, Mapping):
+            given |= {"prefill_model_path": "", **prefill_model_path}
+        super().__init__()
+        self.update(given)
+
+    def update(self, *args: Any, **fields: Any) -> None:
+        """Set several at once."""
+        given = dict(*args, **fields)
+        faults = [text for name, value in given.items() for text in _faults(name, value)]
         if faults:
             raise ConfigError.of(faults)
+        super().update({name: _plain(value) for name, value in given.items()})
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.update({name: value})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.update({name: value})
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"InferConfig has no {name!r}{did_you_mean(nearest(name, FIELDS))}")
+
+
+FIELDS = tuple(InferConfig.__annotations__)
+
+
+def _faults(name: str, value: Any) -> Iterator[str]:
+    if name not in FIELDS:
+        yield f"{name}: no such field{did_you_mean(nearest(name, FIELDS))}"
+    elif name in _CHOICES:
+        if value not in _CHOICES[name]:
+            yield f"{name}: got {value!r}, expected one of {', '.join(_CHOICES[name])}"
+    elif name == "dynamic":
+        if type(value) is not bool:
+            yield f"{name}: got {value!r}, expected True or False"
+    elif name in ("infer_seq_length", "device_id", "rank_id"):
+        least = int(name == "infer_seq_length")
+        if type(value) is not int or value < least:
+            yield f"{name}: got {value!r}, expected an integer >= {least}"
+    else:
+        texts = value if name == "ge_config_path" and isinstance(value, list | tuple) else [value]
+        if not all(isinstance(text, (str, Path)) for text in texts):
+            yield f"{name}: got {value!r}, expected a text"
+
+
+def _plain(value: Any) -> Any:
+    """Paths as texts."""
+    if isinstance(value, list | tuple):
+        return tuple(map(str, value))
+    return str(value) if isinstance(value, Path) else value
 
 
 class InferTask:
@@ -57,14 +117,16 @@ class InferTask:
 
     @classmethod
     def get_infer_task(
-        cls, task_type: str, task_config: InferConfig, **kwargs: Any
+        cls, task_type: str, task_config: Mapping[str, Any], **kwargs: Any
     ) -> TextGenerationPipeline:
-        """The pipeline of a task; `kwargs` are those of TextGenerationPipeline (tokenizer, ...).
+        """The pipeline of a task; `task_config` is an InferConfig, or has its fields; `kwargs` are
+        those of TextGenerationPipeline (tokenizer, ...).
 
         Raises ConfigError for an unknown task, ArtifactError for a model that cannot be run.
         """
         check_task(task_type)
-        return TextGenerationPipeline(PreTrainedModel(offline_config(task_config)), **kwargs)
+        config = offline_config(InferConfig(task_config))
+        return TextGenerationPipeline(PreTrainedModel(config), **kwargs)
 
     @classmethod
     def check_task_valid(cls, task_type: str) -> bool:
@@ -84,9 +146,8 @@ def infer_config(
 
     Raises ConfigError for more than two paths, ArtifactError for a folder that is ambiguous.
     """
-    names = {field.name for field in fields(InferConfig)}
-    given = {name: value for name, value in kwargs.items() if name in names}
-    rest = {name: value for name, value in kwargs.items() if name not in names}
+    given = {name: value for name, value in kwargs.items() if name in FIELDS}
+    rest = {name: value for name, value in kwargs.items() if name not in FIELDS}
     paths: dict[str, str] = {}
     if isinstance(model, tuple):
         if not 1 <= len(model) <= 2:
@@ -122,36 +183,68 @@ def files_of(folder: Path) -> dict[str, str]:
 def offline_config(config: InferConfig) -> PretrainedConfig:
     """The same as the config of a run with backend=mslite.
 
-    Raises ConfigError where nothing says which model it is.
+    Raises ConfigError where nothing says which model it is, ArtifactError for graphs that a family
+    was named for and that do not tell their sizes.
     """
-    keys = {
+    ge = config.ge_config_path
+    keys: dict[str, str | list[str]] = {
         "backend": "mslite",
-        "infer.ge_config_path": config.ge_config_path,
+        "infer.ge_config_path": ge if isinstance(ge, str) else list(ge),
         "context.device_target": config.target,
         "context.device_id": str(config.device_id),
+        "infer.rank_id": str(config.rank_id),
         **{f"infer.{name}": getattr(config, name) for name in _PATHS},
     }
-    if config.rank_id:
-        raise ConfigError(f"rank_id={config.rank_id}: several cards are not available yet")
     # Of graphs that are there, their length and type hold, not the defaults of InferConfig.
     if not config.prefill_model_path:
         keys["infer.infer_seq_length"] = str(config.infer_seq_length)
-    if not config.prefill_model_path or config.model_type != InferConfig.model_type:
+    if not config.prefill_model_path or config.model_type != "mindir":
         keys["infer.model_type"] = config.model_type
-    return PretrainedConfig(settings_of(_model_of(config), **keys))
+    source = config.model_name
+    if source == "common" or (source in FAMILIES and config.prefill_model_path):
+        source, found = _what_lies_beside(config)
+        keys |= found
+    elif source in NO_FAMILIES:
+        raise ConfigError(
+            f"model_name: got {source}, an architecture that is not there",
+            f"the families are {', '.join(FAMILIES)}",
+        )
+    return PretrainedConfig(settings_of(source, **keys))
 
 
-def _model_of(config: InferConfig) -> str:
-    """Its name; of `common`, what lies beside the graphs says: the manifest, else a yaml."""
-    if config.model_name != "common":
-        return config.model_name
+def _what_lies_beside(config: InferConfig) -> tuple[str, dict[str, str]]:
+    """The model that the manifest beside the graphs says, else a yaml, else, where its family is
+    named, the graphs themselves: what `settings_of` takes, and its keys for paths and sizes."""
     if config.prefill_model_path:
-        folder = Path(config.prefill_model_path).expanduser().parent
+        paths = paths_of(config.prefill_model_path, config.increment_model_path)
+        keys = {
+            f"infer.{key}": str(path) for key, path in zip(_PATHS, paths.values(), strict=False)
+        }
+        folder = common_folder(paths)
         if (folder / MANIFEST).is_file():
-            return "auto"
-        if folder.is_dir() and (found := only_yaml(folder)):
-            return str(found)
+            return "auto", keys
+        if found := only_yaml(folder):
+            return str(found), keys
+        if usual := FAMILIES.get(config.model_name):
+            section = "model.model_config."
+            told = told_sizes(config.model_name, list(paths.values()))
+            return usual, keys | {f"{section}{name}": str(size) for name, size in told.items()}
     raise ConfigError(
         "model_name: got common, and neither a manifest nor a yaml says which model it is",
-        f"model_name= one of {', '.join(options_of('model'))}",
+        f"model_name= one of {', '.join([*FAMILIES, *options_of('model')])}",
     )
+
+
+def told_sizes(family: str, paths: Sequence[Path]) -> dict[str, int]:
+    """The sizes that graphs of a family tell, by their names in the model's config."""
+    environment.import_mindspore()
+    from lite_runner.export.inspect import read_graph
+    from lite_runner.export.model_told import sizes_of
+
+    graphs = [read_graph(path) for path in paths]
+    parameters = {one.name: one for graph in graphs for one in graph.parameters}
+    constants = frozenset[tuple[int, ...]]().union(*(graph.constants for graph in graphs))
+    try:
+        return sizes_of(family, list(parameters.values()), constants)
+    except ArtifactError as error:
+        raise ArtifactError(f"{paths[0]}: {error.message}", error.hint) from None

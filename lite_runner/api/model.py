@@ -1,70 +1,154 @@
-"""AutoModel: a model object with MindFormers' `generate`."""
+"""Models: `generate` and all that it takes, as MindFormers has it; AutoModel makes them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from lite_runner import environment, model_files, progress
+from lite_runner import environment, model_files
+from lite_runner.api.adapters import AdapterIds, OpenAdapters, names_of
 from lite_runner.api.config import AutoConfig, PretrainedConfig, settings_of
+from lite_runner.api.ids import rows_of
+from lite_runner.api.options import OPTIONS, checked_options, merged_options
+from lite_runner.api.outputs import Steps
+from lite_runner.api.ranks import cut_by_hand, from_all, own_ranks
 from lite_runner.api.streamers import InTurn, Streamer
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.backends.base import Backend
-from lite_runner.config.fields import show
-from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.schema import RunConfig
-from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.generation import Completion, generate
-from lite_runner.session import Job, fit, load
+from lite_runner.generation.result import OnLogits
+from lite_runner.model_files import ModelFiles
+from lite_runner.session import Job, fit, load, pool_of, share, with_backend
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.text.transcript import Transcript
 
-# pad_token_id is the model's; all others are keys of the config.
-OPTIONS = tuple(name for name in GenerationConfig.__dataclass_fields__ if name != "pad_token_id")
-_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # and what is "off"
+if TYPE_CHECKING:
+    from lite_runner.api.network import Network
+
+
+@dataclass
+class _Call:
+    """One `complete`: what it computes, and who hears of it."""
+
+    job: Job
+    tokenizer: Tokenizer | None
+    streamer: Streamer | None
+    on_logits: OnLogits | None
 
 
 class PreTrainedModel:
     """A model and its weights, which are read at the first `generate`.
 
     It grows with what is asked for: more sequences at once, or longer ones, than it has room for
-    are a reason to build it anew; `config.batch_size` makes room from the start. Calls from
-    several threads follow one another.
+    are a reason to build it anew, and so is a setting of `config` that was changed;
+    `config.batch_size` makes room from the start. Calls from several threads follow one another.
     """
 
-    def __init__(self, config: PretrainedConfig) -> None:
-        """Checks the config and finds the files. Raises ConfigError, ArtifactError."""
+    def __init__(self, config: PretrainedConfig, files: ModelFiles | None = None) -> None:
+        """Checks the config and finds the `files`, where they are not given.
+
+        Raises ConfigError, ArtifactError.
+        """
         self.config = config.copy()
-        run = self.config.run_config()
-        self._files = model_files.locate(run)
-        self._backend: Backend | None = None
         self._lock = threading.Lock()
+        self._backend: Backend | None = None
+        self._loaded: tuple[str, ...] = ()  # the adapters that the backend has
+        self._adapters = OpenAdapters()
+        self._missing: tuple[RunConfig, ArtifactError] | None = None  # a tokenizer, and for what
+        self._settings = lasting(self.config.run_config())
+        self._files = files or model_files.locate(self._settings)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizer:
         """The one that belongs to the checkpoint. Raises ArtifactError where there is none."""
-        core = model_files.tokenizer_of(self.config.run_config(), self._files)
+        core = self._own_tokenizer(fetching=True)
         return PreTrainedTokenizer(core, self._files.model.pad_token_id)
 
+    @property
+    def max_length(self) -> int:
+        """Tokens that a sequence may have: the model's context, or the positions of its graphs."""
+        given = self._files.given
+        return self._files.model.seq_length if given is None else given.manifest.seq_length
+
     def generate(
-        self, input_ids: Any, *, streamer: Streamer | None = None, **options: Any
-    ) -> list[list[int]]:
-        """Prompt and new ids of each sequence, without the token that ended it.
+        self,
+        input_ids: Any,
+        generation_config: Any = None,
+        *,
+        streamer: Streamer | None = None,
+        adapter_id: AdapterIds = None,
+        **options: Any,
+    ) -> Any:
+        """Prompt and new ids of each sequence, an eos token that ended it too: a list of lists.
 
         `input_ids`: a list of ids, or a list, array or tensor of such rows; the padding at the end
         of a row is left out. `options` are those of the config: max_length, max_new_tokens,
-        do_sample, top_k, ...; None leaves one to the model. `num_return_sequences` of one prompt
-        stand beside each other. Raises ConfigError for what is unknown or does not fit.
+        do_sample, top_k, ...; None leaves one to `generation_config`, or to the model.
+        `num_return_sequences` of one prompt stand beside each other. `adapter_id`: a name of
+        adapter_path's, or one for each prompt; None is the base. With return_dict_in_generate=True
+        it is {"sequences": that, "scores", "logits"}, the last two a list with an array
+        [sequences, vocab] a step where output_scores or output_logits asks for it, else None.
+        Raises ConfigError for what is unknown or does not fit.
         """
-        prompts = self._rows(input_ids)
-        completions = self.complete(prompts, options, streamer=streamer)
-        return [[*prompts[one.prompt_index], *one.token_ids] for one in completions]
+        options = merged_options(generation_config, options)
+        pad = options.get("pad_token_id")
+        prompts = rows_of(input_ids, self._files.model, pad)
+        steps = Steps(options) if options.get("return_dict_in_generate") else None
+        completions = self.complete(
+            prompts,
+            options,
+            streamer=streamer,
+            adapter_id=adapter_id,
+            on_logits=steps.on_logits if steps and steps.wanted else None,
+        )
+        sequences = [[*prompts[one.prompt_index], *one.drawn] for one in completions]
+        return sequences if steps is None else steps.result(sequences, completions)
+
+    def chat(
+        self,
+        tokenizer: PreTrainedTokenizer,
+        query: str,
+        history: list[dict[str, str]] | None = None,
+        system_role_name: str = "system",
+        user_role_name: str = "user",
+        assistant_role_name: str = "assistant",
+        instruction: str = "",
+        max_length: int | None = 512,
+        do_sample: bool = True,
+        top_k: int = 50,
+        *,
+        generation_config: Any = None,
+        streamer: Streamer | None = None,
+        adapter_id: AdapterIds = None,
+        **options: Any,
+    ) -> tuple[str, list[dict[str, str]]]:
+        """The answer to `query`, and the messages so far with both; with MindFormers' defaults.
+
+        `instruction` begins a new conversation; `options` are those of `generate`. Raises
+        ConfigError where the tokenizer has no chat template.
+        """
+        if history is None:
+            begin = [{"role": system_role_name, "content": instruction}] if instruction else []
+        else:
+            begin = list(history)
+        messages = [*begin, {"role": user_role_name, "content": query}]
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        longest = None if max_length is None else min(max_length, self.max_length)
+        chosen = {"max_length": longest, "do_sample": do_sample, "top_k": top_k, **options}
+        (made,) = self.complete(
+            rows_of(ids, self._files.model),
+            merged_options(generation_config, chosen),
+            streamer=streamer,
+            adapter_id=adapter_id,
+        )
+        answer: str = tokenizer.decode(made.token_ids, skip_special_tokens=True)
+        return answer, [*messages, {"role": assistant_role_name, "content": answer}]
 
     def complete(
         self,
@@ -73,29 +157,44 @@ class PreTrainedModel:
         *,
         streamer: Streamer | None = None,
         tokenizer: Tokenizer | None = None,
+        adapter_id: AdapterIds = None,
+        on_logits: OnLogits | None = None,
     ) -> list[Completion]:
         """What follows each of `prompts` (token ids); see `generate`.
 
-        `tokenizer` tells which other tokens end a text; None: the checkpoint's own.
+        `tokenizer` tells which other tokens end a text; None: the checkpoint's own. That one is
+        fetched only where stop texts or an export need it: ids do without.
         """
-        config = self.config.run_config(checked_options(options, self.config))
+        config = self.config.run_config(checked_options(options, self.config, prompts))
+        if adapter_id is None and not config.merges_adapter:
+            adapter_id = config.adapter_id
+        names = names_of(adapter_id, len(prompts))
         if not prompts:
             return []
-        if tokenizer is None:
-            with suppress(ArtifactError):  # ids need none
-                tokenizer = self.tokenizer.core
-        job = fit(config, self._files, tokenizer, prompts)
-        generation = job.generation
-        if generation.stop and tokenizer is None:
-            raise ConfigError("stop texts need a tokenizer, and the checkpoint has none")
-        if streamer is not None and max(generation.num_beams, generation.num_return_sequences) > 1:
-            raise ConfigError(
-                "streamer: not with num_beams or num_return_sequences above 1: their tokens do not"
-                " come one after another",
-                "leave the streamer out",
-            )
-        with self._lock:
-            return self._run(config, job, streamer, tokenizer)
+        with self._lock, cut_by_hand():
+            self._locate()
+            if tokenizer is None:
+                exports = config.backend == "mslite" and self._files.given is None
+                needed = exports or bool(config.generation(self._files.model).stop)
+                with suppress(ArtifactError):  # who needs one says so
+                    tokenizer = self._own_tokenizer(fetching=needed)
+            adapters = self._adapters.job(config, self._files, names)
+            job = replace(fit(config, self._files, tokenizer, prompts), adapters=adapters)
+            generation = job.generation
+            if generation.stop and tokenizer is None:
+                raise ConfigError("stop texts need a tokenizer, and the checkpoint has none")
+            several = max(generation.num_beams, generation.num_return_sequences) > 1
+            if streamer is not None and several:
+                raise ConfigError(
+                    "streamer: not with num_beams or num_return_sequences above 1: their tokens do"
+                    " not come one after another",
+                    "leave the streamer out",
+                )
+            if on_logits is not None and generation.num_beams > 1:
+                raise ConfigError("output_scores and output_logits: not with num_beams above 1")
+            if on_logits is not None and own_ranks(config).data > 1:
+                raise ConfigError("output_scores and output_logits: not with data_parallel above 1")
+            return self._run(config, _Call(job, tokenizer, streamer, on_logits))
 
     def set_train(self, mode: bool = True) -> PreTrainedModel:
         """As in MindSpore. Raises ConfigError for True: there is no training here."""
@@ -108,18 +207,45 @@ class PreTrainedModel:
         with self._lock:
             self._drop()
 
-    def _run(
-        self, config: RunConfig, job: Job, streamer: Streamer | None, tokenizer: Tokenizer | None
-    ) -> list[Completion]:
+    def _locate(self) -> None:
+        """Find the files anew where a setting was changed since."""
+        settings = lasting(self.config.run_config())
+        if settings != self._settings:
+            self._drop()
+            self._files, self._settings = model_files.locate(settings), settings
+
+    def _own_tokenizer(self, *, fetching: bool) -> Tokenizer:
+        """The checkpoint's, as of `model_files.tokenizer_of`; what was once not to be had is not
+        tried again before a setting changes. Raises ArtifactError."""
+        settings = lasting(self.config.run_config())
+        before = self._missing[1] if self._missing and self._missing[0] == settings else None
+        try:
+            again = fetching and before is None
+            return model_files.tokenizer_of(settings, self._files, fetching=again)
+        except ArtifactError as error:
+            if fetching and before is not None:
+                raise ArtifactError(before.message, before.hint) from error
+            if fetching:
+                self._missing = settings, error
+            raise
+
+    def _weights(self) -> ModelFiles:
+        """What the backend is to be loaded from."""
+        return self._files
+
+    def _run(self, config: RunConfig, call: _Call) -> list[Completion]:
+        ranks, tokenizer, stop = own_ranks(config), call.tokenizer, call.job.generation.stop
+        job = share(config, call.job, ranks)
+        if not job.tokens:  # fewer prompts than copies of the model
+            return from_all([], ranks)
         backend = self._room_for(config, job, tokenizer)
-        stop = job.generation.stop
         transcripts: dict[tuple[int, int], Transcript] = {}
         prompts = [list(ids) for ids in job.tokens]
-        turn = InTurn(streamer, prompts) if streamer is not None else None
+        turn = InTurn(call.streamer, prompts) if call.streamer is not None else None
 
         def on_token(prompt: int, part: int, token: int) -> bool:
             if turn is not None:
-                turn.on_token(prompt, token)
+                turn.on_token(prompt - job.first, token)
             if not stop or tokenizer is None:
                 return False
             transcript = transcripts.setdefault((prompt, part), Transcript(tokenizer, stop))
@@ -128,33 +254,45 @@ class PreTrainedModel:
 
         def on_finish(prompt: int, _part: int) -> None:
             if turn is not None:
-                turn.on_finish(prompt)
+                turn.on_finish(prompt - job.first)
 
         try:
             outcome = generate(
-                backend, job.tokens, job.generation, on_token=on_token, on_finish=on_finish
+                backend,
+                job.tokens,
+                job.generation,
+                first_index=job.first,
+                adapters=None if job.adapters is None else job.adapters.of_prompts,
+                pool=pool_of(backend, job),
+                on_token=on_token,
+                on_finish=on_finish,
+                on_logits=call.on_logits,
             )
         finally:
             if turn is not None:
                 turn.close()
         if outcome.interrupted:
             raise KeyboardInterrupt
-        return outcome.completions
+        return from_all(outcome.completions, ranks)
 
     def _room_for(self, config: RunConfig, job: Job, tokenizer: Tokenizer | None) -> Backend:
-        """The backend, built anew where it lacks slots or length."""
+        """The backend, built anew where it lacks slots, length or adapters."""
+        files = self._weights()
         slots = max(job.slots, self.config.batch_size)
         length = job.length
+        loaded = tuple(one.name for one in job.adapters.adapters) if job.adapters else ()
         if self._backend is not None:
-            if self._backend.slots >= job.slots and self._backend.max_length >= length:
+            fits = self._backend.slots >= job.slots and self._backend.max_length >= length
+            if fits and loaded == self._loaded:
                 return self._backend
             slots, length = max(slots, self._backend.slots), max(length, self._backend.max_length)
             self._drop()
         device = environment.resolve_device(config.context.device_target)
-        room = Job(job.prompts, job.tokens, job.generation, slots, length)
-        backend = load(config, self._files, device, room, tokenizer)
+        room = replace(job, slots=slots, length=length)
+        config = with_backend(config, files, room)
+        backend = load(config, files, device, room, tokenizer, own_ranks(config))
         backend.prepare()
-        self._backend = backend
+        self._backend, self._loaded = backend, loaded
         return backend
 
     def _drop(self) -> None:
@@ -162,49 +300,12 @@ class PreTrainedModel:
             self._backend.close()
             self._backend = None
 
-    def _rows(self, input_ids: Any) -> list[list[int]]:
-        """Rows of ids, one for a flat list, without padding at the end."""
-        values = input_ids.asnumpy() if hasattr(input_ids, "asnumpy") else input_ids
-        if not isinstance(values, (list, tuple, np.ndarray)):
-            raise ConfigError(f"input_ids: got {show(input_ids)}, expected a list of token ids")
-        flat = len(values) > 0 and np.ndim(values[0]) == 0
-        rows = [[_token(id) for id in row] for row in ([values] if flat else values)]
-        vocab, pad = self._files.model.vocab_size, self._files.model.pad_token_id
-        for index, row in enumerate(rows):
-            wrong = next((id for id in row if not 0 <= id < vocab), None)
-            if wrong is not None:
-                raise ConfigError(
-                    f"input_ids[{index}]: got the id {wrong}, expected 0 to {vocab - 1}",
-                    "use the model's own tokenizer",
-                )
-            while row and row[-1] == pad:
-                row.pop()
-        return rows
 
-
-def _token(id: Any) -> int:
-    if isinstance(id, bool) or not isinstance(id, (int, np.integer)):
-        raise ConfigError(f"input_ids: got {show(id)}, expected token ids")
-    return int(id)
-
-
-def checked_options(options: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
-    """Generation options as top-level keys of a config. Raises ConfigError for an unknown one."""
-    for name in options:
-        if name not in OPTIONS:
-            near = did_you_mean(nearest(name, OPTIONS))
-            raise ConfigError(
-                f"{name}: no such option of generate{near}", f"there are {', '.join(OPTIONS)}"
-            )
-    given = {name: value for name, value in options.items() if value is not None}
-    if "max_length" in given and "max_new_tokens" not in given:
-        given["max_new_tokens"] = None  # the config's own must not win over it
-    if not given.get("do_sample", config.do_sample):
-        # MindFormers' users give them with do_sample=False, and say so in its documents.
-        idle = [name for name, off in _SAMPLING.items() if given.pop(name, off) != off]
-        if idle:
-            progress.detail(f"{', '.join(idle)}: no effect with do_sample=False")
-    return given
+def lasting(config: RunConfig) -> RunConfig:
+    """What of a config a backend is built for: without what each call may choose."""
+    chosen: dict[str, Any] = dict.fromkeys(("adapter_id", "predict_batch_size", *OPTIONS))
+    chosen |= {"predict_data": "", "chat": False, "truncate": "none", "seed": config.seed}
+    return replace(config, **chosen)
 
 
 class AutoModel:
@@ -213,7 +314,7 @@ class AutoModel:
     @classmethod
     def from_pretrained(
         cls, name_or_dir: str | Path, *, checkpoint_name_or_path: str | Path = "", **settings: Any
-    ) -> PreTrainedModel:
+    ) -> Network:
         """The model of a name of conf/model, a folder or a checkpoint.
 
         `checkpoint_name_or_path`: weights to take in place of the model's own; `settings` are
@@ -222,33 +323,26 @@ class AutoModel:
         keys = {"load_checkpoint": str(checkpoint_name_or_path)} if checkpoint_name_or_path else {}
         config = PretrainedConfig(settings_of(str(name_or_dir), **keys))
         config.update(settings)
-        return PreTrainedModel(config)
+        return cls.from_config(config)
 
     @classmethod
-    def from_config(cls, config: PretrainedConfig | str | Path) -> PreTrainedModel:
-        """The model of an AutoConfig, or of a yaml file as run_mindformer takes it."""
-        if not isinstance(config, PretrainedConfig):
+    def from_config(
+        cls, config: PretrainedConfig | str | Path | Mapping[str, Any], **settings: Any
+    ) -> Network:
+        """The model of an AutoConfig, or of a yaml file as run_mindformer takes it, or of what
+        such a file holds.
+
+        `settings` are attributes of its config, which are set for this model alone.
+        """
+        from lite_runner.api.network import network_of
+
+        if isinstance(config, PretrainedConfig):
+            config = config.copy()
+        else:
             config = AutoConfig.from_pretrained(config)
-        return PreTrainedModel(config)
+        config.update(settings)
+        return network_of(config)
 
 
-class BloomLMHeadModel(PreTrainedModel):
-    """MindFormers' name of a BLOOM."""
-
-
-class LlamaForCausalLM(PreTrainedModel):
-    """MindFormers' name of a Llama."""
-
-
-def texts_of(
-    completions: Sequence[Completion], tokenizer: Tokenizer, stop: Sequence[str]
-) -> list[str]:
-    """The text of each completion, without the prompt, cut at a stop text."""
-    texts = []
-    for completion in completions:
-        transcript = Transcript(tokenizer, stop)
-        for token in completion.token_ids:
-            transcript.put(token)
-        transcript.finish()
-        texts.append(transcript.text)
-    return texts
+class AutoModelForCausalLM(AutoModel):
+    """Another of MindFormers' names of it."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from lite_runner.api.config import PretrainedConfig
-from lite_runner.api.model import AutoModel, PreTrainedModel, checked_options, texts_of
+from lite_runner.api.adapters import AdapterIds
+from lite_runner.api.config import PretrainedConfig, read_count
+from lite_runner.api.model import AutoModel, PreTrainedModel
+from lite_runner.api.options import checked_options, merged_options
+from lite_runner.api.outputs import texts_of
 from lite_runner.api.streamers import Streamer
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ConfigError
 
 TASKS = ("text_generation",)
+Texts = list[dict[str, list[str]]]
 
 
 class TextGenerationPipeline:
@@ -27,16 +31,24 @@ class TextGenerationPipeline:
         streamer: Streamer | None = None,
         add_special_tokens: bool = True,
         is_sample_acceleration: bool = False,
+        batch_size: int | None = None,
+        adapter_id: AdapterIds = None,
+        chat: bool | None = None,
+        generation_config: Any = None,
         **options: Any,
     ) -> None:
-        """`tokenizer`: None takes the checkpoint's own. `options` (max_length, do_sample, ...) hold
-        for every call that does not give them itself. Raises ConfigError for an unknown one."""
+        """`tokenizer`: None takes the checkpoint's own. All else (max_length, do_sample, ...) holds
+        for every call that does not give it itself. Raises ConfigError for an unknown option."""
         self.model = model
         self.tokenizer = tokenizer or model.tokenizer
+        options = merged_options(generation_config, options)
         checked_options(options, model.config)
         self._streamer = streamer
         self._add_special_tokens = add_special_tokens
         self._is_greedy = is_sample_acceleration
+        self._batch_size = None if batch_size is None else read_count(batch_size)
+        self._adapter_id = adapter_id
+        self._chat = chat
         self._options = options
 
     def __call__(
@@ -46,10 +58,17 @@ class TextGenerationPipeline:
         streamer: Streamer | None = None,
         add_special_tokens: bool | None = None,
         is_sample_acceleration: bool | None = None,
+        batch_size: int | None = None,
+        adapter_id: AdapterIds = None,
+        chat: bool | None = None,
+        generation_config: Any = None,
         **options: Any,
-    ) -> list[dict[str, list[str]]]:
+    ) -> Texts:
         """[{"text_generation_text": [prompt and completion]}], one for each text of `inputs`.
 
+        With `batch_size`, which must divide their number, one for each batch of so many, as
+        MindFormers has it. `adapter_id`: the name of an adapter, or one for each text; None is the
+        base. `chat`: each text is what a user says, put into the model's chat template.
         `is_sample_acceleration` says that the model itself chooses the likeliest token: sampling
         with it is a ConfigError.
         """
@@ -57,33 +76,57 @@ class TextGenerationPipeline:
         for index, text in enumerate(texts):
             if not isinstance(text, str):
                 raise ConfigError(f"inputs[{index}]: got {type(text).__name__}, expected a text")
-        options = {**self._options, **options}
-        special = self._add_special_tokens if add_special_tokens is None else add_special_tokens
+        options = merged_options(generation_config, options)
+        options = {**self._options, **{n: v for n, v in options.items() if v is not None}}
         greedy = self._is_greedy if is_sample_acceleration is None else is_sample_acceleration
         if greedy and options.get("do_sample", self.model.config.do_sample):
             raise ConfigError(
                 "is_sample_acceleration=True chooses the likeliest token; got do_sample=True too",
                 "is_sample_acceleration=False",
             )
+        batch = self._batch_size if batch_size is None else read_count(batch_size)
+        if batch is not None and len(texts) % batch:
+            raise ConfigError(
+                f"batch_size: got {batch} for {len(texts)} texts, expected what divides them",
+                "leave batch_size out: as many as is sensible are computed together",
+            )
+        special = self._add_special_tokens if add_special_tokens is None else add_special_tokens
         core = self.tokenizer.core
-        prompts = [core.encode(text, special) for text in texts]
         completions = self.model.complete(
-            prompts, options, streamer=streamer or self._streamer, tokenizer=core
+            list(self._encoded(texts, special, self._chat if chat is None else chat)),
+            options,
+            streamer=streamer or self._streamer,
+            tokenizer=core,
+            adapter_id=self._adapter_id if adapter_id is None else adapter_id,
         )
         stop = options.get("stop") or ()
-        found: list[dict[str, list[str]]] = [{"text_generation_text": []} for _ in texts]
+        found: list[list[str]] = [[] for _ in texts]
         made = texts_of(completions, core, (stop,) if isinstance(stop, str) else stop)
         for completion, text in zip(completions, made, strict=True):
-            prompt = texts[completion.prompt_index]
-            found[completion.prompt_index]["text_generation_text"].append(prompt + text)
-        return found
+            found[completion.prompt_index].append(texts[completion.prompt_index] + text)
+        step = batch or 1
+        return [
+            {"text_generation_text": [text for row in found[start : start + step] for text in row]}
+            for start in range(0, len(texts), step)
+        ]
+
+    def _encoded(
+        self, texts: Sequence[str], special: bool, chat: bool | None
+    ) -> Iterator[list[int]]:
+        core = self.tokenizer.core
+        for text in texts:
+            if self.model.config.chat if chat is None else chat:
+                yield core.encode_chat([{"role": "user", "content": text}])
+            else:
+                yield core.encode(text, special)
 
 
 def pipeline(
     task: str,
     model: PreTrainedModel | PretrainedConfig | str | Path | tuple[str | Path, ...] | None = None,
     tokenizer: PreTrainedTokenizer | None = None,
-    *,
+    image_processor: None = None,
+    audio_processor: None = None,
     backend: Literal["ms", "mslite"] = "ms",
     **kwargs: Any,
 ) -> TextGenerationPipeline:
@@ -95,6 +138,9 @@ def pipeline(
     All other `kwargs` are options of TextGenerationPipeline. Raises ConfigError, ArtifactError.
     """
     check_task(task)
+    for name, given in ("image_processor", image_processor), ("audio_processor", audio_processor):
+        if given is not None:
+            raise ConfigError(f"pipeline: {name} has no meaning for {task}", f"{name}=None")
     if model is None:
         raise ConfigError("pipeline: no model given", "model='smollm2_135m', or a model object")
     if backend == "mslite":

@@ -1,7 +1,7 @@
 """Streamers: what `generate` gives tokens to while it goes on.
 
-For each sequence `put` gets the prompt's ids, then every new id, and `end` says that it is over;
-of several sequences each comes whole, in the order of the prompts.
+For each sequence `put` gets the prompt's ids, then every new id but an eos token, which is no text,
+and `end` says that it is over; of several sequences each comes whole, in the order of the prompts.
 """
 
 from __future__ import annotations

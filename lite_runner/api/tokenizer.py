@@ -1,155 +1,277 @@
-"""AutoTokenizer: texts to ids and back, in the way of MindFormers and transformers."""
+"""Tokenizers: texts to ids and back, in the way of MindFormers and transformers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 import numpy as np
 
-from lite_runner import model_files
-from lite_runner.api.config import settings_of
-from lite_runner.config.compose import options_of
+from lite_runner.api.encoding import BatchEncoding, Layout, as_tensors
+from lite_runner.api.ids import as_arrays
+from lite_runner.config.fields import show
 from lite_runner.errors import ConfigError
-from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
+
+Messages = Sequence[Mapping[str, Any]]
+# Arguments of a call that change nothing at these values, and cannot be had at others.
+_OFF: dict[str, tuple[Any, ...]] = {
+    "is_split_into_words": (False,),
+    "pad_to_multiple_of": (None,),
+    "return_offsets_mapping": (False, None),
+    "return_overflowing_tokens": (False, None),
+    "return_special_tokens_mask": (False, None),
+    "stride": (0,),
+    "text_pair": (None,),
+    "text_target": (None,),
+}
+# How English is written without the spaces that a tokenizer may leave, as transformers does it.
+_CLEANED = (
+    *((f" {mark}", mark) for mark in ".?!,"),
+    (" ' ", "'"),
+    *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
+)
 
 
 class PreTrainedTokenizer:
     """Calls, encodes and decodes; `core` is the tokenizer that the rest of lite_runner uses."""
 
-    def __init__(self, core: Tokenizer, pad_token_id: int | None = None) -> None:
+    is_fast = True
+
+    def __init__(
+        self,
+        core: Tokenizer,
+        pad_token_id: int | None = None,
+        *,
+        padding_side: str = "right",
+        model_max_length: int | None = None,
+    ) -> None:
         """`pad_token_id`: the model's, where the tokenizer's own files name none."""
+        if padding_side not in ("right", "left"):
+            raise ConfigError(f"padding_side: got {padding_side!r}, expected right or left")
         self.core = core
-        own = core.pad_token_id
-        ends = core.eos_token_ids
-        self.pad_token_id = next(
-            (id for id in (own, pad_token_id, *ends[:1]) if id is not None), None
-        )
+        ends, special = core.eos_token_ids, core.named_tokens()
+        candidates = (core.pad_token_id, pad_token_id, *ends[:1])
+        self.pad_token_id = next((id for id in candidates if id is not None), None)
         self.bos_token_id = core.bos_token_id
         self.eos_token_id = ends[0] if ends else None
+        self.unk_token = special.get("unk_token")
+        self.unk_token_id = core.id_of(self.unk_token)
+        self.bos_token = special.get("bos_token")
+        self.eos_token = special.get("eos_token")
+        self.pad_token = None if self.pad_token_id is None else core.token_of(self.pad_token_id)
         self.vocab_size = core.vocab_size
+        self.chat_template = core.chat_template
+        self.name_or_path = core.source
+        self.padding_side = padding_side
+        self.model_max_length = model_max_length
+
+    def __len__(self) -> int:
+        return self.vocab_size
 
     @overload
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
     @overload
     def encode(self, text: list[str], add_special_tokens: bool = True) -> list[list[int]]: ...
-    def encode(
-        self, text: str | list[str], add_special_tokens: bool = True
-    ) -> list[int] | list[list[int]]:
-        """The ids of a text, or of each of a list."""
-        if isinstance(text, str):
-            return self.core.encode(text, add_special_tokens)
-        return [self.core.encode(one, add_special_tokens) for one in text]
+    @overload
+    def encode(self, text: Any, add_special_tokens: bool = True, **options: Any) -> Any: ...
+    def encode(self, text: Any, add_special_tokens: bool = True, **options: Any) -> Any:
+        """The ids of a text, or of each of a list; `options` are those of a call."""
+        return self(text, add_special_tokens=add_special_tokens, **options)["input_ids"]
 
     def __call__(
         self,
-        text: str | list[str],
+        text: str | Sequence[str],
         *,
         max_length: int | None = None,
-        padding: bool | Literal["max_length", "longest", "do_not_pad"] = False,
-        truncation: bool = False,
+        padding: Any = False,
+        truncation: Any = False,
         add_special_tokens: bool = True,
-        return_tensors: Literal["np"] | None = None,
-    ) -> dict[str, Any]:
+        return_tensors: Any = None,
+        return_attention_mask: bool | None = None,
+        return_token_type_ids: bool | None = None,
+        return_length: bool = False,
+        verbose: bool = True,
+        **more: Any,
+    ) -> BatchEncoding:
         """{"input_ids", "attention_mask"}: a list for a text, a list of lists for a list.
 
-        Pads on the right, up to the longest text (True, "longest") or `max_length`; with
-        `truncation` texts are cut to `max_length`. "np" gives int32 arrays [texts, n]. Raises
-        ConfigError where a text is longer than it is to be padded to, and for lists that make no
-        array.
+        Pads on `padding_side`, up to the longest text (True, "longest") or `max_length`; with
+        `truncation` texts are cut to `max_length`, by default model_max_length. "np" gives int32
+        arrays [texts, n], "ms" MindSpore's tensors. Raises ConfigError where a text is longer than
+        it is to be padded to, and for lists that make no array.
         """
-        rows = self.encode([text] if isinstance(text, str) else text, add_special_tokens)
-        if truncation and max_length is not None:
-            rows = [row[:max_length] for row in rows]
-        width = self._width(rows, max_length, padding)
-        masks = [[1] * len(row) + [0] * max(0, width - len(row)) for row in rows]
-        if width:
-            pad = self._pad(width, rows)
-            rows = [row + [pad] * (width - len(row)) for row in rows]
-        if return_tensors == "np":
-            if len({len(row) for row in rows}) > 1:
-                raise ConfigError("texts of several lengths make no array", "padding=True")
-            arrays = {"input_ids": rows, "attention_mask": masks}
-            return {name: np.array(value, np.int32) for name, value in arrays.items()}
+        for name, value in more.items():
+            if name not in _OFF:
+                raise ConfigError(f"{name}: a tokenizer has no such argument")
+            if value not in _OFF[name]:
+                raise ConfigError(f"{name}={show(value)} is not available", f"leave {name} out")
+        texts = [text] if isinstance(text, str) else list(text)
+        for index, one in enumerate(texts):
+            if not isinstance(one, str):
+                raise ConfigError(f"text[{index}]: got {type(one).__name__}, expected a text")
+        layout = Layout(
+            self.model_max_length if max_length is None else max_length,
+            padding,
+            truncation,
+            self.pad_token_id,
+            self.padding_side,
+            self.core.source,
+        )
+        ids, masks = layout.rows([self.core.encode(one, add_special_tokens) for one in texts])
+        found: dict[str, Any] = {"input_ids": ids}
+        if return_token_type_ids:
+            found["token_type_ids"] = [[0] * len(row) for row in ids]
+        if return_attention_mask is not False:
+            found["attention_mask"] = masks
+        if return_length:
+            found["length"] = [len(row) for row in ids]
         if return_tensors is not None:
-            raise ConfigError(f"return_tensors: got {return_tensors!r}, expected 'np' or None")
+            return as_tensors(found, return_tensors)
         if isinstance(text, str):
-            return {"input_ids": rows[0], "attention_mask": masks[0]}
-        return {"input_ids": rows, "attention_mask": masks}
+            found = {name: rows[0] for name, rows in found.items()}
+        return BatchEncoding(found)
 
-    @overload
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str: ...
-    @overload
+    def encode_plus(self, text: str, **options: Any) -> BatchEncoding:
+        """As a call with one text."""
+        return self(text, **options)
+
+    def batch_encode_plus(self, texts: Sequence[str], **options: Any) -> BatchEncoding:
+        """As a call with several texts."""
+        return self(list(texts), **options)
+
+    def apply_chat_template(
+        self,
+        conversation: Any,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        tokenize: bool = True,
+        **options: Any,
+    ) -> Any:
+        """A conversation ([{"role", "content"}, ...]) in the model's template: its ids, or without
+        `tokenize` the text; of a list of conversations a list of these.
+
+        `options` are those of a call (max_length, padding, return_tensors, ...). Raises ConfigError
+        where there is no template, ArtifactError where it fails.
+        """
+        messages = getattr(conversation, "messages", conversation)
+        if not isinstance(messages, (list, tuple)) or not messages:
+            raise ConfigError(
+                f"conversation: got {show(messages)}, expected a list of messages",
+                "[{'role': 'user', 'content': 'Hello'}]",
+            )
+        several = not isinstance(messages[0], Mapping)
+        template = chat_template or self.chat_template
+        texts = [
+            self.core.render_chat(getattr(one, "messages", one), add_generation_prompt, template)
+            for one in (messages if several else [messages])
+        ]
+        text = texts if several else texts[0]
+        return self.encode(text, add_special_tokens=False, **options) if tokenize else text
+
     def decode(
-        self, token_ids: Sequence[Sequence[int]], skip_special_tokens: bool = False
-    ) -> list[str]: ...
-    def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str | list[str]:
-        """The text of ids [n]; the texts of a list of such lists or an array [texts, n]."""
-        if len(token_ids) and np.ndim(token_ids[0]):
-            return [self._decode(row, skip_special_tokens) for row in token_ids]
-        return self._decode(token_ids, skip_special_tokens)
+        self,
+        token_ids: Any,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+    ) -> Any:
+        """The text of an id or of ids [n]; the texts of a list of such lists, arrays or tensors."""
+        ids = as_arrays(token_ids)
+        if _is_one(ids):
+            ids = [ids]
+        rows = [as_arrays(one) for one in ids]
+        clean = bool(clean_up_tokenization_spaces)
+        if rows and np.ndim(rows[0]):
+            return [self._decode(row, skip_special_tokens, clean) for row in rows]
+        return self._decode(rows, skip_special_tokens, clean)
 
     def batch_decode(
-        self, token_ids: Sequence[Sequence[int]], skip_special_tokens: bool = False
+        self,
+        token_ids: Any,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
     ) -> list[str]:
-        """The text of each list of ids."""
-        return [self._decode(row, skip_special_tokens) for row in token_ids]
+        """The text of each row of ids."""
+        clean = bool(clean_up_tokenization_spaces)
+        return [
+            self._decode(as_arrays(row), skip_special_tokens, clean) for row in as_arrays(token_ids)
+        ]
 
-    def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return self.core.decode([int(id) for id in ids], skip_special_tokens)
+    def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
+        """The tokens of a text, as the vocabulary spells them."""
+        return [self._token(id) for id in self.core.encode(text, add_special_tokens)]
 
-    def _width(self, rows: list[list[int]], max_length: int | None, padding: bool | str) -> int:
-        """The length to pad to; 0: no padding."""
-        longest = max(map(len, rows), default=0)
-        if padding in (False, "do_not_pad"):
-            return 0
-        if padding in (True, "longest"):
-            return longest
-        if padding != "max_length":
-            raise ConfigError(
-                f"padding: got {padding!r}, expected True, False, 'longest' or 'max_length'"
-            )
-        if max_length is None:
-            raise ConfigError("padding='max_length' needs a max_length", "max_length=512")
-        if longest > max_length:
-            raise ConfigError(
-                f"max_length: got {max_length}, but a text has {longest} tokens",
-                "truncation=True cuts it",
-            )
-        return max_length
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """The id of a token, or the ids of several; of one that there is not, that of unk_token."""
+        if tokens is None or isinstance(tokens, str):
+            id = self.core.id_of(tokens)
+            return self.unk_token_id if id is None and tokens is not None else id
+        return [self.convert_tokens_to_ids(token) for token in tokens]
 
-    def _pad(self, width: int, rows: list[list[int]]) -> int:
-        if self.pad_token_id is not None:
-            return self.pad_token_id
-        if any(len(row) < width for row in rows):
-            raise ConfigError(f"{self.core.source} names no token to pad with")
-        return 0
+    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
+        """The token of an id, or the tokens of several. ConfigError for an id that there is not."""
+        ids = as_arrays(ids)
+        if _is_one(ids):
+            return self._token(int(ids))
+        skipped = self.core.special_ids if skip_special_tokens else ()
+        return [self._token(int(as_arrays(id))) for id in ids if int(as_arrays(id)) not in skipped]
 
+    def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
+        """The text that tokens spell."""
+        return self.core.decode(self.convert_tokens_to_ids(tokens), skip_special_tokens=False)
 
-class AutoTokenizer:
-    """Finds tokenizers; has no objects of its own."""
+    def get_vocab(self) -> dict[str, int]:
+        """Every token and its id."""
+        return self.core.vocabulary()
 
-    @classmethod
-    def from_pretrained(cls, name_or_path: str | Path) -> PreTrainedTokenizer:
-        """The tokenizer of a model of conf/model, or in a folder or file.
+    @property
+    def special_tokens_map(self) -> dict[str, str]:
+        """bos_token, eos_token, pad_token and unk_token, as far as there are any."""
+        named = {name: getattr(self, name) for name in ("bos_token", "eos_token", "unk_token")}
+        every = {**named, "pad_token": self.pad_token}
+        return {name: token for name, token in every.items() if token is not None}
 
-        Raises ConfigError for an unknown name, ArtifactError where there is no tokenizer.
+    @property
+    def all_special_tokens(self) -> list[str]:
+        """The tokens that are not text."""
+        return [self._token(id) for id in self.all_special_ids]
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """Their ids."""
+        return sorted(self.core.special_ids)
+
+    def save_pretrained(
+        self, save_directory: str | Path, save_name: str = "", save_json: bool = True
+    ) -> tuple[str, ...]:
+        """Write tokenizer.json and tokenizer_config.json into a folder, which is made; gives their
+        paths. MindFormers' `save_name` and `save_json` change nothing: there is no yaml to write.
+
+        Raises ConfigError where the folder cannot be written.
         """
-        source = str(name_or_path)
-        path = Path(source).expanduser()
-        if source not in options_of("model") and path.exists():
-            return PreTrainedTokenizer(load_tokenizer(path, model_vocab=None))
-        config = settings_of(source)
-        files = model_files.locate(config, weights=False)
-        core = model_files.tokenizer_of(config, files)
-        return PreTrainedTokenizer(core, files.model.pad_token_id)
+        folder = Path(save_directory).expanduser()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, text in self.core.files().items():
+                (folder / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"save_pretrained: {folder}: {error.strerror}") from error
+        return tuple(str(folder / name) for name in self.core.files())
+
+    def _decode(self, ids: Any, skip_special_tokens: bool, clean: bool) -> str:
+        text = self.core.decode([int(id) for id in ids], skip_special_tokens)
+        for spaced, written in _CLEANED if clean else ():
+            text = text.replace(spaced, written)
+        return text
+
+    def _token(self, id: int) -> str:
+        token = self.core.token_of(id)
+        if token is None:
+            raise ConfigError(f"got the id {id}, but the vocabulary has {self.vocab_size}")
+        return token
 
 
-class LlamaTokenizer(AutoTokenizer):
-    """MindFormers' name; the kind of tokenizer follows from its file."""
-
-
-class BloomTokenizer(AutoTokenizer):
-    """MindFormers' name; the kind of tokenizer follows from its file."""
+def _is_one(ids: Any) -> bool:
+    """Whether it is an id, and not several."""
+    return isinstance(ids, (int, np.integer)) or getattr(ids, "shape", None) == ()

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from pathlib import Path
 
+from lite_runner import progress
 from lite_runner.errors import ArtifactError, ConfigError
+
+
+class _Notes(logging.Handler):
+    """Shows lines as the rest of lite_runner does, which logs them as well."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        progress.note(self.format(record))
+
+
+logger = logging.getLogger("lite_runner.mindformers")
+logger.addHandler(_Notes())
+logger.setLevel(logging.INFO)
+logger.propagate = False
 
 
 def str2bool(text: str) -> bool:

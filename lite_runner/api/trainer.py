@@ -2,30 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lite_runner import launch
-from lite_runner.api.config import PretrainedConfig, read_count
+from lite_runner.api.config import AutoConfig, PretrainedConfig, read_count
 from lite_runner.api.model import AutoModel, PreTrainedModel
 from lite_runner.api.pipelines import TextGenerationPipeline, check_task
 from lite_runner.api.tokenizer import PreTrainedTokenizer
+from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ConfigError
 
+# MindFormers' settings of training alone: they change nothing here.
+_OF_TRAINING = frozenset(
+    """
+    adam_beta1 adam_beta2 adam_epsilon dataloader_drop_last dataloader_num_workers data_seed
+    data_skip_steps dataset_strategy dataset_task dataset_type do_eval do_predict do_train
+    eval_dataset eval_epochs eval_steps evaluation_strategy filepath_prefix
+    gradient_accumulation_steps ignore_data_skip integrated_save keep_checkpoint_per_n_minutes
+    layer_decay layer_scale learning_rate logging_steps logging_strategy loss_scale_value lr_end
+    lr_scheduler_type max_grad_norm metric_type micro_batch_interleave_num micro_batch_num
+    num_train_epochs optim overwrite_output_dir per_device_eval_batch_size
+    per_device_train_batch_size recompute save_directory save_prefix save_seconds save_steps
+    save_strategy save_total_limit scale_sense shuffle sink_mode sink_size total_steps
+    train_dataset use_clip_grad warmup_epochs warmup_lr_init warmup_ratio warmup_steps weight_decay
+    wrapper_type
+    """.split()
+)
+# Those of a Trainer: all of training, and of pictures and sounds.
+_OBJECTS_OF_TRAINING = (
+    *("train_dataset", "eval_dataset", "optimizers", "wrapper", "callbacks", "eval_callbacks"),
+    *("compute_metrics", "save_config"),
+)
 
-@dataclass(frozen=True)
+
 class TrainingArguments:
-    """Settings of a Trainer. Raises ConfigError for a batch_size that cannot be."""
+    """Settings of a Trainer; what concerns training alone is taken, and changes nothing."""
 
-    output_dir: str | Path = ""  # "": the config's
-    batch_size: int | None = None  # rows of an exported graph; None: the model config's
-    num_train_epochs: int = 1  # of training only: changes nothing
+    def __init__(
+        self,
+        output_dir: str | Path = "",
+        batch_size: int | None = None,
+        *,
+        seed: int | None = None,
+        **training: Any,
+    ) -> None:
+        """`output_dir` "": the config's; `batch_size` None: the model config's, else the rows of
+        an exported graph; `seed` None: the config's.
 
-    def __post_init__(self) -> None:
-        if self.batch_size is not None:
-            read_count(self.batch_size)
+        Raises ConfigError for a batch_size that cannot be, and for a setting that is not known or
+        asks for what a Trainer does not do.
+        """
+        if batch_size is not None:
+            read_count(batch_size)
+        for name, value in training.items():
+            if name == "use_parallel" and value:
+                hint = "init_context(use_parallel=True) in every rank, before the model is made"
+                raise ConfigError("TrainingArguments: got use_parallel=True", hint)
+            if name not in _OF_TRAINING and value:
+                near = did_you_mean(nearest(name, (*_OF_TRAINING, "batch_size", "output_dir")))
+                raise ConfigError(
+                    f"TrainingArguments: {name} is no setting of training, and a model has its own"
+                    f" settings{near}",
+                    "set it on the model's config, or by init_context",
+                )
+        self.output_dir, self.batch_size, self.seed = output_dir, batch_size, seed
 
 
 class Trainer:
@@ -33,16 +75,41 @@ class Trainer:
 
     def __init__(
         self,
-        args: TrainingArguments | None = None,
+        args: TrainingArguments | str | Path | Mapping[str, Any] | None = None,
         task: str = "text_generation",
         model: PreTrainedModel | PretrainedConfig | str | Path | None = None,
+        model_name: str | None = None,
+        *,
         tokenizer: PreTrainedTokenizer | None = None,
+        pet_method: str = "",
+        image_processor: None = None,
+        audio_processor: None = None,
+        **training: Any,
     ) -> None:
-        """`model`: an object, or what AutoModel takes; `tokenizer`: None takes the model's own.
+        """`model`: an object, or what AutoModel takes, None: `model_name`, or that of a yaml file
+        or a MindFormerConfig as `args`; `tokenizer`: None takes the model's own. `training` are
+        the datasets, optimizers and callbacks of training, which change nothing here.
 
         Raises ConfigError, ArtifactError.
         """
         check_task(task)
+        for name in training:
+            if name not in _OBJECTS_OF_TRAINING:
+                near = did_you_mean(nearest(name, (*_OBJECTS_OF_TRAINING, "tokenizer", "model")))
+                raise ConfigError(f"Trainer: {name}: no such setting{near}")
+        absent = {"image_processor": image_processor, "audio_processor": audio_processor}
+        for name, value in absent.items():
+            if value is not None:
+                raise ConfigError(f"Trainer: {name} has no meaning for {task}", f"{name}=None")
+        if pet_method:
+            raise ConfigError(
+                f"Trainer: got pet_method={pet_method!r}, which is how to train",
+                "adapter_path= in the model's config loads adapters",
+            )
+        of_file = None if isinstance(args, TrainingArguments) else args
+        model = model if model is not None else model_name
+        if model is None and of_file is not None:
+            model = AutoConfig.from_pretrained(of_file)
         if model is None:
             raise ConfigError("Trainer: no model given", "model='smollm2_135m', or a model object")
         if isinstance(model, PretrainedConfig):
@@ -50,14 +117,23 @@ class Trainer:
         elif not isinstance(model, PreTrainedModel):
             model = AutoModel.from_pretrained(model)
         self.model = model
-        self._args = args or TrainingArguments()
+        self._args = args if isinstance(args, TrainingArguments) else TrainingArguments()
         self._tokenizer = tokenizer
 
-    def export(self, *, overwrite: bool = False) -> Path:
+    def export(
+        self,
+        predict_checkpoint: str | Path | None = None,
+        auto_trans_ckpt: bool | None = None,
+        *,
+        overwrite: bool = False,
+    ) -> Path:
         """What run_mode=export does; gives the folder with the graphs, output_dir/<model>_mindir.
 
-        Raises ConfigError where it exists (without `overwrite`), and whatever exporting may.
+        `predict_checkpoint`: weights to take from now on in place of the model's own, which are
+        cut as the ranks need them whatever `auto_trans_ckpt` says. Raises ConfigError where the
+        folder exists (without `overwrite`), and whatever exporting may.
         """
+        self._load(predict_checkpoint)
         settings = self.model.config.run_config()
         output = str(self._args.output_dir) or settings.output_dir
         folder = f"{output}/{settings.model_name}_mindir"
@@ -76,7 +152,40 @@ class Trainer:
         return Path(folder)
 
     def predict(
-        self, *, input_data: str | Sequence[str], **options: Any
+        self,
+        predict_checkpoint: str | Path | None = None,
+        auto_trans_ckpt: bool | None = None,
+        *,
+        input_data: str | Sequence[str],
+        **options: Any,
     ) -> list[dict[str, list[str]]]:
-        """The completions of texts; see TextGenerationPipeline for the result and the options."""
+        """The completions of texts; see TextGenerationPipeline for the result and the options,
+        and `export` for the checkpoint."""
+        self._load(predict_checkpoint)
+        if self._args.seed is not None:
+            options.setdefault("seed", self._args.seed)
         return TextGenerationPipeline(self.model, self._tokenizer)(input_data, **options)
+
+    def train(self, *_args: Any, **_settings: Any) -> NoReturn:
+        """Raises ConfigError: there is no training here."""
+        raise ConfigError(
+            "Trainer: nothing is trained here",
+            "train with MindFormers: the checkpoints that it saves are exported and predict here",
+        )
+
+    finetune = train
+
+    def evaluate(self, *_args: Any, **_settings: Any) -> NoReturn:
+        """Raises ConfigError with what there is."""
+        raise ConfigError(
+            "Trainer: nothing is evaluated over a dataset here",
+            "run_lite.py run_mode=eval model=... eval_data=FILE computes the perplexity of a text",
+        )
+
+    def _load(self, checkpoint: str | Path | None) -> None:
+        if not checkpoint:
+            return
+        config = self.model.config.copy()
+        config.load_checkpoint = str(checkpoint)
+        self.model.close()
+        self.model = AutoModel.from_config(config)

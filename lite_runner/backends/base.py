@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -49,6 +49,13 @@ class Backend(Protocol):
 @runtime_checkable
 class Scorer(Backend, Protocol):
     """A backend that tells how likely a text is, not only what comes next."""
+
+    def logits(self, tokens: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
+        """Logits after each of `tokens` [n], n <= max_length, in parts [k, vocab] in order.
+
+        They begin an empty cache in slot 0, which they overwrite.
+        """
+        ...
 
     def scores(self, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
         """Natural log-likelihood of each of tokens[1:] given those before it [n - 1].

@@ -6,6 +6,8 @@ Only AllGather over all ranks is used, which runs on CPU and Ascend alike.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import mindspore as ms
 import numpy as np
@@ -27,22 +29,43 @@ def meet(ranks: Ranks) -> None:
 
     Raises EnvironmentFault where they do not meet, or are others than `ranks` says.
     """
-    os.environ.update(_PATIENCE)
-    try:
-        init()
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise EnvironmentFault(
-            f"rank {ranks.rank}: the {ranks.size} ranks did not meet: {reason[0]}",
-            "see the other ranks' logs; parallel.rendezvous_timeout= gives them longer",
-        ) from error
-    found = (get_rank(), get_group_size())
+    found = join(f"rank {ranks.rank} of {ranks.size}")
     if found != (ranks.rank, ranks.size):
         raise EnvironmentFault(
             f"this is rank {found[0]} of {found[1]}, expected rank {ranks.rank} of {ranks.size}"
             f" (data_parallel {ranks.data} x model_parallel {ranks.tensor})",
             "start as many workers as parallel_config says",
         )
+
+
+def join(name: str) -> tuple[int, int]:
+    """Wait until all ranks are up; this process's rank and their number. See `meet`."""
+    os.environ.update(_PATIENCE)
+    try:
+        init()
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise EnvironmentFault(
+            f"{name}: the ranks did not meet: {reason[0]}",
+            "see the other ranks' logs; parallel.rendezvous_timeout= gives them longer",
+        ) from error
+    return int(get_rank()), int(get_group_size())
+
+
+def announce_semi_auto() -> None:
+    """What MindFormers' init_context leaves behind; Model.infer_predict_layout refuses without."""
+    ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel")
+
+
+@contextmanager
+def cut_by_hand() -> Iterator[None]:
+    """Within, MindSpore does not cut networks, whose parts here know how they work together."""
+    before = ms.get_auto_parallel_context("parallel_mode")
+    ms.set_auto_parallel_context(parallel_mode="stand_alone")
+    try:
+        yield
+    finally:
+        ms.set_auto_parallel_context(parallel_mode=before)
 
 
 def schedule() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lite_runner import environment, kernels
+from lite_runner import environment, kernels, progress
 from lite_runner.backends.base import Backend
 from lite_runner.backends.engines import lite
 from lite_runner.backends.engines.base import Engine
@@ -27,6 +27,7 @@ class EngineOptions:
     name: EngineName
     device: Device = "CPU"
     device_id: int = 0
+    rank_id: int = 0  # of this process, where several share the work
     threads: int | None = None  # None: the engine's own choice
     ge: GeConfig | None = None
     key: bytes | None = None  # of an encrypted model
@@ -92,9 +93,12 @@ def open_exported(
     if manifest.operators is not None:
         return _open_fused(graphs, manifest, manifest.operators, options, slots)
     from lite_runner.backends.dynamic import DynamicBackend
+    from lite_runner.backends.no_cache import NoCacheBackend
     from lite_runner.backends.static_pair import StaticPairBackend
 
     engine = _engine(graphs, manifest, options)
+    if manifest.layout == "no_cache":
+        return NoCacheBackend(manifest, engine)
     if manifest.layout == "static_pair":
         return StaticPairBackend(manifest, engine)
     return DynamicBackend(manifest, engine, slots)
@@ -122,7 +126,7 @@ def check_operators(what: str, device: Device) -> None:
             f"{what} needs this project's own operators, which are made for a CPU; got {device}",
             "context.device_target=CPU, or export it without quant=",
         )
-    kernels.check_built(what)
+    kernels.check_usable(what)
 
 
 def _engine(graphs: Mapping[GraphName, Path], manifest: Manifest, options: EngineOptions) -> Engine:
@@ -132,7 +136,7 @@ def _engine(graphs: Mapping[GraphName, Path], manifest: Manifest, options: Engin
             model_type=manifest.model_type,
             target=options.device,
             device_id=options.device_id,
-            rank_id=0,
+            rank_id=options.rank_id,
             threads=options.threads,
             ge=options.ge,
             dec_key=options.key,
@@ -140,7 +144,11 @@ def _engine(graphs: Mapping[GraphName, Path], manifest: Manifest, options: Engin
     if options.name == "lite-worker":
         from lite_runner.backends.engines.worker import WorkerEngine
 
-        return WorkerEngine(graphs, threads=options.threads)
+        threads = options.threads
+        if manifest.layout == "no_cache" and threads != 1:
+            progress.note("threads=1: LayerNorm of MindSpore Lite 2.0 is wrong with several")
+            threads = 1
+        return WorkerEngine(graphs, threads=threads)
     environment.import_mindspore()
     from lite_runner.backends.engines.graph_cell import GraphCellEngine
 
@@ -152,4 +160,5 @@ def _engine(graphs: Mapping[GraphName, Path], manifest: Manifest, options: Engin
         threads=options.threads,
         dec_key=options.key,
         library=kernels.LIBRARY if manifest.operators else None,
+        producer=manifest.versions.get("mindspore", ""),
     )

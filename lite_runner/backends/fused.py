@@ -7,7 +7,7 @@ capacity. What a row's logits are depends on its own tokens only, to the last bi
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 
@@ -20,7 +20,7 @@ from lite_runner.backends.adapter_pool import AdapterPool, pool_size
 from lite_runner.backends.base import Row
 from lite_runner.backends.device import set_device
 from lite_runner.backends.graph_cache import GraphCache
-from lite_runner.backends.likelihood import log_likelihoods, rows_at_once
+from lite_runner.backends.likelihood import log_likelihoods_of, rows_at_once
 from lite_runner.backends.sizes import cache_length, step_capacity
 from lite_runner.backends.slots import copy_slots
 from lite_runner.backends.step_words import RowTokens, StepWords
@@ -104,19 +104,20 @@ class FusedBackend:
             self.adapters.spent(time.perf_counter() - began, [row.adapter for row in rows])
         return logits
 
+    def logits(self, tokens: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
+        """Logits after each of `tokens` [n], in parts [k, vocab]. Slot 0 is overwritten."""
+        every = RowTokens.of([Row(0, tokens, 0)])
+        wanted = rows_at_once(self.vocab_size, self._capacity)
+        for start in range(0, len(tokens), wanted):
+            part = slice(start, min(start + wanted, len(tokens)))
+            yield self._run(every, part, np.arange(part.start, part.stop), wanted)
+
     def scores(self, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
         """Log-likelihood of each of tokens[1:] given those before it [n - 1].
 
         Slot 0 is overwritten.
         """
-        every = RowTokens.of([Row(0, tokens[:-1], 0)])
-        wanted = rows_at_once(self.vocab_size, self._capacity)
-        found = []
-        for start in range(0, len(tokens) - 1, wanted):
-            part = slice(start, min(start + wanted, len(tokens) - 1))
-            logits = self._run(every, part, np.arange(part.start, part.stop), wanted)
-            found.append(log_likelihoods(logits, tokens[1:][part]))
-        return np.concatenate(found)
+        return log_likelihoods_of(self.logits(tokens[:-1]), tokens[1:])
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Slot targets[i] becomes slot sources[i]; all are read before any is written."""

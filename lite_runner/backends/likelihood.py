@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,3 +37,15 @@ def log_likelihoods(
         total = np.exp(shifted, out=shifted).sum(axis=1, dtype=np.float64)
         found[start : start + step] = chosen[:, 0] - np.log(total)
     return found
+
+
+def log_likelihoods_of(
+    parts: Iterable[NDArray[np.float32]], following: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    """The same for the logits of a whole text, in parts [k, vocab] that together are [n, vocab]."""
+    found: list[NDArray[np.float64]] = []
+    start = 0
+    for logits in parts:
+        found.append(log_likelihoods(logits, following[start : start + len(logits)]))
+        start += len(logits)
+    return np.concatenate(found)

@@ -24,7 +24,7 @@ from lite_runner.backends.base import Row
 from lite_runner.backends.collectives import tensor_parallel
 from lite_runner.backends.device import set_device
 from lite_runner.backends.graph_cache import GraphCache
-from lite_runner.backends.likelihood import log_likelihoods, rows_at_once
+from lite_runner.backends.likelihood import log_likelihoods_of, rows_at_once
 from lite_runner.backends.sizes import cache_length, chunk_length
 from lite_runner.backends.slots import copy_slots
 from lite_runner.config.model import REGISTERED, ModelConfig
@@ -52,6 +52,7 @@ class OnlineOptions:
     vocab_parallel: bool = True  # several ranks: the embedding and the head are cut too
     loaded_adapters: int = 0  # of the adapters, how many are on the device at a time
     integer_input: bool = False  # a8w8, where the weights are integers
+    pynative: bool = False  # operators one by one: nothing is compiled, and each step is slower
 
 
 class OnlineBackend:
@@ -76,7 +77,7 @@ class OnlineBackend:
 
         Several ranks must have met before: see `lite_runner.backends.collectives`.
         """
-        set_device(options.device, options.device_id, options.threads)
+        set_device(options.device, options.device_id, options.threads, pynative=options.pynative)
         self.vocab_size = config.vocab_size
         self.slots = options.slots
         self.max_length = cache_length(options.length, config.seq_length)
@@ -114,6 +115,7 @@ class OnlineBackend:
         self._compiled: dict[str, nn.Cell] = {}
         self._history: dict[int, NDArray[np.int32]] = {}  # use_past=False: tokens of each slot
         self._use_past = options.use_past
+        self._pynative = options.pynative
         self._ranks = options.ranks
 
     def prepare(self) -> None:
@@ -143,19 +145,25 @@ class OnlineBackend:
                 logits[decoded] = self._decode(together)
         return logits
 
+    def logits(self, tokens: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
+        """Logits of the base model after each of `tokens` [n], in parts [k, vocab].
+
+        Slot 0 is overwritten. Every rank computes the same.
+        """
+        return self._logits(tokens, len(tokens))
+
     def scores(self, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
         """Log-likelihood of each of tokens[1:] given those before it, by the base model [n - 1].
 
         Slot 0 is overwritten. Every rank computes the same.
         """
-        given, following = tokens[:-1], tokens[1:]
-        step = rows_at_once(self.vocab_size, self._chunk) if self._use_past else len(given)
-        found = []
-        for start in range(0, len(given), step):
-            piece = given[None, start : start + step]
-            logits = self._run("score", piece, [start], [len(tokens)], [0])
-            found.append(log_likelihoods(logits, following[start : start + step]))
-        return np.concatenate(found)
+        return log_likelihoods_of(self._logits(tokens[:-1], len(tokens)), tokens[1:])
+
+    def _logits(self, tokens: NDArray[np.int32], length: int) -> Iterator[NDArray[np.float32]]:
+        """Those of the first tokens of a text of so many, for which dynamic positions are."""
+        step = rows_at_once(self.vocab_size, self._chunk) if self._use_past else len(tokens)
+        for start in range(0, len(tokens), step):
+            yield self._run("score", tokens[None, start : start + step], [start], [length], [0])
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Slot targets[i] becomes slot sources[i]; all are read before any is written."""
@@ -242,6 +250,9 @@ class OnlineBackend:
             each_row = [each] * (1 if self.adapters is None else 2)
             inputs = [Tensor(np.zeros((self.slots, 1), np.int32)), *each_row]
         graph.set_train(False)
+        if self._pynative:
+            self._compiled[kind] = graph
+            return True
         purpose = "score" if kind == "score" else "generate"
         with self._graphs.entry(purpose) as cached:
             shown = nullcontext() if cached else progress.step(f"compile the {kind} graph")

@@ -11,12 +11,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.backends.answers import logits_of
 from lite_runner.backends.base import Row
 from lite_runner.backends.dynamic import cannot_copy
 from lite_runner.backends.engines.base import Engine
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.export.manifest import GraphName, Manifest, TensorSpec
-from lite_runner.export.pair_inputs import arrays_of, inputs_named, specs_of
+from lite_runner.export.pair_inputs import (
+    arrays_of,
+    inputs_named,
+    same_but_for_ones,
+    specs_of,
+)
 
 
 class StaticPairBackend:
@@ -36,9 +42,11 @@ class StaticPairBackend:
         self.compile_s = 0.0
         self._engine = engine
         self._inputs = inputs_named([spec.name for spec in manifest.graphs["prefill"].inputs])
+        self._shapes: dict[GraphName, list[tuple[int, ...]]] = {}
         for name, graph in manifest.graphs.items():
             given = specs_of(self._inputs, name, self.slots, self.max_length)
-            if given != graph.inputs:
+            self._shapes[name] = [spec.shape for spec in graph.inputs]
+            if not same_but_for_ones(given, graph.inputs):
                 raise ArtifactError(
                     f"{graph.file}: takes {_shown(graph.inputs)}, but "
                     f"{type(self._inputs).__name__} gives {_shown(given)}"
@@ -108,14 +116,11 @@ class StaticPairBackend:
     ) -> NDArray[np.float32]:
         """Logits [b, vocab] for ids [b, s or 1] and the tokens in each row, these included [b]."""
         values = arrays_of(self._inputs, graph, ids, valid, self.max_length)
-        bound = self._engine.bind(graph, [value.shape for value in values])
+        bound = self._engine.bind(graph, self._shapes[graph])
         for array, value in zip(bound, values, strict=True):
-            array[...] = value
-        output = self._engine.run(graph)[0]
-        if output.ndim == 1:  # the graph has sampled
-            return np.equal(output[:, None], np.arange(self.vocab_size)).astype(np.float32)
-        logits: NDArray[np.float32] = output
-        return logits
+            array[...] = value.reshape(array.shape)
+        last = np.maximum(valid, 1) - 1
+        return logits_of(self._engine.run(graph), self.slots, self.vocab_size, last)
 
 
 def _shown(specs: Sequence[TensorSpec]) -> str:

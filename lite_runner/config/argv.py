@@ -7,27 +7,40 @@ concern. Both styles may be mixed; the later of two settings of a key wins.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from lite_runner.config.suggest import did_you_mean, nearest
+from lite_runner.config.suggest import NEAR_NAME, did_you_mean, nearest, nearest_flag
 
 Action = Literal["run", "help", "version", "cfg", "multirun", "completion"]
 
-# Flags of run_mindformer.py whose key has another name, or none but in its training yaml.
+# Flags of run_mindformer.py, of releases 1.0 to 2.1, whose key has another name; most of these
+# keys are of training alone.
 FLAG_KEYS = {
     "mode": "context.mode",
     "device_id": "context.device_id",
     "device_target": "context.device_target",
     "batch_size": "runner_config.batch_size",
+    "epochs": "runner_config.epochs",
+    "gradient_accumulation_steps": "runner_config.gradient_accumulation_steps",
+    "sink_mode": "runner_config.sink_mode",
+    "num_samples": "train_dataset.data_loader.num_samples",
+    "train_dataset_dir": "train_dataset.data_loader.dataset_dir",
+    "eval_dataset_dir": "eval_dataset.data_loader.dataset_dir",
+    "strategy_load_checkpoint": "parallel.strategy_ckpt_load_file",
+    "input_data": "predict_data",
+    "vocab_file": "processor.tokenizer.tokenizer_file",
 }
 FLAGS = (
-    *("config", "run_mode", "predict_data", "load_checkpoint", "use_parallel", "device_target"),
-    *("device_id", "mode", "seed", "output_dir", "predict_batch_size", "batch_size"),
-    *("src_strategy_path_or_dir", "auto_trans_ckpt", "only_save_strategy", "adapter_id"),
-    *("do_sample", "profile", "options"),
+    *("config", "run_mode", "predict_data", "load_checkpoint", "use_parallel", "seed"),
+    *("output_dir", "predict_batch_size", "src_strategy_path_or_dir", "auto_trans_ckpt"),
+    *("only_save_strategy", "adapter_id", "do_sample", "do_eval", "profile", "options"),
+    *("register_path", "modal_type", "transform_process_num", "resume_training", "remote_save_url"),
+    *("trust_remote_code", *FLAG_KEYS),
 )
+# Flags that take several values.
+_SEVERAL = ("predict_data", "input_data", "adapter_id", "modal_type", "options")
 _OWN_FLAGS = {
     "-h": "--help",
     "--help": "--help",
@@ -39,6 +52,7 @@ _OWN_FLAGS = {
     "-sc": "--shell-completion",
     "--shell-completion": "--shell-completion",
 }
+_FLAG_NAMES = (*FLAGS, *(flag[2:] for flag in _OWN_FLAGS if flag.startswith("--")))
 _OVERRIDE = re.compile(r"[~+]{0,2}([A-Za-z_]\w*)[\w.]*=")
 
 
@@ -63,6 +77,8 @@ class CommandLine:
     action: Action = "run"
     settings: list[Setting] = field(default_factory=list)
     config_file: str | None = None
+    config: Mapping[str, Any] | None = None  # what such a file holds, from a script
+    register_path: str | None = None  # Python files to run first; in no yaml
     faults: list[str] = field(default_factory=list)
 
 
@@ -103,10 +119,14 @@ def parse(args: Sequence[str], heads: Collection[str]) -> CommandLine:
         word = words.next()
         if _is_flag(word):
             _read_flag(word, words, line, heads)
+        elif word.startswith("register_path="):
+            line.register_path = word.partition("=")[2]
         elif "=" in word or word.startswith("~"):
             line.settings.append(_override(word))
         elif word.startswith("-") and len(word) > 1:
-            line.faults.append(f"{word}: no such flag{did_you_mean(_near_flag(word))}")
+            line.faults.append(
+                f"{word}: no such flag{did_you_mean(nearest_flag(word, _FLAG_NAMES))}"
+            )
         else:
             line.faults.append(
                 f"{word!r}: expected key=value; a value with spaces needs quotes around the"
@@ -153,7 +173,7 @@ def _read_setting(
     """A flag of run_mindformer: a key of its own, or any dotted key of the yaml."""
     known = name in FLAGS or name.partition(".")[0] in heads or "." in name
     if not known:
-        near = _near_flag(f"--{name}", [f"--{head}" for head in heads])
+        near = nearest_flag(name, [*_FLAG_NAMES, *heads])
         line.faults.append(f"--{name}: no such flag{did_you_mean(near)}")
         if words.peek() is not None and not _is_override(words.peek(), heads):
             words.next()  # its value
@@ -161,31 +181,35 @@ def _read_setting(
     values = [inline] if inline is not None else []
     if not values and words.peek() is not None:
         values = [words.next()]
-    several = name in ("predict_data", "options") and inline is None
+    several = name in _SEVERAL and inline is None
     while several and words.peek() is not None:
-        if name == "predict_data" and _is_override(words.peek(), heads):
+        if name != "options" and _is_override(words.peek(), heads):
             break
         values.append(words.next())
+    key = FLAG_KEYS.get(name, name)
     if not values:
         line.faults.append(f"--{name}: expected a value after it")
     elif name == "config":
         line.config_file = values[0]
+    elif name == "register_path":
+        line.register_path = values[0]
     elif name == "options":
         line.settings += [_override(value) for value in values]
-    elif name == "predict_data":
+    elif name == "modal_type":
+        line.faults += [
+            f"--modal_type: got {value!r}, expected text: no model here reads anything else"
+            for value in values
+            if value != "text"
+        ]
+    elif key == "predict_data":
         # run_mindformer's own reading of a backslash and an n.
         texts = [value.replace("\\n", "\n") for value in values]
-        line.settings.append(Setting(name, texts if several and len(texts) > 1 else texts[0]))
+        line.settings.append(Setting(key, texts if len(texts) > 1 else texts[0]))
     else:
-        line.settings.append(Setting(FLAG_KEYS.get(name, name), values[0], flag=True))
+        line.settings.append(Setting(key, values if len(values) > 1 else values[0], flag=True))
 
 
 def _is_override(word: str | None, heads: Collection[str]) -> bool:
     match = _OVERRIDE.match(word or "")
     # A misspelt key is a fault to report, not one more prompt.
-    return match is not None and nearest(match.group(1), heads, cutoff=0.75) is not None
-
-
-def _near_flag(word: str, more: Sequence[str] = ()) -> str | None:
-    flags = [f"--{name}" for name in FLAGS] + [name for name in _OWN_FLAGS if len(name) > 3]
-    return nearest(word, [*flags, *more])
+    return match is not None and nearest(match.group(1), heads, cutoff=NEAR_NAME) is not None

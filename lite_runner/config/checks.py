@@ -14,12 +14,13 @@ from lite_runner.config.cluster import cluster_faults
 from lite_runner.config.evaluation import evaluation_faults, window_faults
 from lite_runner.config.fields import Fault, fault, show
 from lite_runner.config.ge import ge_faults
+from lite_runner.config.lengths import context_faults, length_faults
 from lite_runner.config.model import ModelConfig
 from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.parallel import division_faults, parallel_faults
 from lite_runner.config.prompts import is_file, prompt_file
 from lite_runner.config.quantization_checks import quantization_faults
-from lite_runner.config.requests import request_faults
+from lite_runner.config.requests import adapter_names, request_faults
 from lite_runner.config.schema import (
     AdapterFormat,
     AutoSettings,
@@ -38,6 +39,7 @@ _ONLY_IN = {  # keys that one or two run modes have
     "convert_format": ("convert",),
     "convert_output": ("convert",),
     "merge": ("convert",),
+    "mindformers": ("convert",),
     "eval_data": ("eval",),
     "eval_window": ("eval",),
     "eval_stride": ("eval",),
@@ -67,7 +69,7 @@ def run_faults(config: RunConfig) -> Iterator[Fault]:
         yield from request_faults(config)
         yield from _sampling(config)
         yield from _beams(config)
-        yield from _lengths(config)
+        yield from length_faults(config)
     if config.run_mode == "convert":
         yield from _convert(config)
     if config.run_mode == "eval":
@@ -91,24 +93,8 @@ def fits_model(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
     yield from division_faults(config, model)
     if config.run_mode == "eval":
         yield from window_faults(config, model)
+    yield from context_faults(config, model)
     generation = config.generation(model)
-    if generation.max_new_tokens is not None and generation.max_new_tokens >= model.seq_length:
-        yield fault(
-            ("max_new_tokens", "model"),
-            f"max_new_tokens: got {generation.max_new_tokens}, expected less than the model's"
-            f" context of {model.seq_length} tokens, which holds the prompt too",
-        )
-    elif (
-        generation.max_new_tokens is None
-        and generation.max_length is not None
-        and generation.max_length > model.seq_length
-    ):
-        key = "max_length" if config.max_length else "model.model_config.max_decode_length"
-        yield fault(
-            (key, "model"),
-            f"{key}: got {generation.max_length}, expected at most the model's context of"
-            f" {model.seq_length} tokens",
-        )
     asked = config.infer.infer_seq_length
     if asked is not None and asked > model.seq_length:
         yield fault(
@@ -128,22 +114,31 @@ def fits_model(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
 
 def _unavailable(config: RunConfig) -> Iterator[Fault]:
     """What is planned and named, but not built: refused, never ignored."""
-    asked = {
-        "parallel.strategy_ckpt_save_file": not config.use_parallel
-        and config.parallel.strategy_ckpt_save_file,
-    }
-    for key, value in asked.items():
-        if value:
-            shown = value if isinstance(value, str) else show(value)
-            yield fault(key, f"{key}={shown} is not available yet")
-    if config.parallel.parallel_mode != 1:
-        got = config.parallel.parallel_mode
+    file, key = config.parallel.strategy_ckpt_save_file, "parallel.strategy_ckpt_save_file"
+    if file and not config.use_parallel:
+        yield fault(
+            (key, "use_parallel"), f"{key}={file} has a meaning only with use_parallel=true"
+        )
+    mode = config.parallel.parallel_mode
+    if mode == 0 and config.parallel_config.model_parallel > 1:
         yield fault(
             "parallel.parallel_mode",
-            f"parallel.parallel_mode={got} is not available yet; 1 is semi-auto",
+            "parallel.parallel_mode=0 is data parallel alone; model_parallel="
+            f"{config.parallel_config.model_parallel} needs 1 (semi-auto)",
         )
-    if config.context.mode != 0:
-        yield fault("context.mode", "context.mode=1 (pynative) is not available yet; 0 is graph")
+    elif mode > 1:
+        yield fault(
+            "parallel.parallel_mode",
+            f"parallel.parallel_mode: got {mode}, expected 1 (semi-auto) or 0 (data parallel):"
+            " how a model is cut is said here, not searched for",
+        )
+    offline = config.predicts and config.backend != "ms"
+    if config.context.mode == 1 and (offline or config.run_mode == "export"):
+        yield fault(
+            ("context.mode", "backend", "run_mode"),
+            "context.mode=1 (pynative): an exported model is a graph; context.mode=0, or"
+            " backend=ms",
+        )
 
 
 def _model(config: RunConfig) -> Iterator[Fault]:
@@ -168,7 +163,7 @@ def _model(config: RunConfig) -> Iterator[Fault]:
             + ("" if settings.type == "auto" else ", or random"),
         )
     if isinstance(settings, AutoSettings):
-        if config.checkpoint_source == "random":
+        if config.checkpoint_source == "random" and not config.pretrained_model_dir:
             yield fault(
                 ("load_checkpoint", "model"),
                 "load_checkpoint: got random, expected a checkpoint: model=auto has no sizes",
@@ -189,12 +184,6 @@ def _model(config: RunConfig) -> Iterator[Fault]:
                 f"{prefix}vocab_size: got {model.vocab_size}, expected at least"
                 f" {_BYTE_TOKENIZER_SIZE} with ByteTokenizer",
             )
-    if settings.compute_dtype == "bfloat16" and config.context.device_target == "CPU":
-        yield fault(
-            (f"{prefix}compute_dtype", "context.device_target"),
-            f"{prefix}compute_dtype: got bfloat16 with context.device_target=CPU, where"
-            " MindSpore has no bfloat16 matrix product; expected float32 or float16",
-        )
     if not re.fullmatch(r"\w[\w.-]*", config.model_name, re.ASCII):
         yield fault(
             "trainer.model_name",
@@ -257,7 +246,7 @@ def _rope(settings: LlamaSettings) -> Iterator[Fault]:
 def _prompts(config: RunConfig) -> Iterator[Fault]:
     data = config.predict_data
     example = "predict_data='The capital of France is'"
-    if not data and not config.dry_run:
+    if not data and not config.dry_run and not config.only_save_strategy:
         yield fault("predict_data", f"predict_data is empty; give a prompt: {example}")
     for i, text in enumerate((data,) if isinstance(data, str) else data):
         where = "predict_data" if isinstance(data, str) else f"predict_data[{i}]"
@@ -318,21 +307,21 @@ def _beams(config: RunConfig) -> Iterator[Fault]:
         )
 
 
-def _lengths(config: RunConfig) -> Iterator[Fault]:
-    generation = config.generation()
-    for key in ("max_new_tokens", "max_length"):
-        most = getattr(generation, key)
-        if most is not None and generation.min_new_tokens > most:
-            yield fault(
-                ("min_new_tokens", key),
-                f"min_new_tokens: got {generation.min_new_tokens}, expected at most {key}={most}",
-            )
-            return
-
-
 def _convert(config: RunConfig) -> Iterator[Fault]:
     if not config.convert_output:
         yield fault("convert_output", "convert_output is empty; give the file or folder to write")
+    try:
+        chosen = config.release.number is not None
+    except ValueError as error:
+        yield fault("mindformers.release", f"mindformers.release: {error}")
+        return
+    form = config.convert_format
+    if chosen and form in ("huggingface", "peft"):
+        yield fault(
+            ("mindformers.release", "convert_format"),
+            f"mindformers.release has no meaning with convert_format={form}, which MindFormers"
+            " is not meant to read",
+        )
     yield from _no_predicting(config)
 
 
@@ -347,11 +336,20 @@ def _adapters(config: RunConfig) -> Iterator[Fault]:
     for key in ("adapter_id", "adapter_root", *pool):
         if getattr(config, key) in (None, "", "auto"):
             continue
+        if key == "adapter_id" and not adapter_names(config.adapter_id):
+            continue  # the base model, which every run has
         if not path:
             yield fault((key, "adapter_path"), f"{key} needs adapter_path=lora_adapter.json")
         elif key in pool and not config.predicts:
             yield fault(key, f"{key} has no meaning with run_mode={config.run_mode}")
-    if isinstance(config.adapter_id, tuple) and not config.predicts:
+    if config.merges_adapter and not config.adapter_path and config.checkpoint_source == "random":
+        key = "model.model_config.pet_config"
+        yield fault(
+            (key, "load_checkpoint"), f"{key}.pet_type=lora: random weights have no LoRA weights"
+        )
+    ids = config.adapter_id
+    nameless = ids is not None and (isinstance(ids, tuple) or not adapter_names(ids))
+    if nameless and not config.predicts:
         got = show(config.adapter_id)
         yield fault("adapter_id", f"adapter_id: got {got}, expected the name of one adapter")
     if config.run_mode != "convert":
@@ -379,16 +377,20 @@ def _adapters(config: RunConfig) -> Iterator[Fault]:
 def _shards(config: RunConfig) -> Iterator[Fault]:
     """Checkpoints that are cut for many ranks: made, and read."""
     sharding = config.run_mode == "shard"
-    if config.only_save_strategy and not sharding:
-        yield fault("only_save_strategy", "only_save_strategy=true needs run_mode=shard")
-    loading = config.predicts or config.run_mode == "eval"
-    if not (sharding or loading) or config.backend == "mslite":
+    if config.only_save_strategy and not sharding and not (config.predicts and config.use_parallel):
+        yield fault(
+            ("only_save_strategy", "use_parallel", "run_mode"),
+            "only_save_strategy=true needs run_mode=shard, or predict with use_parallel=true",
+        )
+    loading = config.predicts or config.run_mode in ("eval", "export")
+    exported = config.infer.model_dir or config.infer.prefill_model_path
+    if not (sharding or loading) or (config.predicts and exported):
         for key in ("src_strategy_path_or_dir", "auto_trans_ckpt"):
             if value := getattr(config, key):
                 yield fault(
                     key,
                     f"{key}={value if isinstance(value, str) else show(value)} has a meaning only"
-                    " with run_mode=shard, or run_mode=predict or eval with backend=ms",
+                    " with run_mode=shard or export, or run_mode=predict or eval of a checkpoint",
                 )
     strategy = config.src_strategy_path_or_dir
     if strategy and config.checkpoint_source == "random":
@@ -443,6 +445,7 @@ def _places(config: RunConfig) -> Iterator[Fault]:
     places = {
         "output_dir": config.output_dir,
         "load_checkpoint": config.load_checkpoint,
+        "pretrained_model_dir": config.pretrained_model_dir,
         "adapter_path": config.adapter_path,
         "adapter_root": config.adapter_root,
         "convert_output": config.convert_output,

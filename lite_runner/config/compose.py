@@ -29,22 +29,24 @@ from lite_runner.config.fields import (
 )
 from lite_runner.config.ge import ge_notes
 from lite_runner.config.grammar import value_of
-from lite_runner.config.mindformers import (
-    IGNORED,
-    at,
-    base_model,
-    is_only_mindformers,
-    listed,
-    put,
-    read_yaml,
-    translate,
-)
+from lite_runner.config.lengths import typed_faults
+from lite_runner.config.mindformers import arch_of, base_model, listed, translate
+from lite_runner.config.mindformers_keys import IGNORED, is_only_mindformers
 from lite_runner.config.model_dir import with_model
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.suggest import did_you_mean, nearest, nearest_key
+from lite_runner.config.yaml_file import at, put, read_yaml
 from lite_runner.errors import ConfigError, EnvironmentFault
 
 GROUPS = ("model", "parallel", "ge", "run_mode", "backend")
+_TRAINING = ("train", "finetune")  # run modes of run_mindformer
+# Keys of a file that are for exported models only.
+OFFLINE_ONLY = ("infer.", "model.model_config.is_sample_acceleration")
+# Where run_mindformer's run_mode=export puts the graphs.
+MINDFORMERS_EXPORT = {
+    "prefill_model_path": "mindir_full_checkpoint",
+    "increment_model_path": "mindir_inc_checkpoint",
+}
 _HELP = "run_lite.py --help lists the groups and keys"
 
 
@@ -64,6 +66,14 @@ def conf_dir() -> Path:
 def options_of(group: str) -> list[str]:
     """The options of a group; models of a family from small to large."""
     return sorted((path.stem for path in (conf_dir() / group).glob("*.yaml")), key=_order)
+
+
+def own_source(model: str) -> str:
+    """Where the weights of a model of conf/model are published; "" for another, or for none."""
+    file = conf_dir() / "model" / f"{model}.yaml"
+    if not file.is_file():
+        return ""
+    return str(at(read_yaml(file), "model.model_config.checkpoint_name_or_path") or "")
 
 
 def _order(name: str) -> tuple[str, float]:
@@ -123,7 +133,9 @@ def resolve(line: CommandLine) -> tuple[RunConfig, list[str]]:
     # A fault that follows from another one would only distract.
     faults = composed.faults + [f for f in checked if not faulty.intersection(f.keys)]
     if config is not None:
-        faults += [f for f in run_faults(config) if not faulty.intersection(f.keys)]
+        typed = {setting.key for setting in line.settings}
+        found = [*run_faults(config), *typed_faults(config, typed)]
+        faults += [f for f in found if not faulty.intersection(f.keys)]
     raise_faults(faults)
     assert config is not None
     return config, [*composed.notes, *ge_notes(config)]
@@ -140,7 +152,7 @@ def raise_faults(faults: Sequence[Fault]) -> None:
 def compose_line(line: CommandLine) -> Composed:
     """Groups, file and settings in one; faults of keys and values are collected, not raised."""
     early = [Fault((), text) for text in line.faults]
-    file: dict[str, Any] = {}
+    file: dict[str, Any] = dict(line.config or {})
     if line.config_file is not None:
         try:
             file = read_yaml(Path(line.config_file))
@@ -158,7 +170,53 @@ def compose_line(line: CommandLine) -> Composed:
     for setting in line.settings:
         if setting not in foreign and (setting.key not in GROUPS or setting.prefix):
             _lay(composed, setting)
+    _name_weights(composed)
+    if _is_mindformers_export(composed, line, file):
+        _lay_mindformers_export(composed, line, file)
     return composed
+
+
+def _name_weights(composed: Composed) -> None:
+    """A model's name as load_checkpoint, MindFormers' way to say: its usual weights."""
+    name = composed.raw.get("load_checkpoint")
+    if name in options_of("model") and not Path(name).exists():
+        settings = _section(compose_groups({"model": name}), "model.model_config")
+        composed.raw["load_checkpoint"] = settings["checkpoint_name_or_path"]
+
+
+def _is_mindformers_export(composed: Composed, line: CommandLine, file: Mapping[str, Any]) -> bool:
+    """Whether a yaml is exported as run_mindformer does it, with nothing of ours said besides."""
+    raw = composed.raw
+    ours = (
+        *("export_output", "quant", "infer.prefill_model_path", "infer.increment_model_path"),
+        *("infer.model_dir", "infer.enc_key", "export.weight_fp16"),
+    )
+    free: dict[str, tuple[str | None, ...]] = {
+        "engine": ("auto",),
+        "export.layout": ("auto",),
+        "export.target": ("auto", "Ascend"),
+        "infer.model_type": (None, "mindir"),
+    }
+    asked = file.get("run_mode") == "export" or any(
+        setting.flag and setting.key == "run_mode" for setting in line.settings
+    )
+    return (
+        line.config_file is not None
+        and asked
+        and raw.get("run_mode") == "export"
+        and not any(at(raw, key) for key in ours)
+        and all(at(raw, key) in values for key, values in free.items())
+    )
+
+
+def _lay_mindformers_export(composed: Composed, line: CommandLine, file: Mapping[str, Any]) -> None:
+    """Its places: a folder for each graph of a pair in output_dir, written over."""
+    typed = {setting.key for setting in line.settings}
+    output = composed.raw["output_dir"] if "output_dir" in {*typed, *file} else "./output"
+    for key, folder in MINDFORMERS_EXPORT.items():
+        composed.raw["infer"][key] = f"{output}/{folder}/rank_0"
+    if "overwrite" not in typed:
+        composed.raw["overwrite"] = True
 
 
 def _choices(
@@ -167,6 +225,8 @@ def _choices(
     """The option of each group that is named on the command line or in the file."""
     asked: dict[str, tuple[str, str]] = {}
     base = base_model(file, options_of("model"))
+    if arch_of(file) is None and any(s.key == "pretrained_model_dir" for s in settings):
+        base = "auto"
     if base:
         asked["model"] = (base, "")
     for group in ("run_mode", "backend"):
@@ -184,7 +244,11 @@ def _choices(
         else:
             near = nearest(name.replace("-", "_"), options, cutoff=0.5)
             text = f"{group}: got {show(name)}{origin}, expected one of {', '.join(options)}"
-            faults.append(Fault((group,), text + did_you_mean(near)))
+            if group == "run_mode" and name in _TRAINING:
+                near, text = None, f"{text}: nothing is trained here, and predict runs the model"
+            # Which options there are depends on the run mode: prompts are not asked for then.
+            keys = (group, "predict_data") if group == "run_mode" else (group,)
+            faults.append(Fault(keys, text + did_you_mean(near)))
             if near:  # so that the keys of the model that was meant are known
                 choices[group] = near
     return choices
@@ -193,9 +257,9 @@ def _choices(
 def _lay_file(
     composed: Composed, line: CommandLine, file: dict[str, Any], model_is_chosen: bool
 ) -> None:
-    source = line.config_file or "the flags"
+    source = line.config_file or ("the flags" if line.config is None else "the config")
     where = f" (in {source})"
-    arch = at(file, "model.arch.type")
+    arch = arch_of(file)
     chosen = at(composed.raw, "model.arch.type")
     if arch not in (None, chosen):
         text = f"model.arch.type: got {show(arch)}{where}, but the model chosen is {chosen}"
@@ -208,19 +272,27 @@ def _lay_file(
     models = options_of("model")
     named = at(file, "trainer.model_name") in models
     sized = model_is_chosen or named or arch is None
-    known = {
-        # What only another run mode has is MindFormers' own here, and listed as such.
-        key: annotation
-        for key, annotation in leaves(RunConfig, composed.raw).items()
-        if key not in IGNORED or key in composed.raw
-    }
-    result = translate(file, known, models, use_parallel=bool(use_parallel), sized=sized)
+    every = leaves(RunConfig, composed.raw)
+    # What only another run mode has is MindFormers' own here, and listed as such.
+    known = {key for key in every if key not in IGNORED or key in composed.raw}
+    result = translate(
+        file,
+        known,
+        models,
+        defaults=_section(composed.raw, "model.model_config"),
+        use_parallel=bool(use_parallel),
+        sized=sized,
+    )
     for text in result.faults:
         composed.fail(text.partition(":")[0], text + where)
+    typed = {setting.key for setting in line.settings}
+    online = composed.raw.get("backend") == "ms" and composed.raw.get("run_mode") != "export"
     for key, value in result.assignments.items():
-        if key not in GROUPS:
+        if online and key.startswith(OFFLINE_ONLY):
+            result.ignored.append(key)  # the documents' yamls have both kinds of a run in one
+        elif key not in GROUPS and key not in typed:
             # MindFormers writes "none" of a path as an empty value.
-            takes = known[key]
+            takes = every[key]
             empty = value is None and accepts(takes, str) and not accepts(takes, types.NoneType)
             _assign(composed, key, "" if empty else value, where)
     if result.ignored:

@@ -9,4 +9,5 @@ ENGINES: dict[str, tuple[EngineName, ...]] = {
     "resizable": ("lite", "lite-worker"),
     "dynamic": ("graph-cell",),
     "static_pair": ("lite", "graph-cell"),
+    "no_cache": ("lite", "lite-worker", "graph-cell"),
 }

@@ -43,7 +43,9 @@ def read_text(config: RunConfig) -> str:
 def evaluation_faults(config: RunConfig) -> Iterator[Fault]:
     """What stands against an evaluation, as far as the config shows it."""
     if not config.eval_data:
-        yield fault("eval_data", "eval_data is empty; give a text file: eval_data=TEXT.txt")
+        yield fault(
+            "eval_data", "eval_data is empty; give a text file (no MindRecord): eval_data=TEXT.txt"
+        )
     elif "\0" not in config.eval_data and not is_file(text_file(config)):
         yield fault("eval_data", f"eval_data: no file {config.eval_data}")
     for key, off in _OF_PROMPTS.items():

@@ -6,6 +6,7 @@ They come from conf/ge or as ini files of the user's, which are passed on as the
 from __future__ import annotations
 
 import configparser
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -86,27 +87,25 @@ def ge_faults(config: RunConfig) -> Iterator[Fault]:
 
 
 def ge_notes(config: RunConfig) -> list[str]:
-    """What the user should know of the files given: sections that have no effect."""
+    """What the user should know of the files given: sections and lines that have no effect."""
     notes = []
     for path in _files(config):
         unknown = unknown_sections(read_ini(path))
         if unknown:
             names = ", ".join(f"[{name}]" for name in unknown)
             notes.append(f"{path}: MindSpore Lite knows no section {names}")
+        loose = [line for line in _loose(_lines(path)) if line]
+        if loose:
+            notes.append(
+                f"{path}: {', '.join(loose)} before the first [section], where MindSpore Lite reads"
+                " nothing; [ascend_context] is the place (the provider is ge without it)"
+            )
     return notes
 
 
-def check_ge_used(config: RunConfig, engine: str, target: str) -> None:
-    """ConfigError where GE options are given, but no GE compiles anything.
-
-    `engine` and `target` ("CPU" or "Ascend") are those that the run has come to.
-    """
-    if ge_config(config) is not None and (engine, target) != ("lite", "Ascend"):
-        raise ConfigError(
-            "GE options (ge, infer.ge_config_path) have a meaning only with engine=lite on Ascend, "
-            f"but this runs in {engine} on {target}",
-            "leave them out",
-        )
+def serves(engine: str, target: str) -> bool:
+    """Whether GE compiles what runs in an engine on a target ("CPU" or "Ascend")."""
+    return (engine, target) == ("lite", "Ascend")
 
 
 def render(sections: Sections) -> str:
@@ -119,7 +118,30 @@ def render(sections: Sections) -> str:
 
 
 def read_ini(path: Path) -> dict[str, dict[str, str]]:
-    """The sections of a config.ini. ConfigError: missing, too large, broken, something twice."""
+    """The sections of a config.ini. ConfigError: missing, too large, broken, something twice.
+
+    What stands before the first section is left out, as MindSpore Lite does (config_file.cc).
+    """
+    lines = _lines(path)
+    before = _loose(lines)
+    for number, line in enumerate(before, 1):
+        if line and "=" not in line:
+            raise ConfigError(f"{path}: line {number}: got {show(line)}, expected name=value")
+    # MindSpore Lite has no continuation lines, no default section and takes names as they are.
+    parser = configparser.RawConfigParser(
+        delimiters=("=",), comment_prefixes=("#",), default_section="\n"
+    )
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    try:
+        # Empty lines in its place keep the numbers of the others.
+        parser.read_string("\n".join(["" for _ in before] + lines[len(before) :]))
+    except configparser.Error as error:
+        raise ConfigError(f"{path}: {_reason(error)}") from None
+    return {name: dict(parser.items(name)) for name in parser.sections()}
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file, without spaces around them. ConfigError: missing, too large, no text."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -129,19 +151,16 @@ def read_ini(path: Path) -> dict[str, dict[str, str]]:
         raise ConfigError(f"{show(str(path))}: {error}") from None
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(f"{path}: more than {MAX_FILE_BYTES} bytes; not a file of GE options")
-    # MindSpore Lite has no continuation lines, no default section and takes names as they are.
-    parser = configparser.RawConfigParser(
-        delimiters=("=",), comment_prefixes=("#",), default_section="\n"
-    )
-    parser.optionxform = str  # type: ignore[assignment, method-assign]
     try:
-        lines = data.decode("utf-8").splitlines()
-        parser.read_string("\n".join(line.strip() for line in lines))
+        return [line.strip() for line in data.decode("utf-8").splitlines()]
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text in UTF-8") from None
-    except configparser.Error as error:
-        raise ConfigError(f"{path}: {_reason(error)}") from None
-    return {name: dict(parser.items(name)) for name in parser.sections()}
+
+
+def _loose(lines: list[str]) -> list[str]:
+    """The lines before the first section, comments as empty ones."""
+    before = itertools.takewhile(lambda line: not line.startswith("["), lines)
+    return ["" if line.startswith("#") else line for line in before]
 
 
 def unknown_sections(sections: Iterable[str]) -> list[str]:
@@ -172,8 +191,6 @@ def _reason(error: configparser.Error) -> str:
         return f"line {error.lineno}: the section [{error.section}] is given twice"
     if isinstance(error, configparser.DuplicateOptionError):
         return f"line {error.lineno}: {error.option} is given twice in [{error.section}]"
-    if isinstance(error, configparser.MissingSectionHeaderError):
-        return f"line {error.lineno}: got {show(error.line.strip())}, expected a [section] first"
     if isinstance(error, configparser.ParsingError):
         line, text = error.errors[0]
         return f"line {line}: got {text[:80]}, expected name=value"

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 class GenerationConfig:
     """Options of one generation, named as in MindFormers and transformers."""
 
-    max_new_tokens: int | None = None  # wins over max_length
-    max_length: int | None = None  # prompt and new tokens together
+    max_new_tokens: int | None = None
+    max_length: int | None = (
+        None  # prompt and new tokens together; fewer are new where it ends them
+    )
     min_new_tokens: int = 0
     do_sample: bool = False
     temperature: float = 1.0

@@ -42,7 +42,10 @@ def special_tokens_from_hf(raw: dict[str, Any], where: str, vocab_size: int) -> 
 
 def _bloom(fields: Fields) -> ModelConfig:
     fields.refuse("apply_residual_connection_post_layernorm", default=False, supported=False)
-    hidden = fields.integer("hidden_size", "n_embed")
+    if fields.integer("pretraining_tp", default=1) > 1:
+        # It sums slices of two projections, and leaves their biases out.
+        fields.refuse("slow_but_exact", default=False, supported=False)
+    hidden = fields.integer("n_embed", "hidden_size")
     wide = fields.integer("n_inner", default=4 * hidden)
     if wide != 4 * hidden:
         raise fields.fault("n_inner", wide, f"4 * hidden_size = {4 * hidden}")
@@ -54,26 +57,29 @@ def _gpt2(fields: Fields) -> ModelConfig:
     fields.refuse("scale_attn_by_inverse_layer_idx", default=False, supported=False)
     fields.refuse("add_cross_attention", default=False, supported=False)
     fields.choice("activation_function", TANH_GELU)
-    hidden = fields.integer("n_embd", "hidden_size")
+    hidden = fields.integer("hidden_size", "n_embd")
     return _classic(
         fields,
         "gpt2",
         hidden,
         fields.integer("n_inner", default=4 * hidden),
-        fields.integer("n_positions", "max_position_embeddings", "n_ctx", default=1024),
+        fields.integer("max_position_embeddings", "n_positions", "n_ctx", default=1024),
     )
 
 
 def _classic(fields: Fields, family: Any, hidden: int, wide: int, seq_length: int) -> ModelConfig:
-    """What bloom and gpt2 have in common: whole heads, layer norms, a tied output."""
+    """What bloom and gpt2 have in common: whole heads, layer norms, a tied output.
+
+    Where a size stands under two names, the one that transformers takes comes first.
+    """
     fields.refuse("tie_word_embeddings", default=True, supported=True)
-    heads = fields.integer("n_head", "num_attention_heads")
+    heads = fields.integer("num_attention_heads", "n_head")
     vocab_size = fields.integer("vocab_size")
     return ModelConfig(
         family=family,
         vocab_size=vocab_size,
         hidden_size=hidden,
-        num_layers=fields.integer("n_layer", "num_hidden_layers", most=MAX_LAYERS),
+        num_layers=fields.integer("num_hidden_layers", "n_layer", most=MAX_LAYERS),
         num_heads=heads,
         n_kv_heads=heads,
         head_dim=_head_dim(fields, hidden, heads),
@@ -154,12 +160,15 @@ def _refuse_sliding_window(fields: Fields, layers: int, positions: int) -> None:
         )
 
 
+FAMILIES = ("bloom", "llama", "gpt2")  # that Hugging Face has; others are registered
+
+
 def hf_from_model_config(config: ModelConfig) -> dict[str, Any]:
     """The config.json of `config`, in words that transformers 4 and 5 both read.
 
     ConfigError for a family that transformers does not have.
     """
-    if config.family not in ("bloom", "llama", "gpt2"):
+    if config.family not in FAMILIES:
         raise ConfigError(
             f"{config.family}: a registered family, which Hugging Face's format does not know",
             "convert_format=ckpt or convert_format=safetensors",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner.config.argv import CommandLine, Setting
-from lite_runner.config.mindformers import at, read_yaml
+from lite_runner.config.yaml_file import at, read_yaml
 from lite_runner.errors import ArtifactError, ConfigError
 
 MANIFEST = "manifest.json"  # of an export of ours
@@ -16,9 +16,14 @@ _DIR = "infer.model_dir"
 _PATHS = ("infer.prefill_model_path", "infer.increment_model_path")
 
 
+def yamls_in(folder: Path) -> list[Path]:
+    """The yaml files of a folder, by name."""
+    return sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
+
+
 def only_yaml(folder: Path) -> Path | None:
     """The yaml file of a model's folder, None where there is none. ArtifactError for several."""
-    found = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
+    found = yamls_in(folder)
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise ArtifactError(
@@ -63,7 +68,8 @@ def with_model(line: CommandLine, file: dict[str, Any]) -> tuple[CommandLine, di
         if (folder / MANIFEST).is_file():
             settings = [Setting("model", "auto"), *line.settings]
             return dataclasses.replace(line, settings=settings), file
-        if given and line.config_file is None and folder.is_dir():
+        alone = line.config_file is None and line.config is None
+        if given and alone and folder.is_dir():
             found = only_yaml(folder)
     except OSError:
         pass  # the run itself tells what is wrong with the folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -10,6 +11,7 @@ import yaml
 from lite_runner.config.model import ModelConfig
 from lite_runner.config.schema import RunConfig
 
+HEAD = "# Written by an export of lite-runner: the sizes of the model beside it.\n"
 _TYPES = {
     "bloom": ("BloomLMHeadModel", "BloomConfig"),
     "gpt2": ("GPT2LMHeadModel", "GPT2Config"),
@@ -61,4 +63,10 @@ def model_yaml(model: ModelConfig, config: RunConfig, seq_length: int, model_typ
         "model": {"arch": {"type": arch}, "model_config": sizes},
         "infer": {"infer_seq_length": seq_length, "model_type": model_type},
     }
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    return HEAD + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether an export wrote this yaml; any other is the user's own, which stays."""
+    with path.open("rb") as file:
+        return file.read(len(HEAD)) == HEAD.encode()

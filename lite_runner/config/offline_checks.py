@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from lite_runner.config.cluster import ranks_of
 from lite_runner.config.engines import ENGINES
 from lite_runner.config.fields import Fault, fault, show
 from lite_runner.config.generation import GenerationConfig
@@ -64,6 +65,7 @@ def _engine(config: RunConfig) -> Iterator[Fault]:
     forced = {
         "model.model_config.is_sample_acceleration": _sampled(config),
         "export.target=Ascend": config.export.target == "Ascend",
+        "parallel_config.model_parallel": ranks_of(config).tensor > 1,
         "infer.prefill_model_path": config.run_mode == "export" and config.infer.prefill_model_path,
     }
     if layout in ("resizable", "dynamic"):
@@ -129,11 +131,14 @@ def _given_model(config: RunConfig) -> Iterator[Fault]:
     elif infer.prefill_model_path:
         first, second = (Path(path) for path in paths.values())
         names = [path.name.removesuffix(".mindir") for path in (first, second)]
-        if first.parent != second.parent or names[0] == names[1] or not all(names):
+        together = first.parent == second.parent and names[0] != names[1]
+        beside = first.parent != second.parent and first.parent.parent == second.parent.parent
+        if not (together or beside) or not all(names):
             yield fault(
                 tuple(paths),
                 "infer.prefill_model_path and infer.increment_model_path: expected two names in"
-                f" one folder, got {show(str(first))} and {show(str(second))}",
+                " one folder, or in two folders beside each other, got"
+                f" {show(str(first))} and {show(str(second))}",
             )
         elif not all(re.fullmatch(r"[\w@.:-]+", name, re.ASCII) for name in names):
             yield fault(

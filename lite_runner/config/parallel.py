@@ -33,19 +33,26 @@ def parallel_faults(config: RunConfig) -> Iterator[Fault]:
                 " use_parallel=true",
             )
         return
-    if config.run_mode != "shard" and not config.predicts:
+    if config.run_mode not in ("export", "shard") and not config.predicts:
         yield Fault(
             ("parallel", "use_parallel", "run_mode"),
             f"use_parallel=true has no meaning with run_mode={config.run_mode}",
         )
     if config.predicts:
-        if config.backend != "ms":
+        if config.backend == "mslite" and min(sizes.values()) > 1:
             yield Fault(
                 ("parallel", "use_parallel", "backend"),
-                f"use_parallel=true is not available with backend={config.backend}; backend=ms"
-                " runs on several ranks",
+                "parallel_config: data_parallel and model_parallel above 1 together need"
+                " backend=ms: graphs that ranks share are of one copy of the model",
             )
-        yield from _prompts(config)
+        if not config.only_save_strategy:
+            yield from _prompts(config)
+    if config.run_mode == "export" and asked.data_parallel > 1:
+        yield Fault(
+            (*_DATA_KEYS, "run_mode"),
+            f"parallel_config.data_parallel: got {asked.data_parallel}, expected 1 with"
+            " run_mode=export: all copies of a model run the same graphs",
+        )
 
 
 def _prompts(config: RunConfig) -> Iterator[Fault]:
@@ -64,7 +71,8 @@ def _prompts(config: RunConfig) -> Iterator[Fault]:
         yield Fault(
             (*_DATA_KEYS, "predict_data"),
             f"parallel_config.data_parallel: got {copies}, expected at most the {prompts}"
-            f" {'prompt' if prompts == 1 else 'prompts'} of predict_data, which it divides",
+            f" {'prompt' if prompts == 1 else 'prompts'} of predict_data, which it divides;"
+            " use_parallel=false runs one process",
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -77,7 +77,8 @@ def matrix_parameters(model: ModelConfig) -> int:
 
 
 def weight_bytes(model: ModelConfig, dtype: DType, quantization: Quantization) -> int:
-    """Bytes of the weights, matrices as integers where quantized; scales of rows within 1 %."""
+    """Bytes of the weights, matrices as integers where quantized; scales of rows, and what stays
+    float32 beside matrices of 16 bits, within 1 %."""
     linear, table = quantization.linear, quantization.table
     if linear is None or table is None:
         return parameter_count(model) * BYTES_OF[dtype]
@@ -101,16 +102,49 @@ def memory_need(
     use_past: bool = True,
     quantization: Quantization = Quantization(),  # noqa: B008  (frozen)
     kv_cache: CacheType = "fp32",
+    weights: DType | None = None,
 ) -> Memory:
     """Bytes for weights, and for a cache of `slots` sequences of `length` tokens.
 
-    `quantization` counts matrices as integers: of a backend that computes with them.
+    `quantization` counts matrices as integers: of a backend that computes with them; `weights` is
+    the type of the others where that is not the one that is computed in.
     """
     heads = 2 * model.num_layers * model.n_kv_heads
     sizes = {"fp32": BYTES_OF[dtype] * model.head_dim, "fp16": 2 * model.head_dim}
     sizes["int8"] = model.head_dim + 4  # and a scale
     cache = slots * length * heads * sizes[kv_cache] if use_past else 0
-    return Memory(weight_bytes(model, dtype, quantization), cache)
+    return Memory(weight_bytes(model, weights or dtype, quantization), cache)
+
+
+def own_operators(config: RunConfig, device: str) -> bool:
+    """Whether this project's operators compute a run, as far as its config tells: whether they
+    were built, and have the model's family, is not known here."""
+    whole = not config.use_parallel or config.parallel_config.model_parallel == 1
+    return device == "CPU" and config.context.kernels and config.use_past and whole
+
+
+def run_memory(
+    config: RunConfig,
+    model: ModelConfig,
+    quantization: Quantization,
+    *,
+    device: str,
+    own: bool,
+    slots: int,
+    length: int,
+) -> Memory:
+    """What a run of one process takes; `own`: by this project's operators, which alone compute
+    with the integers of `quantization` and with weights of 16 bits on a CPU."""
+    return memory_need(
+        model,
+        config.compute_dtype(device),
+        slots,
+        length,
+        config.use_past,
+        quantization if own else Quantization(),
+        config.kv_cache,
+        config.held_dtype(device, own=own),
+    )
 
 
 def free_memory() -> int:
@@ -149,26 +183,22 @@ def plan(
     slots: int,
     length: int,
     adapters: int = 0,
+    checkpoint: str = "",
 ) -> list[str]:
     """The lines of dry_run=true, for a cache of `slots` sequences of `length` tokens and `adapters`
-    bytes of those that are loaded at a time."""
-    dtype = config.compute_dtype(device)
-    quantization = config.quantization
-    # MindSpore's operators compute with floats; whether ours were built is not known here.
-    if device != "CPU" or not config.context.kernels or config.use_parallel:
-        quantization = Quantization()
-    need = memory_need(model, dtype, slots, length, config.use_past, quantization, config.kv_cache)
+    bytes of those that are loaded at a time. `checkpoint` is where the weights are; "": not known.
+    """
+    own = own_operators(config, device)
+    quantization = config.quantization if own else Quantization()
+    need = run_memory(
+        config, model, quantization, device=device, own=own, slots=slots, length=length
+    )
     need = replace(need, adapters=adapters)
     free = free_memory()
-    held = dtype if quantization.quant == "none" else f"integers (quant={quantization})"
-    kv = "" if model.n_kv_heads == model.num_heads else f" ({model.n_kv_heads} key/value)"
-    lines = {
-        "run mode": config.run_mode,
-        "model": config.model_name,
-        "architecture": f"{model.family}: {model.num_layers} layers, hidden {model.hidden_size},"
-        f" {model.num_heads} heads{kv}, vocabulary {model.vocab_size}, context {model.seq_length}",
-        "parameters": f"{parameter_count(model):,}",
-        "checkpoint": config.checkpoint_source,
+    held: str = config.held_dtype(device, own=own)
+    if quantization.quant != "none":
+        held = f"integers (quant={quantization})"
+    lines = about_model(config, model, checkpoint or config.checkpoint_source) | {
         "weights": f"{readable(need.weights)} as {held}",
         "cache": f"{readable(need.cache)} for {slots} x {length} tokens"
         if config.use_past
@@ -185,6 +215,24 @@ def plan(
         "ranks": str(config.parallel_config.data_parallel * config.parallel_config.model_parallel),
         "output": config.output_dir,
     }
+    return aligned(lines)
+
+
+def about_model(config: RunConfig, model: ModelConfig, checkpoint: str) -> dict[str, str]:
+    """What dry_run=true says of every run: the model, and where its weights are."""
+    kv = "" if model.n_kv_heads == model.num_heads else f" ({model.n_kv_heads} key/value)"
+    return {
+        "run mode": config.run_mode,
+        "model": config.model_name,
+        "architecture": f"{model.family}: {model.num_layers} layers, hidden {model.hidden_size},"
+        f" {model.num_heads} heads{kv}, vocabulary {model.vocab_size}, context {model.seq_length}",
+        "parameters": f"{parameter_count(model):,}",
+        "checkpoint": checkpoint,
+    }
+
+
+def aligned(lines: Mapping[str, str]) -> list[str]:
+    """Names and values as lines of text."""
     return [f"{name:<13} {value}" for name, value in lines.items()]
 
 

@@ -1,4 +1,7 @@
-"""The prompts that predict_data stands for: a text, a list, a .txt file or standard input."""
+"""The prompts that predict_data stands for: a text, a list, a .txt file or standard input.
+
+In a file a backslash and an n are a line break, as in run_mindformer: a line is a prompt.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def read_prompts(config: RunConfig) -> list[str]:
     if path is not None:
         text = decoded(_read_file(path), f"predict_data: {path}").removeprefix("\ufeff")
         lines = [line.removesuffix("\r") for line in text.split("\n")]
-        prompts = [line for line in lines if line.strip()]
+        prompts = [line.replace("\\n", "\n") for line in lines if line.strip()]
         if not prompts:
             raise ConfigError(f"predict_data: {path} has no lines; expected a prompt a line")
         return prompts

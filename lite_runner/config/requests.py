@@ -15,12 +15,12 @@ BASE = ("", "null", "none", "base")  # what the model without an adapter may be 
 def read_requests(config: RunConfig) -> tuple[list[str], list[str | None]]:
     """The prompts of a run and the adapter of each, None for the base model.
 
-    A file of run_mode=slora without adapter_id has lines `adapter<TAB>prompt`. Raises ConfigError,
-    also where there are not as many adapters as prompts.
+    A file of run_mode=slora without adapter_id has lines `adapter<TAB>prompt`; elsewhere no name is
+    the base model. Raises ConfigError, also where there are not as many adapters as prompts.
     """
     lines = read_prompts(config)
     ids = config.adapter_id
-    if config.run_mode == "slora" and ids is None:
+    if config.run_mode == "slora" and ids is None and prompt_file(config.predict_data) is not None:
         return _split(config, lines)
     if ids is None or isinstance(ids, str):
         return lines, [adapter_name(ids)] * len(lines)
@@ -34,21 +34,18 @@ def adapter_name(given: str | None) -> str | None:
     return None if given is None or given.lower() in BASE else given
 
 
+def adapter_names(ids: str | Sequence[str | None] | None) -> list[str]:
+    """The adapters that a config's adapter_id names, without the base model."""
+    given = [ids] if ids is None or isinstance(ids, str) else ids
+    return [name for name in map(adapter_name, given) if name is not None]
+
+
 def request_faults(config: RunConfig) -> Iterator[Fault]:
     """What of adapters and prompts does not go together, as far as the config shows it."""
     data, ids, keys = config.predict_data, config.adapter_id, ("adapter_id", "adapter_path")
     file = data == STANDARD_INPUT or prompt_file(data) is not None
-    example = "adapter_id=NAME, or a list with one for each prompt, null for the base"
-    if config.run_mode == "slora":
-        if not config.adapter_path:
-            yield fault(keys, "run_mode=slora needs adapter_path=lora_adapter.json")
-        if ids is None and prompt_file(data) is None:
-            yield fault(
-                keys,
-                f"run_mode=slora needs {example}, or a .txt file with lines adapter<TAB>prompt",
-            )
-    elif config.adapter_path and ids is None:
-        yield fault(keys, f"adapter_path={config.adapter_path} needs {example}")
+    if config.run_mode == "slora" and not config.adapter_path:
+        yield fault(keys, "run_mode=slora needs adapter_path=lora_adapter.json")
     if config.adapter_path and config.backend == "mslite":
         yield fault(
             ("adapter_path", "backend"),

@@ -20,6 +20,7 @@ from lite_runner.config.plan import (
     Memory,
     free_memory,
     memory_need,
+    own_operators,
     parameter_count,
     readable,
 )
@@ -70,11 +71,13 @@ def rank_memory(
     *,
     use_past: bool = True,
     vocab_parallel: bool = True,
+    weights: DType | None = None,
 ) -> Memory:
-    """Bytes of one rank, for a cache of `slots` sequences of `length` tokens."""
+    """Bytes of one rank, for a cache of `slots` sequences of `length` tokens; `weights`: see
+    `memory_need`."""
     cache = memory_need(local_model(model, tensor), dtype, slots, length, use_past).cache
     parameters = rank_parameters(model, tensor, vocab_parallel=vocab_parallel)
-    return Memory(parameters * BYTES_OF[dtype], cache)
+    return Memory(parameters * BYTES_OF[weights or dtype], cache)
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ def machine_memory(
         length,
         use_past=config.use_past,
         vocab_parallel=config.vocab_parallel,
+        weights=config.held_dtype(device, own=own_operators(config, device)),
     )
     cluster = cluster_of(config)
     local = cluster.local_worker_num

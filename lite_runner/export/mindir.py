@@ -8,11 +8,13 @@ from pathlib import Path
 
 import mindspore as ms
 from mindspore import Tensor, nn
+from mindspore.train import mind_ir_pb2
 
 from lite_runner.config.model import ModelConfig
 from lite_runner.errors import ConfigError, EnvironmentFault
 
 GRAPH_SUFFIX = "_graph.mindir"
+ASCEND_GROUP = "hccl_world_group"  # of all ranks
 
 
 def write_mindir(
@@ -45,6 +47,17 @@ def write_mindir(
     for path in folder.glob(f"{stem}_variables"):
         path.chmod(0o755)
     return f"{stem}{GRAPH_SUFFIX}"
+
+
+def name_group(path: Path, group: str) -> None:
+    """Let the collectives of a graph be of another group of communication: each device calls the
+    one of all ranks its own name. Weights beside the graph stay as they are."""
+    model = mind_ir_pb2.ModelProto.FromString(path.read_bytes())
+    for owner in (*model.primitives, *model.graph.node):
+        for attribute in owner.attribute:
+            if attribute.name == "group":
+                attribute.s = group.encode()
+    path.write_bytes(model.SerializeToString())
 
 
 def check_length(model: ModelConfig, seq_length: int) -> None:

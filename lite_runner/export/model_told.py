@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from lite_runner.config.model import ModelConfig
+from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import TensorSpec
 from lite_runner.weights.layouts import expected_tensors
 
@@ -20,11 +21,58 @@ _EMBEDDING = re.compile(
 )
 _LAYER = re.compile(r"(?:^|\.)(?:blocks|layers)\.(\d+)\.")
 _CACHE = re.compile(r"(?:^|\.)(?:keys|values|key_past|value_past)$")
+_VALUES = re.compile(r"(?:^|\.)(?:values|value_past)$")
 _FEED_FORWARD = {
     "llama": (".w1.weight",),
     "bloom": (".up.weight", ".mapping.weight"),
     "gpt2": (".up.weight", ".mapping.weight"),
 }
+
+
+def sizes_of(
+    family: str, parameters: Sequence[TensorSpec], constants: Iterable[tuple[int, ...]]
+) -> dict[str, int]:
+    """The sizes of a graph's model by their names in `model.model_config`.
+
+    `constants`: tuples of integers in the graph, of which some are shapes. Raises ArtifactError
+    where the embedding, a layer or the number of heads cannot be seen.
+    """
+    shapes = {one.name: one.shape for one in parameters}
+    tables = [shape for name, shape in shapes.items() if _EMBEDDING.search(name)]
+    layers = {int(found[1]) for name in shapes if (found := _LAYER.search(name))}
+    wide = [shapes[name] for name in shapes if name.endswith(_FEED_FORWARD[family])]
+    if not tables or not layers or not wide or len(tables[0]) != 2:
+        raise ArtifactError(f"tells nothing of its sizes, or is no {family}", _NAME_IT)
+    vocab, hidden = tables[0]
+    # The last size of the values' cache; else of a shape [.., heads, head_dim] that is read in.
+    dims = {shape[-1] for name, shape in shapes.items() if _VALUES.search(name)} or {
+        one[3] for one in constants if len(one) == 4 and one[3] > 1 and one[2] * one[3] == hidden
+    }
+    if len(dims) != 1:
+        raise ArtifactError("does not tell how many heads its model has", _NAME_IT)
+    head_dim = dims.pop()
+    width = math.prod(wide[0]) // hidden
+    sizes = {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "num_layers": max(layers) + 1,
+        "num_heads": hidden // head_dim,
+    }
+    if family != "llama":
+        return {**sizes, "expand_ratio": width // hidden}
+    # Heads of keys: by the rows of wk, where its name is told.
+    keys = [math.prod(shape) for name, shape in shapes.items() if name.endswith(".wk.weight")]
+    if not keys:
+        raise ArtifactError("does not tell how many key/value heads its model has", _NAME_IT)
+    return {**sizes, "n_kv_heads": keys[0] // hidden // head_dim, "intermediate_size": width}
+
+
+_NAME_IT = "name the model whose sizes it has, e.g. model_name=bloom_560m"
+
+
+def has_family_names(family: str, parameters: Iterable[TensorSpec]) -> bool:
+    """Whether a feed-forward weight is called as one of the family."""
+    return any(one.name.endswith(_FEED_FORWARD.get(family, ())) for one in parameters)
 
 
 def faults_against(

@@ -111,6 +111,15 @@ def specs_of(
     )
 
 
+def same_but_for_ones(given: Sequence[TensorSpec], wanted: Sequence[TensorSpec]) -> bool:
+    """Whether inputs are the same where a size of 1 makes no difference: [b] is [b, 1] too."""
+
+    def plain(spec: TensorSpec) -> tuple[str, str, list[int]]:
+        return spec.name, spec.dtype, [size for size in spec.shape if size != 1]
+
+    return [*map(plain, given)] == [*map(plain, wanted)]
+
+
 def inputs_named(names: Sequence[str]) -> InputsOfInfer:
     """The style whose graphs take inputs of these names, in this order. ArtifactError: none is."""
     for inputs in MAPPING.values():

@@ -14,17 +14,32 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from lite_runner.config.model import ModelConfig
+from lite_runner.config.ranks import local_model
 from lite_runner.errors import ConfigError
 from lite_runner.export.manifest import Graph, GraphName, TensorSpec
 from lite_runner.export.mindir import check_length, write_mindir
 from lite_runner.export.pair_inputs import COMMON, LLAMA, MAPPING, specs_of
 from lite_runner.models.layers import BuildOptions, CacheSize, Weights
 from lite_runner.models.networks import NETWORKS
+from lite_runner.models.parallel import TensorParallel
 
 
 def stems_of(model_name: str) -> dict[GraphName, str]:
     """MindFormers' names of a pair, without `_graph.mindir`."""
     return {"prefill": f"{model_name}_prefill", "increment": f"{model_name}_inc"}
+
+
+# MindFormers' names of what run_mode=export writes, of the first of the ranks.
+RANK_STEMS: dict[GraphName, str] = {
+    "prefill": "mindir_full_checkpoint/rank_0",
+    "increment": "mindir_inc_checkpoint/rank_0",
+}
+
+
+def stem_of_rank(stem: str, rank: int) -> str:
+    """The name of a rank's graph, by that of the first, which may say rank_0 or nothing of it."""
+    base = stem.removesuffix("rank_0")
+    return f"{base}rank_{rank}" if base != stem else f"{stem}_rank_{rank}"
 
 
 class _Step(nn.Cell):
@@ -106,8 +121,10 @@ def export_static_pair(
     dtype: str,
     enc_key: bytes | None,
     sampled: bool,
+    parallel: TensorParallel | None = None,
 ) -> dict[GraphName, Graph]:
-    """Write `<stem>_graph.mindir` of each, above 1 GB with `<stem>_variables/` beside it.
+    """Write `<stem>_graph.mindir` of each, above 1 GB with `<stem>_variables/` beside it; a stem
+    may begin with a folder. With `parallel` they are of one rank, as the `weights` are.
 
     Output: logits [b, V] after each row's last valid token, with `sampled` the token of the
     highest logit [b] int32. A row with valid_length 0 in a prefill, or seq_length in an increment,
@@ -121,15 +138,19 @@ def export_static_pair(
             f"{model.family}: registered without the steps of its graphs, so there is no pair",
             "export.layout=dynamic, or give steps to lite_runner.register_inputs",
         )
-    build = BuildOptions(CacheSize(batch_size, seq_length), getattr(ms, dtype))
-    network = NETWORKS[model.family](model, weights, build)
+    build = BuildOptions(CacheSize(batch_size, seq_length), getattr(ms, dtype), parallel)
+    mine = model if parallel is None else local_model(model, parallel.ranks.tensor)
+    network = NETWORKS[model.family](mine, weights, build)
     graphs: dict[GraphName, Graph] = {}
     for graph, stem in stems.items():
         step = STEPS[style.names][graph](network, batch_size, sampled)
         specs = specs_of(style, graph, batch_size, seq_length)
         inputs = [Tensor(np.zeros(spec.shape, spec.dtype)) for spec in specs]
-        file = write_mindir(step, inputs, folder, stem, enc_key)
-        graphs[graph] = Graph(file, specs, (_output(batch_size, model.vocab_size, sampled),))
+        target = folder / stem
+        target.parent.mkdir(exist_ok=True)
+        file = target.with_name(write_mindir(step, inputs, target.parent, target.name, enc_key))
+        outputs = (_output(batch_size, model.vocab_size, sampled),)
+        graphs[graph] = Graph(file.relative_to(folder).as_posix(), specs, outputs)
     return graphs
 
 

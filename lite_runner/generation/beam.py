@@ -28,6 +28,7 @@ class _Hypothesis:
     tokens: list[int]
     score: float
     finish_reason: FinishReason
+    end_token: int | None = None
 
 
 class Beams:
@@ -91,7 +92,9 @@ class Beams:
                 for tokens, score in zip(self._tokens, self._scores, strict=True)
             ]
         return [
-            Completion(self.prompt_index, index, list(h.tokens), h.finish_reason, h.score)
+            Completion(
+                self.prompt_index, index, list(h.tokens), h.finish_reason, h.score, h.end_token
+            )
             for index, h in enumerate(best[: self._config.num_return_sequences])
         ]
 
@@ -117,7 +120,8 @@ class Beams:
             elif rank < self.width:
                 tokens = self._tokens[parent] if at_eos else [*self._tokens[parent], token]
                 reason: FinishReason = "stop" if at_eos else "length"
-                self._finish(_Hypothesis(tokens, self._normalized(score, length), reason))
+                normalized, end = self._normalized(score, length), token if at_eos else None
+                self._finish(_Hypothesis(tokens, normalized, reason, end))
         if not running or not self._can_improve(running, length):
             self._done = True
             return []

@@ -24,6 +24,7 @@ from lite_runner.generation.result import (
     Generation,
     GenerationTiming,
     OnFinish,
+    OnLogits,
     OnToken,
 )
 from lite_runner.generation.samples import Samples
@@ -57,9 +58,17 @@ class Pool(Protocol):
 
 def longest_prompt(config: GenerationConfig, max_length: int) -> int:
     """Tokens a prompt may have so that all the new tokens asked for fit `max_length`."""
-    if config.max_new_tokens is not None:
-        return max_length - config.max_new_tokens
-    return min(max_length, config.max_length or max_length) - 1
+    return _room(config, max_length) - _least_new(config)
+
+
+def _room(config: GenerationConfig, max_length: int) -> int:
+    """Tokens that prompt and new ones may have together."""
+    return min(max_length, config.max_length or max_length)
+
+
+def _least_new(config: GenerationConfig) -> int:
+    """New tokens that there must be room for."""
+    return config.max_new_tokens or 1 if config.max_length is None else 1
 
 
 def check_lengths(lengths: Sequence[int], config: GenerationConfig, max_length: int) -> None:
@@ -67,8 +76,7 @@ def check_lengths(lengths: Sequence[int], config: GenerationConfig, max_length: 
 
     `lengths` are those of the prompts in tokens, `max_length` the tokens the model can hold.
     """
-    longest = longest_prompt(config, max_length)
-    new = config.max_new_tokens if config.max_new_tokens is not None else 1
+    longest, new = longest_prompt(config, max_length), _least_new(config)
     room = min(max_length, longest + new)
     faults = []
     for index, length in enumerate(lengths):
@@ -95,6 +103,7 @@ def generate(
     first_index: int = 0,
     on_token: OnToken | None = None,
     on_finish: OnFinish | None = None,
+    on_logits: OnLogits | None = None,
 ) -> Generation:
     """Completions of `prompts` (token ids), ordered by prompt and return index.
 
@@ -104,7 +113,8 @@ def generate(
     finds no room in the `pool` waits.
     `on_token(prompt, return, token)` sees every new token but eos, and ends the sequence by
     answering true (stop texts); beam search, where no token is sure until the end, never calls
-    it. `on_finish(prompt, return)` follows the last token of each completion.
+    it. `on_finish(prompt, return)` follows the last token of each completion. `on_logits` sees what
+    each token is chosen by, that of eos too, and no beams either.
     KeyboardInterrupt ends the loop with what there is.
     Raises ConfigError where a prompt does not fit or the slots are too few, RunnerError where
     the logits are not finite.
@@ -112,7 +122,7 @@ def generate(
     check_lengths([len(prompt) for prompt in prompts], config, backend.max_length)
     if config.num_beams > backend.slots:
         raise ConfigError(f"num_beams={config.num_beams}, but there are {backend.slots} slots")
-    jobs = list(_jobs(backend, prompts, config, adapters, first_index, on_token))
+    jobs = list(_jobs(backend, prompts, config, adapters, first_index, on_token, on_logits))
     schedule = _Schedule(backend, jobs, pool, on_finish)
     interrupted = False
     try:
@@ -130,6 +140,7 @@ def _jobs(
     adapters: Sequence[int] | None,
     first_index: int,
     on_token: OnToken | None,
+    on_logits: OnLogits | None,
 ) -> Iterator[Job]:
     for place, tokens in enumerate(prompts):
         index = first_index + place
@@ -150,14 +161,14 @@ def _jobs(
                 limit=limit,
                 adapter=adapter,
                 on_token=on_token,
+                on_logits=on_logits,
             )
 
 
 def _new_tokens(prompt_length: int, config: GenerationConfig, max_length: int) -> int:
     """The most tokens that may follow a prompt of that length."""
-    if config.max_new_tokens is not None:
-        return config.max_new_tokens
-    return min(max_length, config.max_length or max_length) - prompt_length
+    left = _room(config, max_length) - prompt_length
+    return left if config.max_new_tokens is None else min(left, config.max_new_tokens)
 
 
 class _Schedule:

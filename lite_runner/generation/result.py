@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 FinishReason = Literal["stop", "length", "interrupted"]
 
 # (prompt index, return index, token id); a true answer ends the sequence.
 OnToken = Callable[[int, int, int], "bool | None"]
+# (prompt index, return index, logits [vocab], what the token was chosen by [vocab]).
+OnLogits = Callable[[int, int, NDArray[np.float32], NDArray[np.floating[Any]]], None]
 # (prompt index, return index), as soon as that completion is final.
 OnFinish = Callable[[int, int], None]
 
@@ -23,6 +28,12 @@ class Completion:
     token_ids: list[int]  # what was generated: without the prompt and without the eos token
     finish_reason: FinishReason  # "stop": an eos token, or the on_token hook said so
     score: float | None = None  # beams: log-probability over length ** length_penalty
+    end_token: int | None = None  # the eos token that ended it; None: something else did
+
+    @property
+    def drawn(self) -> list[int]:
+        """Every token that was chosen: token_ids and the end token."""
+        return self.token_ids if self.end_token is None else [*self.token_ids, self.end_token]
 
 
 @dataclass

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.base import Row
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.generation.result import Completion, FinishReason, OnToken
-from lite_runner.generation.sampling import Sampler
+from lite_runner.generation.result import Completion, FinishReason, OnLogits, OnToken
+from lite_runner.generation.sampling import Sampler, warped
 
 
 @dataclass
@@ -21,6 +21,7 @@ class _Sequence:
     slot: int = -1
     tokens: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    end_token: int | None = None
 
 
 class Samples:
@@ -36,6 +37,7 @@ class Samples:
         limit: int,
         adapter: int,
         on_token: OnToken | None,
+        on_logits: OnLogits | None = None,
     ) -> None:
         self.prompt = prompt
         self.prompt_index = prompt_index
@@ -44,6 +46,8 @@ class Samples:
         self._limit = limit
         self._eos = frozenset(config.eos_token_id)
         self._on_token = on_token
+        self._on_logits = on_logits
+        self._config = config
         self._sequences = [
             _Sequence(index, Sampler(config, prompt, prompt_index, index)) for index in returns
         ]
@@ -82,6 +86,7 @@ class Samples:
                 sequence.return_index,
                 list(sequence.tokens),
                 sequence.finish_reason or "interrupted",
+                end_token=sequence.end_token,
             )
             for sequence in self._sequences
         ]
@@ -94,8 +99,11 @@ class Samples:
 
     def _extend(self, sequence: _Sequence, logits: NDArray[np.float32]) -> None:
         token = sequence.sampler.choose(logits)
+        if self._on_logits:
+            scores = warped(sequence.sampler.scores, self._config)
+            self._on_logits(self.prompt_index, sequence.return_index, logits, scores)
         if token in self._eos:
-            sequence.finish_reason = "stop"
+            sequence.finish_reason, sequence.end_token = "stop", token
             return
         sequence.tokens.append(token)
         if self._on_token and self._on_token(self.prompt_index, sequence.return_index, token):

@@ -42,11 +42,12 @@ class Sampler:
         self._chosen = 0
         self._prompt_index = prompt_index
         self._random = np.random.default_rng([config.seed, prompt_index, return_index])
+        self.scores: Floats = np.zeros(0, np.float32)  # the last logits, processed [vocab]
 
     def choose(self, logits: Floats) -> int:
         """The next token. RunnerError where `logits` hold no usable number."""
         config = self._config
-        scores = process_logits(logits, self._seen, self._chosen, config)
+        self.scores = scores = process_logits(logits, self._seen, self._chosen, config)
         best = int(scores.argmax())  # also finds a NaN, which counts as the largest
         check_finite(scores[best], self._chosen, self._prompt_index)
         token = draw(scores, config, self._random) if config.do_sample else best
@@ -114,6 +115,21 @@ def candidates(scores: Floats, config: GenerationConfig) -> tuple[Ids | None, Fl
         kept = np.flatnonzero(weights >= config.min_p * weights.max())
         ids, weights = kept if ids is None else ids[kept], weights[kept]
     return ids, weights
+
+
+def warped(scores: Floats, config: GenerationConfig) -> Floats:
+    """Processed logits [vocab] as a draw sees them: over the temperature, -inf where none falls.
+
+    Without sampling they stay as they are.
+    """
+    if not config.do_sample:
+        return scores
+    ids, _ = candidates(scores, config)
+    kept = slice(None) if ids is None else ids
+    result = np.full_like(scores, -np.inf)
+    with np.errstate(over="ignore"):
+        result[kept] = scores[kept] / np.float32(max(config.temperature, 1e-30))
+    return result
 
 
 def _largest(scores: Floats, count: int) -> Ids:

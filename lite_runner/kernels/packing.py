@@ -18,17 +18,18 @@ from lite_runner.kernels import library
 from lite_runner.kernels.adapters import PANEL, PoolLayout
 from lite_runner.kernels.adapters import WORDS as ADAPTER_WORDS
 from lite_runner.weights.quantized import QuantizedTensor, quantize
+from lite_runner.weights.tensor import widened
 
 FORMAT = 1  # of the bytes and of what the operators take; up by one whenever either changes
 ALIGNMENT = 64  # bytes: a line of the processor's cache
-FLOAT32, BFLOAT16, INT8, INT4 = range(4)
+FLOAT32, BFLOAT16, INT8, INT4, FLOAT16 = range(5)
 ATTENTION, FEED_FORWARD = 1, 2
 PLAIN, BYTE_PAIRS, NIBBLE_PAIRS = range(3)  # how inputs follow each other in a word
 WORDS_OF_MATRIX = 10
 INPUT_GROUP = 32  # inputs that are rounded to int8 with one scale, where the weights have no groups
 
 Floats: TypeAlias = NDArray[np.float32]
-Weight: TypeAlias = Floats | QuantizedTensor  # [out, in]
+Weight: TypeAlias = NDArray[Any] | QuantizedTensor  # [out, in]; floats as LazyTensor has them
 Block: TypeAlias = NDArray[np.uint8]
 
 
@@ -116,8 +117,8 @@ class _Panels:
         bfloat16: bool = False,
         order: int = PLAIN,
     ) -> None:
-        """n is filled up to a multiple; float32 may become bfloat16, integers in a word another
-        order."""
+        """n is filled up to a multiple; float32 may become bfloat16, which holds the same, integers
+        in a word another order."""
         self._arrays = [np.ascontiguousarray(array) for array in arrays]
         self._bfloat16, self._order = bfloat16, order
         rows, width = arrays[0].shape
@@ -171,7 +172,8 @@ def stacked(parts: Sequence[Weight]) -> Weight:
     """Matrices of one input as one, their outputs one after the other."""
     quantized, floats = _alike(parts)
     if not quantized:
-        return np.concatenate(floats)
+        joined: NDArray[Any] = np.concatenate(floats)
+        return joined
     first, minimums = quantized[0], [part.minimums for part in quantized]
     return QuantizedTensor(
         first.bits,
@@ -190,13 +192,14 @@ class Alternating:
     second: Weight
 
 
-def _alike(parts: Sequence[Weight]) -> tuple[list[QuantizedTensor], list[Floats]]:
-    """Matrices that are packed together: all as integers with the same groups, or all as floats,
-    where a file holds them in several forms."""
+def _alike(parts: Sequence[Weight]) -> tuple[list[QuantizedTensor], list[NDArray[Any]]]:
+    """Matrices that are packed together: all as integers with the same groups, or all as floats of
+    one type, where a file holds them in several forms."""
     quantized = [part for part in parts if isinstance(part, QuantizedTensor)]
     if len(quantized) < len(parts) or len({part.bits for part in quantized}) > 1:
         floats = [part.float32() if isinstance(part, QuantizedTensor) else part for part in parts]
-        return [], floats
+        one_type = len({part.dtype for part in floats}) == 1
+        return [], floats if one_type else [widened(part) for part in floats]
     if len({part.group for part in quantized}) > 1:
         # 8 bits of a file in groups, and others that were rounded by row.
         quantized = [quantize(one.float32(), 8, 0) if one.group else one for one in quantized]
@@ -211,8 +214,17 @@ def _padded(array: NDArray[Any], axis: int = 0, multiple: int = PANEL) -> NDArra
     return np.pad(array, [(0, missing if i == axis else 0) for i in range(array.ndim)])
 
 
-def _is_bfloat16(weight: Floats) -> bool:
-    """Whether bfloat16 holds the same values: then half the bytes have to be read a token."""
+def _format(parts: Sequence[NDArray[Any]]) -> int:
+    """How floats of one type are kept: as they are stored, or in half the bytes where bfloat16
+    holds the same values."""
+    if parts[0].dtype == np.float16:
+        return FLOAT16
+    return BFLOAT16 if all(_is_bfloat16(part) for part in parts) else FLOAT32
+
+
+def _is_bfloat16(weight: NDArray[Any]) -> bool:
+    if weight.dtype == np.uint16:
+        return True
     bits = weight.view(np.uint32)
     return not (bits[:1] & 0xFFFF).any() and not any(
         (bits[start : start + 256] & 0xFFFF).any() for start in range(0, len(bits), 256)
@@ -241,9 +253,9 @@ def matrix(
         integer_input = integer_input and quantized[0].bits == 8
         words = _integers(layout, quantized, integer_input)
     else:
-        bfloat16 = all(_is_bfloat16(part) for part in floats)
-        data = layout.add(_Panels(floats, 8, bfloat16=bfloat16))
-        words = [BFLOAT16 if bfloat16 else FLOAT32, 0, 0, data, 0, 0, 0]
+        kind = _format(floats)
+        data = layout.add(_Panels(floats, 8, bfloat16=kind == BFLOAT16))
+        words = [kind, 0, 0, data, 0, 0, 0]
     added = 0 if bias is None else layout.add(_Copy(bias, PANEL))
     kind, group, rounds, *places = words
     layout.set(0, kind, out, inputs, group, rounds, *places, added)

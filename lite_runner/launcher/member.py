@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 PARENT_VARIABLE = "LITE_RUNNER_PARENT"  # process id of who started this process
-NODE_VARIABLE = "LITE_RUNNER_NODE_RANK"
+SCHEDULES_VARIABLE = "LITE_RUNNER_SCHEDULES"  # 1: this machine has the scheduler
 _PR_SET_PDEATHSIG = 1
 
 
@@ -27,7 +27,7 @@ def main() -> None:
     # The launcher blocks SIGINT, and a mask is inherited.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     role = os.environ.get("MS_ROLE")
-    if role == "MS_SCHED" and os.environ[NODE_VARIABLE] != "0":
+    if role == "MS_SCHED" and os.environ[SCHEDULES_VARIABLE] != "1":
         return  # msrun starts one wherever master_addr is local, also for a second node on a host
     here = Path(__file__).resolve()
     # Python put the folder of this file first, where the package belongs.

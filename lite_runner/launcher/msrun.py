@@ -12,7 +12,7 @@ from pathlib import Path
 from lite_runner.config.cluster import Cluster
 from lite_runner.errors import EnvironmentFault
 from lite_runner.events import SOCKET_VARIABLE
-from lite_runner.launcher.member import NODE_VARIABLE, PARENT_VARIABLE
+from lite_runner.launcher.member import PARENT_VARIABLE, SCHEDULES_VARIABLE
 
 MEMBER = Path(__file__).with_name("member.py")
 # Left over from another job, these would make a rank believe that it is somebody else.
@@ -20,6 +20,7 @@ _OF_OTHER_JOBS = (
     *("MS_ROLE", "MS_NODE_ID", "MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT"),
     *("MS_TOPO_TIMEOUT", "MS_SIMULATION_LEVEL", "MS_ENABLE_RECOVERY"),
     *("RANK_ID", "RANK_SIZE", "RANK_TABLE_FILE", "DEVICE_ID"),
+    *("MS_SERVER_NUM", "MS_LOCAL_WORKER", "MS_NODE_RANK"),  # of ascend-operator
 )
 
 
@@ -70,7 +71,7 @@ def environment(events: Path, cluster: Cluster) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",  # so that what a killed rank printed last stands in its log
         SOCKET_VARIABLE: str(events),
         PARENT_VARIABLE: str(os.getpid()),
-        NODE_VARIABLE: str(cluster.node_rank),
+        SCHEDULES_VARIABLE: "1" if cluster.is_master else "0",
     }
 
 

@@ -25,6 +25,7 @@ from lite_runner.models.parallel import Combine
 from lite_runner.weights.layouts import parameters
 from lite_runner.weights.quantized import QuantizedTensor, packed, quantize, unpacked
 from lite_runner.weights.read_ahead import QuantizedWeights
+from lite_runner.weights.tensor import widened
 
 
 class LinearIntegers:
@@ -43,7 +44,8 @@ class LinearIntegers:
         values = self._weights.matrix(name)
         if isinstance(values, QuantizedTensor):
             return values if name in self._linear else values.float32()
-        return values.T if self._linear.get(name) == "in_out" else values
+        floats = widened(values)
+        return floats.T if self._linear.get(name) == "in_out" else floats
 
 
 def integers(values: NDArray[np.int8], name: str) -> Parameter:

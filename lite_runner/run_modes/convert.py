@@ -6,17 +6,24 @@ Adapters too, between PEFT's format and MindFormers', or one of them merged into
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from lite_runner import model_files, progress
+from lite_runner.config.plan import about_model, aligned, readable, weight_bytes
+from lite_runner.config.quantization import Quantization
 from lite_runner.config.schema import AdapterFormat, CheckpointFormat, RunConfig
-from lite_runner.errors import ConfigError
+from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.model_files import RANDOM, ModelFiles
 from lite_runner.report import Result, RunFolder
 from lite_runner.weights.adapter import check_effective, is_listing
 from lite_runner.weights.adapter_write import write_adapters
-from lite_runner.weights.checkpoint import weights_file
-from lite_runner.weights.write import convert
+from lite_runner.weights.write import (
+    check_folder,
+    check_target,
+    config_file,
+    convert,
+    files_folder,
+)
 
 
 def run(config: RunConfig, folder: RunFolder) -> None:
@@ -32,6 +39,37 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     progress.note(f"wrote {target}")
 
 
+def planned(config: RunConfig) -> list[str]:
+    """The lines of dry_run=true. Raises RunnerError as `run` would."""
+    assert config.convert_output and config.convert_format
+    target, form = Path(config.convert_output).expanduser(), config.convert_format
+    overwrite = bool(config.overwrite)
+    if form == "peft" or form == "mindformers":
+        check_folder(target, overwrite)
+        model = config.model_config() or model_files.planned(config).model
+        names = ", ".join(model_files.adapters_of(config, model))
+        lines = {"run mode": config.run_mode, "adapters": f"{names}, of {config.adapter_path}"}
+        return aligned(lines | {"writes": f"{target}, as {form}"})
+    check_target(target, form, overwrite)
+    files = model_files.with_adapter(_checkpoint(model_files.planned(config)), config)
+    size = weight_bytes(files.model, "float32", Quantization())
+    lines = about_model(config, files.model, files.whereabouts())
+    if files.adapter is not None:
+        lines["adapter"] = f"{files.adapter.name}, merged"
+    lines["writes"] = f"{target}, as {form}: {readable(size)} where it is float32"
+    return aligned(lines)
+
+
+def _checkpoint(files: ModelFiles) -> ModelFiles:
+    """The files of a model that has some, or ConfigError."""
+    if files.source == RANDOM:
+        raise ConfigError(
+            "run_mode=convert reads a checkpoint, and load_checkpoint=random is none",
+            "load_checkpoint=DIR",
+        )
+    return files
+
+
 def _convert_adapters(config: RunConfig, target: Path, form: AdapterFormat) -> str:
     """Write the adapters; the model is known by its sizes. Gives what they were read from."""
     model = config.model_config() or model_files.locate(config).model
@@ -44,39 +82,51 @@ def _convert_adapters(config: RunConfig, target: Path, form: AdapterFormat) -> s
     # A list stays a list, unless one of it was asked for.
     listed = config.adapter_id is None and is_listing(Path(config.adapter_path).expanduser())
     overwrite = bool(config.overwrite)
-    write_adapters(adapters, model, target, form, overwrite=overwrite, listed=listed)
+    release = config.release
+    write_adapters(
+        adapters, model, target, form, overwrite=overwrite, listed=listed, release=release
+    )
+    if form == "mindformers":
+        names = " and ".join(f"{name}a" for name in release.adapter_names)
+        progress.note(
+            f"the adapters' parameters are called {names}: lora_a is for SLoRA, from MindFormers "
+            "1.3 on, mindpet_delta_lora_a for its LoRA (mindformers.release= chooses)"
+        )
     return config.adapter_path
 
 
 def _convert_checkpoint(config: RunConfig, target: Path, form: CheckpointFormat) -> str:
     """Write the checkpoint, an adapter merged into it where one is given; gives its source."""
-    files = model_files.locate(config)
-    if files.path is None:
-        raise ConfigError(
-            "run_mode=convert reads a checkpoint, and load_checkpoint=random is none",
-            "load_checkpoint=DIR",
-        )
-    adapter = model_files.with_adapter(files, config).adapter
-    model, texts = files.model, None
-    named = config.processor.tokenizer.tokenizer_file is not None
-    if form == "huggingface" and (named or _is_gguf(files.path)):
-        # No file of this tokenizer lies beside the weights, to be copied.
-        tokenizer = model_files.tokenizer_of(config, files)
-        texts = tokenizer.files()
-        # These files have room for one end token, config.json for all.
-        model = replace(model, eos_token_id=model_files.end_tokens(model, tokenizer))
+    files = _checkpoint(model_files.locate(config))
+    assert files.path is not None
+    whole = model_files.with_adapter(files, config)
+    beside = _beside(config, whole, form)
     convert(
         files.path,
-        model,
+        files.model,
         target,
         form,
         overwrite=bool(config.overwrite),
-        tokenizer=texts,
-        adapter=adapter,
+        beside=beside,
+        adapter=whole.adapter,
+        release=config.release,
         report=progress.note,
     )
+    if form != "huggingface":
+        progress.note(f"wrote {files_folder(target)}: {', '.join(beside)}")
     return files.source
 
 
-def _is_gguf(path: Path) -> bool:
-    return weights_file(path).suffix == ".gguf"
+def _beside(config: RunConfig, files: ModelFiles, form: CheckpointFormat) -> dict[str, bytes]:
+    """Config and tokenizer to be written with the weights.
+
+    Raises ArtifactError where the tokenizer is broken that was named, or that a folder in Hugging
+    Face's form must have; a single file was always written without one.
+    """
+    try:
+        return model_files.files_beside(config, files)
+    except ArtifactError as error:
+        if form == "huggingface" or config.tokenizer_source:
+            raise
+        progress.note(f"no tokenizer is written: {error.message}")
+        return config_file(files.model)

@@ -16,8 +16,10 @@ from lite_runner.backends.base import Scorer
 from lite_runner.config.checks import fits_model
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.evaluation import read_text, window_of
+from lite_runner.config.plan import aligned, plan, readable
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError, RunnerError
+from lite_runner.model_files import ModelFiles
 from lite_runner.report import Evaluation, Result, RunFolder, Timing
 from lite_runner.session import Job, load
 
@@ -57,9 +59,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     began = time.perf_counter()
     text = read_text(config)
     device = environment.resolve_device(config.context.device_target)
-    files = model_files.with_adapter(model_files.locate(config), config)
-    if config.model_config() is None:  # model=auto: checked only now that its sizes are known
-        raise_faults(list(fits_model(config, files.model)))
+    files = _fitting(model_files.with_adapter(model_files.locate(config), config), config)
     ids = np.array(model_files.tokenizer_of(config, files).encode(text), np.int32)
     if len(ids) < 2:
         raise ConfigError(
@@ -98,6 +98,28 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     )
     if evaluation.interrupted:
         raise KeyboardInterrupt
+
+
+def planned(config: RunConfig) -> list[str]:
+    """The lines of dry_run=true. Raises RunnerError as `run` would."""
+    device = environment.resolve_device(config.context.device_target)
+    files = _fitting(model_files.with_adapter(model_files.planned(config), config), config)
+    size, stride = window_of(config, files.model)
+    text = readable(len(read_text(config).encode()))
+    lines = plan(
+        config, files.model, device=device, slots=1, length=size, checkpoint=files.whereabouts()
+    )
+    reads = (
+        f"{config.eval_data}: {text}, in windows of {size} tokens, {stride} from one to the next"
+    )
+    return [*lines, *aligned({"reads": reads})]
+
+
+def _fitting(files: ModelFiles, config: RunConfig) -> ModelFiles:
+    """The files of a model that the config fits; model=auto is checked only when it is known."""
+    if config.model_config() is None:
+        raise_faults(list(fits_model(config, files.model)))
+    return files
 
 
 def evaluate(scorer: Scorer, ids: NDArray[np.int32], size: int, stride: int) -> Evaluation:

@@ -26,6 +26,7 @@ from lite_runner.session import (
     Job,
     adapter_bytes,
     load,
+    pool_of,
     prepare,
     sequence_length,
     share,
@@ -52,6 +53,8 @@ def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> Non
     began = time.perf_counter()
     device = environment.resolve_device(config.context.device_target)
     prompts, names = read_requests(config)
+    if config.adapter_path and not any(names):
+        progress.note(f"adapter_path={config.adapter_path}: adapter_id= names none, the base runs")
     files = model_files.locate(config)
     tokenizer = model_files.tokenizer_of(config, files)
     job = prepare(config, files, tokenizer, prompts, names)
@@ -143,18 +146,6 @@ def _complete(
     return done, outcome.interrupted
 
 
-def pool_of(backend: Backend, job: Job) -> AdapterPool | None:
-    """Where the backend has its adapters; None for the base model alone."""
-    if job.adapters is None:
-        return None
-    from lite_runner.backends.fused import FusedBackend
-    from lite_runner.backends.online import OnlineBackend
-
-    # The only ones that have them, which checks saw to.
-    assert isinstance(backend, OnlineBackend | FusedBackend)
-    return backend.adapters
-
-
 def adapter_report(
     job: Job, rows: Sequence[RowResult], pool: AdapterPool | None
 ) -> AdapterReport | None:
@@ -187,13 +178,14 @@ def with_ge_file(config: RunConfig, folder: RunFolder) -> RunConfig:
     return replace(config, infer=replace(config.infer, ge_config_path=str(path), ge_options=None))
 
 
-def dry_run(config: RunConfig) -> None:
-    """Print the plan. Nothing is fetched, so prompts are counted by their bytes: no token of
-    theirs is shorter. Of adapters the headers are read."""
+def planned(config: RunConfig) -> list[str]:
+    """The lines of dry_run=true. Nothing is fetched, so prompts are counted by their bytes: no
+    token of theirs is shorter. Of adapters the headers are read."""
     device = environment.resolve_device(config.context.device_target)
     # Without prompts it is the plan for a short one.
     prompts, names = read_requests(replace(config, predict_data=config.predict_data or " "))
-    model = config.model_config() or model_files.locate(config).model
+    files = model_files.planned(config)
+    model = files.model
     generation = config.generation(model)
     longest = max(len(prompt.encode()) for prompt in prompts)
     length = min(model.seq_length, sequence_length(longest, generation, model.seq_length))
@@ -204,12 +196,20 @@ def dry_run(config: RunConfig) -> None:
     mine = share(config, job, ranks)
     pool = adapter_bytes(config, model, mine, device, ranks)
     here = 0 if config.use_parallel else pool  # of several ranks the lines below tell
-    lines = plan(config, model, device=device, slots=slots, length=length, adapters=here)
+    lines = plan(
+        config,
+        model,
+        device=device,
+        slots=slots,
+        length=length,
+        adapters=here,
+        checkpoint=files.whereabouts(),
+    )
     if config.use_parallel:
         lines += ranks_plan(
             config, model, device=device, slots=mine.slots, length=length, adapters=pool
         )
-    progress.text("\n".join(lines) + "\n")
+    return lines
 
 
 class Printer:

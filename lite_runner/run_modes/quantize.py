@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from lite_runner import model_files, progress
-from lite_runner.config.hf import hf_from_model_config
-from lite_runner.config.plan import parameter_count, readable
+from lite_runner.config.plan import about_model, aligned, parameter_count, readable, weight_bytes
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
-from lite_runner.model_files import ModelFiles
 from lite_runner.report import Result, RunFolder
 from lite_runner.weights.files import atomic_write, new_folder, require_space
 from lite_runner.weights.quantization import describe
@@ -36,11 +32,6 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     if files.path is not None and files.path.resolve() in (target.resolve(), *_inside(target)):
         raise ConfigError(f"quantize_output: {target} is what is to be read; choose another folder")
     beside = model_files.files_beside(config, files)
-    model = files.model
-    if files.path is not None and files.path.suffix == ".gguf":
-        # config.json has room for all tokens that end a text, the tokenizer's files for one.
-        tokenizer = model_files.tokenizer_of(config, files)
-        model = replace(model, eos_token_id=model_files.end_tokens(model, tokenizer))
     tensors = files.whole()
     schemes = {
         name: tensor.integers.scheme
@@ -48,23 +39,34 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         if tensor.integers is not None
     }
     manifest = QuantizationManifest(files.quantization, files.source, schemes)
-    size = weights_bytes(model, manifest)
+    size = weights_bytes(files.model, manifest)
     progress.note(describe(tensors, files.quantization))
     with new_folder(target) as fresh:
         require_space(fresh, size)
         with progress.step("quantize", total=len(tensors), unit="tensors") as step:
-            write_quantized(fresh, tensors, model, manifest, step.advance)
-        beside["config.json"] = (json.dumps(hf_from_model_config(model), indent=2) + "\n").encode()
+            write_quantized(fresh, tensors, files.model, manifest, step.advance)
         for name, content in beside.items():
             with atomic_write(fresh / name) as file:
                 file.write(content)
     folder.write_result(Result.of_files(config, files.source, began))
-    floats = 4 * parameter_count(model)
+    floats = 4 * parameter_count(files.model)
     progress.note(
         f"wrote {target}: {readable(size)} in place of {readable(floats)} as float32, "
         f"{floats / size:.2f} times smaller"
-        + (f"; the source has {readable(_bytes_of(files))}" if files.path else "")
+        + (f"; the source has {readable(files.stored_bytes())}" if files.path else "")
     )
+
+
+def planned(config: RunConfig) -> list[str]:
+    """The lines of dry_run=true. Raises RunnerError as `run` would."""
+    assert config.quantize_output
+    target = Path(config.quantize_output).expanduser()
+    _check_target(target, bool(config.overwrite))
+    files = model_files.planned(config)
+    size = weight_bytes(files.model, "float32", files.quantization)
+    lines = about_model(config, files.model, files.whereabouts())
+    lines["writes"] = f"{target}: {readable(size)} as quant={files.quantization}"
+    return aligned(lines)
 
 
 def _check_target(target: Path, overwrite: bool) -> None:
@@ -79,13 +81,3 @@ def _check_target(target: Path, overwrite: bool) -> None:
 
 def _inside(target: Path) -> list[Path]:
     return [item.resolve() for item in target.iterdir()] if target.is_dir() else []
-
-
-def _bytes_of(files: ModelFiles) -> int:
-    """Size of the files that hold the source's weights."""
-    assert files.path is not None
-    if files.path.is_file():
-        return files.path.stat().st_size
-    suffixes = (".safetensors", ".ckpt", ".gguf")
-    found = (item for item in files.path.rglob("*") if item.suffix in suffixes)
-    return sum(item.stat().st_size for item in found)

@@ -10,6 +10,8 @@ from lite_runner.config.checks import fits_model
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.model import ModelConfig
+from lite_runner.config.plan import about_model, aligned, readable, weight_bytes
+from lite_runner.config.quantization import Quantization
 from lite_runner.config.schema import RunConfig
 from lite_runner.model_files import ModelFiles
 from lite_runner.report import Result, RunFolder
@@ -21,6 +23,7 @@ from lite_runner.weights.shard_writer import (
     write_shards,
     write_strategies,
 )
+from lite_runner.weights.write import files_folder, write_beside
 
 
 def run(config: RunConfig, folder: RunFolder) -> None:
@@ -38,12 +41,33 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         with new_folder(target) as fresh:
             write_strategies(fresh, cutting)
     else:
-        if config.transform_rank is None:
-            check_free(target, overwrite)  # before the shards are compared with their manifests
+        if config.transform_rank is None:  # before the shards are compared with their manifests
+            check_free(target, overwrite)
+            check_free(files_folder(target), overwrite)
         _write(config, files, cutting, target)
     ranks = cutting.strategy.ranks
     folder.write_result(Result.of_files(config, config.checkpoint_source, began, world_size=ranks))
     progress.note(f"wrote {target}")
+
+
+def planned(config: RunConfig) -> list[str]:
+    """The lines of dry_run=true. Raises RunnerError as `run` would."""
+    target, ranks = _target(config), ranks_of(config)
+    if config.transform_rank is None:
+        check_free(target, bool(config.overwrite))
+    files = model_files.planned(config)
+    _cutting(config, files.model)
+    size = readable(weight_bytes(files.model, "float32", Quantization()))
+    what = f"rank_0 to rank_{ranks.size - 1}, {size} together" if ranks.size > 1 else size
+    if config.transform_rank is not None:
+        what = f"rank_{config.transform_rank} of {ranks.size} alone"
+    if config.only_save_strategy:
+        what = "the strategy alone"
+    else:
+        what += " where it is float32"
+    lines = about_model(config, files.model, files.whereabouts())
+    lines |= {"ranks": f"tp={ranks.tensor} dp={ranks.data}", "writes": f"{target}: {what}"}
+    return aligned(lines)
 
 
 def _target(config: RunConfig) -> Path:
@@ -75,6 +99,7 @@ def _write(config: RunConfig, files: ModelFiles, cutting: Cutting, target: Path)
     tensors = files.whole()
     ranks = ranks_of(config)
     merging = ranks.size == 1
+    beside = model_files.files_beside(config, files)
     size = sum(tensor.nbytes for tensor in tensors.values())
     name = "merge" if merging else f"cut for tp={ranks.tensor} dp={ranks.data}"
     if not merging:
@@ -84,12 +109,14 @@ def _write(config: RunConfig, files: ModelFiles, cutting: Cutting, target: Path)
     with progress.step(name, total=size, unit="B") as step:
         if merging:
             write_merged(target, tensors, cutting.format, overwrite=overwrite, advance=step.advance)
+            write_beside(target, beside)
+            progress.note(f"wrote {files_folder(target)}: {', '.join(beside)}")
             return
         write_shards(
             target,
             tensors,
             cutting,
-            extra=model_files.files_beside(config, files),
+            extra=beside,
             only_rank=config.transform_rank,
             workers=config.transform_process_num,
             overwrite=overwrite,

@@ -47,7 +47,7 @@ def _split(pattern: str) -> Callable[[], PreTokenizer]:
 
 
 # How a text is split before BPE, by tokenizer.ggml.pre.
-_PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
+PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
     "default": _gpt2,
     "gpt-2": _gpt2,
     "smollm": _single_digits,
@@ -149,8 +149,8 @@ class _Fields:
 
 def _byte_level_bpe(fields: _Fields) -> tokenizers.Tokenizer:
     pre = fields.get("pre", str, "default")
-    if pre not in _PRE_TOKENIZERS:
-        known = ", ".join(_PRE_TOKENIZERS)
+    if pre not in PRE_TOKENIZERS:
+        known = ", ".join(PRE_TOKENIZERS)
         raise ArtifactError(
             f"{fields.source}: pre-tokenizer {pre!r} is not known; these are: {known}",
             hint=_HINT,
@@ -170,7 +170,7 @@ def _byte_level_bpe(fields: _Fields) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(model)
     if pre in _QWEN2_NAMES:
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+    backend.pre_tokenizer = PRE_TOKENIZERS[pre]()
     backend.decoder = decoders.ByteLevel()
     for kind, special in ((PieceType.CONTROL, True), (PieceType.USER_DEFINED, False)):
         tokens = [

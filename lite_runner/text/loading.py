@@ -12,8 +12,10 @@ from tokenizers import AddedToken
 from lite_runner.errors import ArtifactError
 from lite_runner.text.sentencepiece import build_tokenizer, read_model
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer
+from lite_runner.text.vocab_merges import MERGES, read_vocab_and_merges
 
 _JSON, _MODEL, _CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
+_VOCAB = "vocab.json"  # of GPT-2's kind, with its merges beside it
 _MAX_FILE_BYTES = 512 * 2**20
 _HINT = (
     f"give processor.tokenizer.tokenizer_file= a folder with {_JSON} or {_MODEL}, one of these "
@@ -37,6 +39,11 @@ def load_tokenizer(path: Path, *, model_vocab: int | None) -> Tokenizer:
     return tokenizer
 
 
+def holds_tokenizer(folder: Path) -> bool:
+    """Whether `load_tokenizer` finds one in the folder, sound or not."""
+    return _file_in(folder) is not None
+
+
 def _load(path: Path) -> Tokenizer:
     if path.is_dir():
         return _load_folder(path)
@@ -52,19 +59,29 @@ def _load(path: Path) -> Tokenizer:
 
 
 def _load_folder(folder: Path) -> Tokenizer:
+    file = _file_in(folder)
+    if file is None:
+        raise ArtifactError(f"no tokenizer in {folder}: neither {_JSON} nor {_MODEL}", hint=_HINT)
+    return _load(file)
+
+
+def _file_in(folder: Path) -> Path | None:
+    """The file of a folder to take its tokenizer from."""
     for name in (_JSON, _MODEL):
         if (folder / name).is_file():
-            return _load_file(folder / name)
+            return folder / name
+    if (folder / _VOCAB).is_file() and (folder / MERGES).is_file():
+        return folder / _VOCAB
     ggufs = sorted(folder.glob("*.gguf"))
-    if len(ggufs) == 1:
-        return _load(ggufs[0])
-    raise ArtifactError(f"no tokenizer in {folder}: neither {_JSON} nor {_MODEL}", hint=_HINT)
+    return ggufs[0] if len(ggufs) == 1 else None
 
 
 def _load_file(path: Path) -> Tokenizer:
     """A tokenizer.json or tokenizer.model, with what the files beside it say."""
     config = _Config(path.parent)
-    if path.suffix == ".json":
+    if path.name == _VOCAB:
+        backend, defaults = read_vocab_and_merges(path, config.is_qwen2)
+    elif path.suffix == ".json":
         backend = _read_json(path)
         defaults = SpecialTokens()
     else:
@@ -100,6 +117,10 @@ class _Config:
     @property
     def legacy(self) -> bool:
         return self._values.get("legacy") is not False
+
+    @property
+    def is_qwen2(self) -> bool:
+        return str(self._values.get("tokenizer_class", "")).startswith("Qwen2Tokenizer")
 
     def special_tokens(self, defaults: SpecialTokens) -> SpecialTokens:
         eos = self._token("eos_token")

@@ -99,16 +99,27 @@ def _set_normalizer(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> No
     steps: list[normalizers.Normalizer] = []
     if vocabulary.character_map:
         steps.append(normalizers.Precompiled(vocabulary.character_map))
+    once = vocabulary.add_space_prefix and not vocabulary.space_after_special
     if vocabulary.remove_extra_spaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    if vocabulary.add_space_prefix and not vocabulary.space_after_special:
+        # Only spaces: a line break is one of them where the rules above have made it one.
+        leading = "" if once else r"\A +|"  # one stays where it can be the prefix
+        steps.append(normalizers.Replace(Regex(rf"{leading}[ {SPACE}]+\z"), ""))
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    if vocabulary.add_space_prefix and not once:
+        steps.append(normalizers.Prepend(SPACE))
+    steps.append(normalizers.Replace(" ", SPACE))
+    backend.normalizer = normalizers.Sequence(steps)
+    if once and vocabulary.remove_extra_spaces:
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    else:
-        if vocabulary.add_space_prefix:
-            steps.append(normalizers.Prepend(SPACE))
-        steps.append(normalizers.Replace(" ", SPACE))
-    if steps:
-        backend.normalizer = normalizers.Sequence(steps)
+    elif once:
+        # A Metaspace adds nothing to a text that starts with its mark, sentencepiece does. So the
+        # first adds a space, of which there is no other, and the second spells it as the mark.
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Metaspace(" ", prepend_scheme="first", split=False),
+                pre_tokenizers.Metaspace(prepend_scheme="never", split=False),
+            ]
+        )
 
 
 def _merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -95,10 +95,15 @@ class Tokenizer:
         return self.spelling.to_bytes(token)
 
     def render_chat(
-        self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        template: str | None = None,
     ) -> str:
-        """The chat `messages` ({"role", "content"} each) as the one text the model knows."""
-        if self._chat_template is None:
+        """The chat `messages` ({"role", "content"} each) as the one text the model knows, by
+        `template` or its own."""
+        template = template or self._chat_template
+        if template is None:
             raise ConfigError(
                 f"{self.source} has no chat template",
                 hint="leave out chat=true, or use a model tuned for chat (often named -Instruct)",
@@ -106,11 +111,11 @@ class Tokenizer:
         from lite_runner.text.chat import render_template  # jinja2: only chats pay for it
 
         return render_template(
-            self._chat_template,
+            template,
             {
                 "messages": [dict(message) for message in messages],
                 "add_generation_prompt": add_generation_prompt,
-                **self._named_tokens(),
+                **self.named_tokens(),
             },
             source=self.source,
         )
@@ -123,7 +128,7 @@ class Tokenizer:
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,  # transformers would move spaces in decoded text
-            **self._named_tokens(),
+            **self.named_tokens(),
             "add_bos_token": self._special.add_bos,
             "add_eos_token": self._special.add_eos,
             "chat_template": self._chat_template,
@@ -134,6 +139,43 @@ class Tokenizer:
             "tokenizer_config.json": json.dumps(stated, indent=2) + "\n",
         }
 
+    def with_special(self, **changes: Any) -> Tokenizer:
+        """The same vocabulary with other SpecialTokens (by field), or another `chat_template`.
+
+        Raises ArtifactError where one is not in the vocabulary.
+        """
+        template = changes.pop("chat_template", self._chat_template)
+        special = replace(self._special, **changes)
+        for token in (special.bos, *special.eos, special.pad, special.unk):
+            if token is not None and self.id_of(token) is None:
+                raise ArtifactError(f"{self.source}: {token!r} is not in the vocabulary")
+        copied = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        return Tokenizer(copied, special, source=self.source, chat_template=template)
+
+    def id_of(self, token: str | None) -> int | None:
+        """The id of a token; None where there is none."""
+        id: int | None = None if token is None else self._backend.token_to_id(token)
+        return id
+
+    def token_of(self, id: int) -> str | None:
+        """The token of an id; None where there is none."""
+        token: str | None = self._backend.id_to_token(id)
+        return token
+
+    def vocabulary(self) -> dict[str, int]:
+        """Every token and its id."""
+        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return vocabulary
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of tokens that are not text."""
+        return self._special_ids
+
+    @property
+    def chat_template(self) -> str | None:
+        return self._chat_template
+
     @cached_property
     def vocab_size(self) -> int:
         """The highest token id + 1: the least size of a model's vocabulary."""
@@ -141,22 +183,22 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        return self._id(self._special.bos)
+        return self.id_of(self._special.bos)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        ids = (self._id(token) for token in self._special.eos)
+        ids = (self.id_of(token) for token in self._special.eos)
         return tuple(dict.fromkeys(id for id in ids if id is not None))
 
     @property
     def pad_token_id(self) -> int | None:
-        return self._id(self._special.pad)
+        return self.id_of(self._special.pad)
 
     @property
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 
-    def _named_tokens(self) -> dict[str, str]:
+    def named_tokens(self) -> dict[str, str]:
         """The special tokens there are, as chat templates and tokenizer_config.json name them."""
         special = self._special
         names = {
@@ -167,10 +209,6 @@ class Tokenizer:
         }
         return {name: token for name, token in names.items() if token is not None}
 
-    def _id(self, token: str | None) -> int | None:
-        id: int | None = None if token is None else self._backend.token_to_id(token)
-        return id
-
     def _set_post_processor(self) -> None:
         """Follow add_bos and add_eos where the files state either."""
         special = self._special
@@ -178,7 +216,7 @@ class Tokenizer:
             return
         before = [special.bos] if special.add_bos and special.bos else []
         after = [special.eos[0]] if special.add_eos and special.eos else []
-        ids = {token: self._id(token) for token in before + after}
+        ids = {token: self.id_of(token) for token in before + after}
         for token, id in ids.items():
             if id is None:
                 raise ArtifactError(f"{self.source}: {token!r} is not in the vocabulary")

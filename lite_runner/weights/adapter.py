@@ -22,7 +22,7 @@ from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.adapter_config import NAMES, LoraSettings, read_settings
 from lite_runner.weights.adapter_sites import HEAD, Site, by_module
-from lite_runner.weights.checkpoint import PICKLES, read_json, refuse_pickle, weights_file
+from lite_runner.weights.checkpoint import LORA, PICKLES, read_json, weights_file
 from lite_runner.weights.ckpt_file import open_ckpt
 from lite_runner.weights.derive import derived, same_values
 from lite_runner.weights.files import drop_pages, sha256_of
@@ -30,6 +30,7 @@ from lite_runner.weights.hugging_face import full_name, part_of_rows
 from lite_runner.weights.layouts import parameters
 from lite_runner.weights.safetensors_file import looks_like_safetensors, open_safetensors
 from lite_runner.weights.tensor import LazyTensor, widened
+from lite_runner.weights.torch_file import looks_like_torch, refused
 
 LISTING = "lora_adapter.json"
 PEFT_FILE, MINDFORMERS_FILE = "adapter_model.safetensors", "adapter_model.ckpt"
@@ -37,7 +38,6 @@ PREFIX = "base_model.model."  # of every name in PEFT's files
 _NAME = re.compile(r"\w[\w .+@-]*")  # also the name of a folder
 _BASE_NAMES = ("null", "none", "base")  # what adapter_id= calls the model without an adapter
 _PEFT = re.compile(r"(.+)\.(?:lora_([AB])\.weight|lora_embedding_([AB])|base_layer\.weight)")
-_MINDFORMERS = re.compile(r"(.+)\.(?:mindpet_delta_)?lora_([abAB])")
 _FAULTS_SHOWN = 5
 
 
@@ -57,7 +57,7 @@ class LoraPair:
     def values(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """A [r, in] and scale * B [out, r], of which nothing stays in memory but these."""
         a, b = self.a.read(), self.b.read()
-        found = widened(a, self.a.dtype).copy(), widened(b, self.b.dtype) * np.float32(self.scale)
+        found = widened(a).copy(), widened(b) * np.float32(self.scale)
         for stored in (a, b):
             drop_pages(stored)
         return found
@@ -102,7 +102,7 @@ def open_adapters(
     """The adapters of `path` by name; only those of `names`, where they are given.
 
     `path` is lora_adapter.json ({name: folder}), the folder that holds it, or one adapter's folder,
-    whose name it takes. The folders must lie inside `root`, or else the folder of the json. Raises
+    whose name it takes. The folders must lie inside `root`, where it is given. Raises
     ArtifactError for whatever is missing, broken, not plain LoRA, or of another base.
     """
     folders = adapter_folders(path, root)
@@ -151,15 +151,14 @@ def _folder(listing: Path, name: str, entry: object, root: Path | None) -> Path:
     if not isinstance(entry, str) or not entry or "\0" in entry:
         raise ArtifactError(f"{listing}: {name}: got {entry!r}, expected the path of a folder")
     folder = listing.parent / entry  # an absolute path stays as it is
-    allowed = (listing.parent if root is None else root).resolve()
     try:
-        inside = folder.resolve().is_relative_to(allowed)
+        real = folder.resolve()
+        inside = root is None or real.is_relative_to(root.resolve())
     except (OSError, RuntimeError) as error:  # a name too long, a link to itself
         raise ArtifactError(f"{listing}: {name}: {entry}: {error}") from error
     if not inside:
         raise ArtifactError(
-            f"{listing}: {name}: {folder} lies outside {allowed}, the folder that adapters may be "
-            "read from",
+            f"{listing}: {name}: {folder} lies outside adapter_root={root}",
             "move the adapter there, or name the folder that all of them are in: adapter_root=DIR",
         )
     return folder
@@ -171,6 +170,21 @@ def _open(name: str, folder: Path, model: ModelConfig) -> Adapter:
     settings = read_settings(folder)
     file = _weights(folder)
     found = open_safetensors(file) if looks_like_safetensors(file) else open_ckpt(file)
+    return fitted(name, folder, found, file, settings, model)
+
+
+def fitted(
+    name: str,
+    folder: Path,
+    found: Mapping[str, LazyTensor],
+    file: Path,
+    settings: LoraSettings,
+    model: ModelConfig,
+) -> Adapter:
+    """The adapter whose tensors were `found` in a `file`, compared with its settings and the model.
+
+    Raises ArtifactError where they do not fit.
+    """
     is_peft = any(_PEFT.fullmatch(tensor) for tensor in found)
     modules = by_module(model, hugging_face=is_peft)
     stored = _by_module(found, is_peft)
@@ -218,14 +232,14 @@ def _weights(folder: Path) -> Path:
     if not there:
         for item in sorted(folder.iterdir()):
             if item.suffix in PICKLES:
-                refuse_pickle(item)
+                raise refused(item, f"an adapter's are expected in {PEFT_FILE}")
         raise ArtifactError(
             f"{folder}: no weights, expected {PEFT_FILE} or {MINDFORMERS_FILE} beside {NAMES[0]}"
         )
     file = weights_file(there[0])
     # The first byte of a safetensors file is one of a length, and may be a pickle's.
-    if not looks_like_safetensors(file):
-        refuse_pickle(file)
+    if not looks_like_safetensors(file) and looks_like_torch(file):
+        raise refused(file, f"an adapter's are expected in {PEFT_FILE}")
     return file
 
 
@@ -233,14 +247,15 @@ def _by_module(found: Mapping[str, LazyTensor], is_peft: bool) -> dict[str, dict
     """Module -> its tensors "a", "b" and "copy"; under "" what is nothing of them, by its name."""
     stored: defaultdict[str, dict[str, LazyTensor]] = defaultdict(dict)
     for name, tensor in found.items():
-        match = (_PEFT if is_peft else _MINDFORMERS).fullmatch(name)
+        match = (_PEFT if is_peft else LORA).fullmatch(name)
         if match is None:
             stored[""][name] = tensor
             continue
         prefix = PREFIX if is_peft else "transformer."  # of MindFormers' BLOOM with a head
         kind = (match[2] or (is_peft and match[3]) or "copy").lower()
         module = stored[match[1].removeprefix(prefix)]
-        if kind in module:
+        # One adapter may have the names of several of MindFormers' releases.
+        if kind in module and not same_values(module[kind], tensor):
             stored[""][name] = tensor
         module[kind] = tensor
     return dict(stored)

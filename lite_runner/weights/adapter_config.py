@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,9 +21,12 @@ from lite_runner.weights.checkpoint import read_json
 Number = TypeVar("Number", int, float)
 NAMES = ("adapter_config.json", "config.json")
 MAX_PATTERN = 2000  # characters of a regular expression
-MAX_REPEATS = 6  # unbounded ones in it, which bounds what a hostile one can cost
+MAX_REPEATS = 6  # unbounded ones on one way through it, which bounds what a hostile one can cost
+# Ways to go on that are tried where a pattern repeats, by the order of magnitude of a module's
+# name, and where something may be left out.
+_WAYS_OF_A_REPEAT, _WAYS_OF_A_CHOICE = 32, 4
 _ESCAPED = re.compile(r"\\.")
-_REPEAT = re.compile(r"[*+]|\{\d*,\d*\}")
+_PART = re.compile(r"\[\^?\]?[^\]]*\]|\(\?|[*+]\??|\{\d*,\d*\}\??|[?()|]")
 _REPEATED_GROUP = re.compile(r"\)(?:[*+]|\{[\d,])")
 
 # Of no effect once an adapter is trained, or on how its weights are named only.
@@ -118,6 +121,26 @@ class LoraSettings:
             if number.isdecimal() and (not self.layers_pattern or before in self.layers_pattern):
                 return int(number) in self.layers
         return False
+
+
+def lora_settings(where: Path, r: int, alpha: float, targets: str | Sequence[str]) -> LoraSettings:
+    """Those of an adapter that has no file of its own; `where` is named in messages.
+
+    Raises ArtifactError for a pattern that is none.
+    """
+    given = targets if isinstance(targets, str) else list(targets)
+    return LoraSettings(
+        where=where,
+        r=r,
+        lora_alpha=_alpha(where, "lora_alpha", alpha),
+        target_modules=_modules(where, "target_modules", given, needed=True),
+        exclude_modules=(),
+        layers=(),
+        layers_pattern=(),
+        rank_pattern={},
+        alpha_pattern={},
+        use_rslora=False,
+    )
 
 
 def read_settings(folder: Path) -> LoraSettings:
@@ -217,14 +240,39 @@ def _plain_names(where: Path, key: str, value: Any) -> tuple[str, ...]:
 def _pattern(where: Path, key: str, text: str) -> str:
     """A regular expression that compiles and cannot take long on a module's name."""
     bare = _ESCAPED.sub("x", text)
-    slow = _REPEATED_GROUP.search(bare) or len(_REPEAT.findall(bare)) > MAX_REPEATS
+    slow = _REPEATED_GROUP.search(bare) or _ways(bare) > _WAYS_OF_A_REPEAT**MAX_REPEATS
     if len(text) > MAX_PATTERN or slow:
-        raise _wrong(where, key, text, f"a pattern without repeated groups, {MAX_REPEATS} repeats")
+        raise _wrong(
+            where, key, text, f"a pattern without repeated groups, {MAX_REPEATS} repeats in a row"
+        )
     try:
         re.compile(f"({text})")
     except (re.error, RecursionError, OverflowError) as error:
         raise _wrong(where, key, text, f"a regular expression ({error})") from error
     return text
+
+
+def _ways(bare: str) -> int:
+    """How many ways through a pattern (its escapes taken out) may be tried at most.
+
+    Those of what stands in a row multiply, those of alternatives add up.
+    """
+    others, ways = [0], [1]  # of each group that is open: alternatives before, and this one
+    for part in _PART.findall(bare):
+        if part.startswith("("):
+            others.append(0)
+            ways.append(1)
+        elif part == "|":
+            others[-1] += ways[-1]
+            ways[-1] = 1
+        elif part == ")" and len(ways) > 1:
+            inside = others.pop() + ways.pop()
+            ways[-1] *= inside
+        elif part == "?":
+            ways[-1] *= _WAYS_OF_A_CHOICE
+        elif part[0] in "*+{":
+            ways[-1] *= _WAYS_OF_A_REPEAT
+    return others[0] + ways[0]
 
 
 def _mapping(where: Path, raw: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lite_runner.config.model import ModelConfig
+from lite_runner.config.release import Release
 from lite_runner.config.schema import AdapterFormat
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.adapter import (
@@ -44,16 +45,19 @@ def write_adapters(
     *,
     overwrite: bool = False,
     listed: bool,
+    release: Release = Release(),  # noqa: B008  (frozen)
 ) -> None:
     """Write adapters of `model`: where `listed`, to folders in `target` beside a lora_adapter.json
-    that names them, else the only one to `target` itself.
+    that names them, else the only one to `target` itself. In MindFormers' format the parameters
+    have the names of its `release`, or each of the two that there are.
 
     Raises ConfigError for a folder that is not empty (without `overwrite`), ArtifactError where the
     format cannot hold an adapter, EnvironmentFault where nothing can be written.
     """
     folders = {name: target / name if listed else target for name in adapters}
     check_folder(target, overwrite)
-    contents = {name: _content(adapter, model, format) for name, adapter in adapters.items()}
+    names = release.adapter_names if format == "mindformers" else ()
+    contents = {name: _content(adapter, model, names) for name, adapter in adapters.items()}
     for name, (tensors, settings) in contents.items():
         with filled_folder(folders[name], _OURS) as folder:
             if format == "peft":
@@ -72,10 +76,11 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _content(
-    adapter: Adapter, model: ModelConfig, format: AdapterFormat
+    adapter: Adapter, model: ModelConfig, mindformers: Sequence[str]
 ) -> tuple[dict[str, LazyTensor], dict[str, Any]]:
-    """The tensors and the config of one adapter."""
-    modules = by_module(model, hugging_face=format == "peft")
+    """The tensors and the config of one adapter, in MindFormers' format with the names that it
+    gives them; without any in PEFT's."""
+    modules = by_module(model, hugging_face=not mindformers)
     held = {
         module: _joined(module, places, adapter, model)
         for module, places in modules.items()
@@ -83,14 +88,15 @@ def _content(
     }
     tensors: dict[str, LazyTensor] = {}
     for module, pair in held.items():
-        name_a, name_b = _names(module, modules[module][0], format)
-        tensors |= {name_a: pair.a, name_b: pair.b}
+        starts = [f"{module}.{name}" for name in mindformers]
+        names = [(f"{start}a", f"{start}b") for start in starts]
+        for name_a, name_b in names or [_peft_names(module, modules[module][0])]:
+            tensors |= {name_a: pair.a, name_b: pair.b}
+    format: AdapterFormat = "mindformers" if mindformers else "peft"
     return tensors, _settings(adapter, held, list(modules), model, format)
 
 
-def _names(module: str, site: Site, format: AdapterFormat) -> tuple[str, str]:
-    if format == "mindformers":
-        return f"{module}.lora_a", f"{module}.lora_b"
+def _peft_names(module: str, site: Site) -> tuple[str, str]:
     if site.is_embedding:
         start = f"{PREFIX}{module}.lora_embedding_"
         return f"{start}A", f"{start}B"

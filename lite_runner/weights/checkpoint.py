@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lite_runner import progress
 from lite_runner.config.hf import model_config_from_hf, special_tokens_from_hf
 from lite_runner.config.model import ModelConfig
 from lite_runner.errors import ArtifactError
@@ -18,6 +19,7 @@ from lite_runner.weights.gguf_checkpoint import config_of_gguf, from_gguf
 from lite_runner.weights.gguf_file import looks_like_gguf, open_gguf
 from lite_runner.weights.hugging_face import (
     INDEX,
+    TORCH_INDEX,
     check_tied_head,
     from_hugging_face,
     full_name,
@@ -31,28 +33,36 @@ from lite_runner.weights.safetensors_file import (
     looks_like_safetensors,
     no_duplicates,
     open_safetensors,
+    stored_tensors,
 )
 from lite_runner.weights.shard_manifest import rank_folders, shards_model
 from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights.torch_file import looks_like_torch, open_torch
 
 MAX_JSON = 16 * 2**20  # bytes of a config.json
 LFS_POINTER = b"version https://git-lfs."
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
-# What MindSpore saves beside the weights while it trains.
-_TRAINING_STATE = re.compile(
+FILES = ".files"  # behind the name of a weights file: the folder of its config and tokenizer
+LORA = re.compile(r"(.+)\.(?:mindpet_delta_)?lora_([abAB])")  # MindFormers' names
+# What MindSpore saves beside the weights: its training, the caches of a network that was built with
+# use_past, and of gpt2 the causal masks that MindFormers' conversion takes along.
+_NO_WEIGHTS = re.compile(
     r"(adam_[mv]|moments?\d?|accu_grads)\..+"
     r"|global_step|epoch_num|step_num|loss_scale|learning_rate|scale_sense"
     r"|(current|last_overflow)_iterator_step"
+    r"|(.+\.)?(key|value)_(past|cache)"
+    r"|backbone\.blocks\.\d+\.attention\.(masked_)?beta"
 )
 
 
 def open_checkpoint(path: Path, config: ModelConfig) -> dict[str, LazyTensor]:
     """Every tensor of the model under its canonical name, still on disk.
 
-    `path` is a file or a folder: Hugging Face safetensors (one file or shards with an index),
-    MindSpore safetensors or .ckpt with MindFormers' names, GGUF, or what run_mode=quantize wrote:
-    matrices that are quantized read as F32, and have their integers beside. Raises ArtifactError
-    where it is none of them, is damaged, or does not hold exactly the tensors of `config`.
+    `path` is a file or a folder: Hugging Face safetensors or pytorch_model.bin (one file or shards
+    with an index), MindSpore safetensors or .ckpt with MindFormers' names, GGUF, or what
+    run_mode=quantize wrote: matrices that are quantized read as F32, and have their integers
+    beside. Raises ArtifactError where it is none of them, is damaged, or does not hold exactly the
+    tensors of `config`.
     """
     file = weights_file(path)
     if file.name.endswith(".index.json"):
@@ -62,19 +72,100 @@ def open_checkpoint(path: Path, config: ModelConfig) -> dict[str, LazyTensor]:
     quantized = read_quantization(file)
     if quantized is not None:
         return open_quantized(file, quantized, config)
+    left_out: list[str] = []
+    found = _tensors_in(file, left_out)
+    if left_out:
+        told = f"{', '.join(left_out[:3])}{' ...' if left_out[3:] else ''}"
+        progress.note(f"{file}: {len(left_out)} tensors are no weights and are left out: {told}")
+    lora = next((name for name in found if LORA.fullmatch(name)), None)
+    if lora is not None:
+        raise ArtifactError(
+            f"{file}: holds LoRA weights beside the model's, such as {lora}, and nothing says how "
+            "they are scaled",
+            "model.model_config.pet_config in a yaml: pet_type: lora, lora_rank, lora_alpha and "
+            "target_modules",
+        )
+    return named(found, config, str(file))
+
+
+def with_lora(
+    path: Path, config: ModelConfig
+) -> tuple[dict[str, LazyTensor], dict[str, LazyTensor]]:
+    """The model's tensors, as `open_checkpoint` has them, and MindFormers' LoRA weights, by the
+    names that they have in the file; none where it holds none."""
+    file = weights_file(path)
+    found = {} if _has_no_lora(file) else _tensors_in(file)
+    lora = {name: tensor for name, tensor in found.items() if LORA.fullmatch(name)}
+    if not lora:
+        return open_checkpoint(path, config), {}
+    rest = {name: tensor for name, tensor in found.items() if name not in lora}
+    return named(rest, config, str(file)), lora
+
+
+def _has_no_lora(file: Path) -> bool:
+    """Whether it is of a kind that MindFormers does not train."""
+    indexed = file.name.endswith(".index.json")
+    return indexed or looks_like_gguf(file) or read_quantization(file) is not None
+
+
+def check_file(path: Path) -> None:
+    """Raise ArtifactError where the checkpoint at `path` is missing, or no sound file of any
+    format; only its headers are read, and the model is not asked about."""
+    file = weights_file(path)
+    if looks_like_gguf(file):
+        open_gguf(file)
+    elif read_quantization(file) is not None:
+        stored_tensors(file)
+    else:
+        tensors_at(file)
+
+
+def tensors_at(path: Path) -> dict[str, LazyTensor]:
+    """The weights of a file or folder, which is no GGUF and not quantized, under the names that it
+    gives them, whatever the model. Raises ArtifactError."""
+    file = weights_file(path)
+    return open_index(file) if file.name.endswith(".index.json") else _tensors_in(file)
+
+
+def _tensors_in(file: Path, left_out: list[str] | None = None) -> dict[str, LazyTensor]:
+    """The weights of one file under the names that it gives them; those of what is beside them
+    there, but for buffers, are added to `left_out`."""
+
+    def ignore(name: str) -> bool:
+        if not carries_no_weights(name):
+            return False
+        if left_out is not None and not is_buffer(name):
+            left_out.append(name)
+        return True
+
     if looks_like_safetensors(file):
-        return _named(open_safetensors(file, carries_no_weights), config, str(file))
-    refuse_pickle(file)
+        return open_safetensors(file, ignore)
+    if file.suffix in PICKLES or looks_like_torch(file):
+        return open_torch(file, ignore)
     # A damaged file keeps its suffix: its own reader says best what is wrong with it.
     if file.suffix == ".safetensors":
-        return _named(open_safetensors(file), config, str(file))
+        return open_safetensors(file)
     if file.suffix == ".ckpt" or looks_like_ckpt(file):
-        return _named(open_ckpt(file), config, str(file))
+        return {name: tensor for name, tensor in open_ckpt(file).items() if not ignore(name)}
     raise ArtifactError(
         f"{file}: not a checkpoint: it starts with {first_bytes(file, 8)!r}, expected safetensors, "
-        "MindSpore .ckpt or GGUF",
+        "MindSpore .ckpt, GGUF or PyTorch's",
         "give load_checkpoint= the weights file, or the folder that holds it",
     )
+
+
+def folder_of(path: Path) -> Path:
+    """Where config and tokenizer of the checkpoint at `path`, a file or folder, are to be found.
+
+    That is the folder FILE.files beside the weights, as run_mode=convert writes it, so that
+    checkpoints of several models may share a folder; else the folder of the weights.
+    """
+    try:
+        file = weights_file(path)
+    except ArtifactError:  # a folder of shards, or of a tokenizer alone
+        return path if path.is_dir() else path.parent
+    own = file.with_name(file.name + FILES)
+    return own if own.is_dir() else file.parent
 
 
 def weights_file(path: Path) -> Path:
@@ -101,54 +192,44 @@ def _file_in(path: Path) -> Path:
             f"{path}: a checkpoint cut for {len(ranks)} ranks (rank_0 ...), expected a whole one",
             "merge it first: run_mode=shard parallel=single",
         )
-    for name in ("model.safetensors", INDEX):
-        if (path / name).is_file():
-            return path / name
-    found = sorted(
-        item for item in path.iterdir() if item.suffix in (".safetensors", ".ckpt", ".gguf")
-    )
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ArtifactError(
-            f"{path}: {len(found)} checkpoints ({', '.join(item.name for item in found[:5])}), "
-            f"expected one, or shards with {INDEX}",
-            "give load_checkpoint= the file to read",
-        )
-    for item in sorted(path.iterdir()):
-        if item.suffix in PICKLES:
-            refuse_pickle(item)
+    # What is no pickle goes first.
+    for names, suffixes in (
+        (("model.safetensors", INDEX), (".safetensors", ".ckpt", ".gguf")),
+        (("pytorch_model.bin", TORCH_INDEX), PICKLES),
+    ):
+        for name in names:
+            if (path / name).is_file():
+                return path / name
+        found = sorted(item for item in path.iterdir() if item.suffix in suffixes)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ArtifactError(
+                f"{path}: {len(found)} checkpoints ({', '.join(item.name for item in found[:5])}), "
+                f"expected one, or shards with {names[1]}",
+                "give load_checkpoint= the file to read",
+            )
     raise ArtifactError(
         f"{path}: the folder holds no checkpoint, expected model.safetensors, {INDEX}, "
-        "or one .safetensors, .ckpt or .gguf file",
+        "pytorch_model.bin, or one .safetensors, .ckpt or .gguf file",
         "give load_checkpoint= the folder or the file that holds the weights",
     )
 
 
-def refuse_pickle(file: Path) -> None:
-    """Raise ArtifactError where a file is a pickle, by its name or its first bytes."""
-    start = first_bytes(file, 4)
-    # A zip archive is what torch.save writes; 0x80 opens a pickle.
-    if file.suffix in PICKLES or start == b"PK\x03\x04" or start[:1] == b"\x80":
-        raise ArtifactError(
-            f"{file}: a pickle, which can run any code when it is loaded; it is never read",
-            "take the model's .safetensors files, or make them where you trust the file: "
-            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)",
-        )
-
-
 def carries_no_weights(name: str) -> bool:
-    """Whether a tensor of this name is a buffer, or what training keeps beside the weights."""
-    return is_buffer(name) or _TRAINING_STATE.fullmatch(name) is not None
+    """Whether a tensor of this name is a buffer, a cache, or what training keeps beside weights."""
+    return is_buffer(name) or _NO_WEIGHTS.fullmatch(name) is not None
 
 
 def own_name(name: str) -> str:
     """The canonical name of a tensor that MindFormers wrote."""
-    # Its BLOOM with a language-model head saves everything below `transformer.`.
-    return name.removeprefix("transformer.")
+    # Its BLOOM with a language-model head saves everything below `transformer.`, and its conversion
+    # calls the head of Hugging Face's `head`.
+    name = name.removeprefix("transformer.")
+    return "lm_head.weight" if name == "head.weight" else name
 
 
-def _named(
+def named(
     found: Mapping[str, LazyTensor], config: ModelConfig, where: str
 ) -> dict[str, LazyTensor]:
     """`found` under canonical names; which names the file uses, its tensors tell."""
@@ -156,7 +237,7 @@ def _named(
     ours = {own_name(name): name for name in found}
     if sum(full_name(name, theirs) in theirs for name in found) > sum(n in canonical for n in ours):
         return from_hugging_face(found, config, where)
-    tensors = {name: found[stored] for name, stored in ours.items() if not carries_no_weights(name)}
+    tensors = {name: found[stored] for name, stored in ours.items()}
     head = None if "lm_head.weight" in canonical else tensors.pop("lm_head.weight", None)
     check_tensors({name: tensor.shape for name, tensor in tensors.items()}, canonical, where)
     if head is not None:
@@ -167,15 +248,15 @@ def _named(
 def model_config_of(path: Path) -> ModelConfig | None:
     """The model that a checkpoint says it holds; None where nothing in or beside it says so.
 
-    Read from GGUF metadata or a sharded set's manifests, else from the config.json in the folder or
-    beside the file; the special tokens of a generation_config.json win, as in transformers.
+    Read from GGUF metadata or a sharded set's manifests, else from the config.json of `folder_of`;
+    the special tokens of a generation_config.json win, as in transformers.
     """
     if rank_folders(path):
         return shards_model(path) or model_config_in(path)
     file = weights_file(path)
     if looks_like_gguf(file):
         return config_of_gguf(open_gguf(file))
-    return model_config_in(file.parent)
+    return model_config_in(folder_of(file))
 
 
 def model_config_in(folder: Path) -> ModelConfig | None:

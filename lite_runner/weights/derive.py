@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.errors import ArtifactError
 from lite_runner.weights.files import drop_pages
-from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights.tensor import DType, LazyTensor, narrowed
 
 COMPARED_AT_ONCE = 1 << 22  # values; keeps the comparison of large tensors in little memory
 
@@ -20,6 +21,24 @@ def derived(
 ) -> LazyTensor:
     """`change` applied to what `tensor` holds; it moves values and never computes new ones."""
     return LazyTensor(shape, tensor.dtype, lambda: _copied(tensor.read(), change).reshape(shape))
+
+
+def cast(name: str, tensor: LazyTensor, dtype: DType) -> LazyTensor:
+    """The tensor `name` in another type, each value rounded to the nearest.
+
+    Reading raises ArtifactError where a value is too large for it.
+    """
+    if tensor.dtype == dtype:
+        return tensor
+
+    def read() -> NDArray[Any]:
+        with np.errstate(over="ignore"):
+            rounded = narrowed(tensor.float32(), dtype)
+        if dtype == "F16" and np.isinf(rounded).any():
+            raise ArtifactError(f"tensor {name}: has values too large for F16", "take BF16")
+        return rounded
+
+    return LazyTensor(tensor.shape, dtype, read)
 
 
 def transposed(tensor: LazyTensor) -> LazyTensor:

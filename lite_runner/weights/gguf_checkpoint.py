@@ -57,6 +57,11 @@ def config_of_gguf(file: GGUFFile) -> ModelConfig:
         value = file.metadata.get(f"{architecture}.{key}")
         if value and value != NEUTRAL.get(key):
             raise ArtifactError(f"{file.path}: {architecture}.{key} = {value} is not supported")
+    if not file.metadata.get(f"{architecture}.attention.causal", True):
+        raise ArtifactError(
+            f"{file.path}: {architecture}.attention.causal = false: the model sees the tokens that "
+            "follow, and so generates no text"
+        )
     raw = _as_hugging_face(file, architecture)
     config = model_config_from_hf(raw, f"{file.path}: metadata")
     if config.family != "llama":
@@ -133,15 +138,15 @@ def _shortest(value: float) -> float:
 
 
 def _scaling_of_metadata(value: Any) -> dict[str, Any] | None:
-    kind = value("rope.scaling.type", "none")
-    linear = value("rope.scale_linear")  # as older files say it
-    if kind == "none" and linear not in (None, 1.0):
-        return {"rope_type": "linear", "factor": linear}
-    if kind == "none":
+    """A `rope_scaling` object; what is not given is as in llama.cpp: linear, by a factor of 1."""
+    kind = value("rope.scaling.type", "linear")
+    factor = value("rope.scaling.factor", value("rope.scale_linear"))  # the second in older files
+    factor = factor or 1.0  # 0 stands for none, too
+    if kind == "none" or (kind == "linear" and factor == 1.0):
         return None
     scaling = {
         "rope_type": kind,
-        "factor": value("rope.scaling.factor"),
+        "factor": factor,
         "original_max_position_embeddings": value("rope.scaling.original_context_length"),
         "beta_fast": value("rope.scaling.yarn_beta_fast"),
         "beta_slow": value("rope.scaling.yarn_beta_slow"),

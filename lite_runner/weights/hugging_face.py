@@ -18,8 +18,9 @@ from lite_runner.weights.derive import derived, same_values, transposed
 from lite_runner.weights.layouts import Parameter, check_tensors, parameters
 from lite_runner.weights.safetensors_file import open_safetensors
 from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights.torch_file import open_torch
 
-INDEX = "model.safetensors.index.json"
+INDEX, TORCH_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 MAX_INDEX = 100_000_000  # bytes
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -52,7 +53,8 @@ def open_index(index: Path) -> dict[str, LazyTensor]:
                 f"({len(names)} tensors of {len(shards)} shards)",
                 "fetch the missing file; the download may have been interrupted",
             )
-        found = open_safetensors(shard, is_buffer)
+        read = open_torch if index.name == TORCH_INDEX else open_safetensors
+        found = read(shard, is_buffer)
         absent = [name for name in names if name not in found and not is_buffer(name)]
         extra = [name for name in found if name not in names]
         if absent or extra:
@@ -77,12 +79,13 @@ def _read_index(index: Path) -> dict[str, set[str]]:
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise ArtifactError(f"{index}: expected an object weight_map of tensor -> shard file")
+    suffix = ".bin" if index.name == TORCH_INDEX else ".safetensors"
     shards: defaultdict[str, set[str]] = defaultdict(set)
     for name, file in weight_map.items():
         # A plain name cannot leave the folder. Symbolic links are fine: the hub's cache uses them.
-        if not isinstance(file, str) or not re.fullmatch(r"[\w][\w.+-]*\.safetensors", file):
+        if not isinstance(file, str) or not re.fullmatch(rf"[\w][\w.+-]*\{suffix}", file):
             raise ArtifactError(
-                f"{index}: tensor {name!r} points to {file!r}, expected the name of a .safetensors "
+                f"{index}: tensor {name!r} points to {file!r}, expected the name of a {suffix} "
                 "file in the same folder",
                 "do not use this checkpoint: an index has no reason to point elsewhere",
             )

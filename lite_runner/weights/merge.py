@@ -15,7 +15,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.weights.adapter import Adapter, LoraPair, check_copies, check_effective
 from lite_runner.weights.adapter_sites import HEAD, Site, sites
 from lite_runner.weights.layouts import parameters
-from lite_runner.weights.tensor import DType, LazyTensor, to_bfloat16
+from lite_runner.weights.tensor import LazyTensor, narrowed
 
 _HEAD_WEIGHT = f"{HEAD}.weight"
 
@@ -64,7 +64,7 @@ def _sum(base: LazyTensor, pair: LoraPair, site: Site, name: str) -> NDArray[Any
     with np.errstate(over="ignore", invalid="ignore"):
         total = a.T @ b.T if site.in_out else b @ a
         total += base.float32()
-        stored = _rounded(total, base.dtype)
+        stored = narrowed(total, base.dtype)
     if not np.isfinite(total).all() or (base.dtype == "F16" and not np.isfinite(stored).all()):
         raise ArtifactError(
             f"adapter {name}: {site.weight} merged with it has values that are no number, or too "
@@ -72,10 +72,3 @@ def _sum(base: LazyTensor, pair: LoraPair, site: Site, name: str) -> NDArray[Any
             "the adapter's weights are damaged, or it was trained on another base",
         )
     return stored
-
-
-def _rounded(values: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
-    """float32 as stored bits, rounded to the nearest, ties to even."""
-    if dtype == "BF16":
-        return to_bfloat16(values)
-    return values.astype(np.float16 if dtype == "F16" else np.float32, copy=False)

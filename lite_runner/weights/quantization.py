@@ -113,6 +113,6 @@ def _pieces(
         part = slice(start, min(start + step, rows))
         index = (slice(None), part) if turned else (part, slice(None))
         stored = tensor.part(index)
-        values = widened(stored, tensor.dtype)
+        values = widened(stored)
         yield np.ascontiguousarray(values.T) if turned else values
         drop_pages(stored)

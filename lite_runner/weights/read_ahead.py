@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from lite_runner.config.model import ModelConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.layouts import parameters
 from lite_runner.weights.quantized import QuantizedTensor
-from lite_runner.weights.tensor import LazyIntegers, LazyTensor
+from lite_runner.weights.tensor import LazyIntegers, LazyTensor, widened
 
 THREADS = 2  # of dequantizing two saturate the memory
 AHEAD_BYTES = 1 << 30  # held ready at most, so that a large model is not in memory twice
@@ -102,34 +102,35 @@ class QuantizedWeights:
         readings = {name: _out_major(one, name in turned) for name, one in tensors.items()}
         self._queue = _Queue(readings, advance)
 
-    def matrix(self, name: str) -> NDArray[np.float32] | QuantizedTensor:
+    def matrix(self, name: str) -> NDArray[Any] | QuantizedTensor:
         """The weight of a linear layer, the embedding or the head [out, in], once.
 
-        Arrays may be read-only views of the checkpoint's file.
+        Floats are as they are stored: see LazyTensor. Arrays may be read-only views of the
+        checkpoint's file.
         """
         return self._queue.take(name)
 
     def vector(self, name: str) -> NDArray[np.float32]:
         """Any other tensor, once: the gain of a norm, a bias, the table of positions."""
         values = self._queue.take(name)
-        return values.float32() if isinstance(values, QuantizedTensor) else values
+        return values.float32() if isinstance(values, QuantizedTensor) else widened(values)
 
     def close(self) -> None:
         """Stop reading; what was not taken is dropped."""
         self._queue.close()
 
 
-def _out_major(tensor: LazyTensor, turned: bool) -> _Reading[NDArray[np.float32] | QuantizedTensor]:
+def _out_major(tensor: LazyTensor, turned: bool) -> _Reading[NDArray[Any] | QuantizedTensor]:
     if tensor.integers is not None:
         shape = tensor.shape[::-1] if turned else tensor.shape
         nbytes = tensor.integers.scheme.nbytes(*shape)
         return _Reading(nbytes, partial(_integers, tensor, tensor.integers, turned))
-    return _Reading(_bytes(tensor), partial(_floats, tensor, turned))
+    return _Reading(tensor.nbytes, partial(_floats, tensor, turned))
 
 
 def _integers(
     tensor: LazyTensor, integers: LazyIntegers, turned: bool
-) -> NDArray[np.float32] | QuantizedTensor:
+) -> NDArray[Any] | QuantizedTensor:
     try:
         return integers.read()
     except ArtifactError:
@@ -138,8 +139,8 @@ def _integers(
     return _floats(tensor, turned)
 
 
-def _floats(tensor: LazyTensor, turned: bool) -> NDArray[np.float32]:
-    values = tensor.float32()
+def _floats(tensor: LazyTensor, turned: bool) -> NDArray[Any]:
+    values = tensor.read()
     return np.ascontiguousarray(values.T) if turned else values
 
 

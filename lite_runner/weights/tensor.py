@@ -63,14 +63,21 @@ class LazyTensor:
 
     def float32(self) -> NDArray[np.float32]:
         """The values as float32; exact for all three types. May be a read-only view."""
-        return widened(self.read(), self.dtype)
+        return widened(self.read())
 
 
-def widened(raw: NDArray[Any], dtype: DType) -> NDArray[np.float32]:
+def widened(raw: NDArray[Any]) -> NDArray[np.float32]:
     """Stored bits as float32; exact for all three types. May be the same array."""
-    if dtype == "BF16":
+    if raw.dtype == np.uint16:
         return (raw.astype(np.uint32) << 16).view(np.float32)
     return raw.astype(np.float32, copy=False)
+
+
+def narrowed(values: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
+    """float32 as stored bits, rounded to the nearest, ties to even. May be the same array."""
+    if dtype == "BF16":
+        return to_bfloat16(values)
+    return values.astype(np.float16 if dtype == "F16" else np.float32, copy=False)
 
 
 def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from numpy.typing import NDArray
 
-from lite_runner.config.hf import hf_from_model_config
+from lite_runner.config.hf import FAMILIES, hf_from_model_config
 from lite_runner.config.model import ModelConfig
+from lite_runner.config.release import Release
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.weights.adapter import Adapter
-from lite_runner.weights.checkpoint import open_checkpoint
+from lite_runner.weights.checkpoint import FILES, folder_of, open_checkpoint
 from lite_runner.weights.ckpt_file import write_ckpt
+from lite_runner.weights.derive import cast
 from lite_runner.weights.files import atomic_write, make_folder, sync_folder
 from lite_runner.weights.hugging_face import INDEX, TOKENIZER_FILES, to_hugging_face
+from lite_runner.weights.layouts import parameters
 from lite_runner.weights.merge import merged, merged_model
 from lite_runner.weights.safetensors_file import write_safetensors
-from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights.tensor import DType, LazyTensor
 
 __all__ = ["Format", "convert", "write_ckpt", "write_safetensors"]
 
 Format = Literal["ckpt", "safetensors", "huggingface"]
-COPIED_FILES: tuple[str, ...] = (*TOKENIZER_FILES, "generation_config.json")
+HEAD = "lm_head.weight"
+HEAD_NOTE = (
+    f"{HEAD} is written, though it is the embedding: before release 1.3 MindFormers cannot tie the "
+    "two, and would compute with a random head (mindformers.release=1.3 leaves it out)"
+)
+COPIED_FILES: tuple[str, ...] = ("config.json", *TOKENIZER_FILES, "generation_config.json")
 
 
 def convert(
@@ -37,45 +44,84 @@ def convert(
     format: Format,
     *,
     overwrite: bool = False,
-    tokenizer: Mapping[str, str] | None = None,
+    beside: Mapping[str, bytes] | None = None,
     adapter: Adapter | None = None,
+    release: Release = Release(),  # noqa: B008  (frozen)
+    dtype: DType | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Write the checkpoint `source` of the model `config` to `target`, with the same bits.
 
     "ckpt" and "safetensors" write one file with MindFormers' names, "huggingface" a folder with
-    model.safetensors, config.json and the tokenizer: the files `tokenizer` (text by name), else
-    those found beside the source. Quantized tensors become F32. An `adapter` is merged into the
-    weights, which keep their type. `target` is complete or untouched.
+    model.safetensors. The small files `beside` (content by name; None: config.json, and the
+    tokenizer found beside the source) lie in that folder, or beside the file in TARGET.files.
+    Quantized tensors become F32. An `adapter` is merged into the weights, which keep their type
+    unless a `dtype` is given.
+    MindFormers' names are for its `release`: a head that it cannot tie is written, too. `target` is
+    complete or untouched.
 
     Raises ConfigError for a target that exists (without `overwrite`) or has the wrong suffix,
     ArtifactError for the source, EnvironmentFault where the disk is too small or read-only.
     """
-    _check_target(target, format, overwrite)
+    check_target(target, format, overwrite)
+    if format == "huggingface":
+        hf_from_model_config(config)  # is it a family that the format has?
     tensors: Mapping[str, LazyTensor] = open_checkpoint(source, config)
     if adapter is not None:
         tensors, config = merged(tensors, adapter, config), merged_model(config, adapter)
+    if format != "huggingface" and release.needs_head(config):
+        tensors = {**tensors, HEAD: tensors[parameters(config)[0].name]}
+        report(HEAD_NOTE)
+    if dtype is not None:
+        tensors = {name: cast(name, tensor, dtype) for name, tensor in tensors.items()}
     tensors = with_progress(tensors, report)
-    if format == "ckpt":
-        write_ckpt(target, tensors)
-    elif format == "safetensors":
-        write_safetensors(target, tensors, {"format": "ms"})
-    else:
-        folder = source if source.is_dir() else source.parent
-        texts = {"config.json": json.dumps(hf_from_model_config(config), indent=2) + "\n"}
-        copied = COPIED_FILES
-        if tokenizer is not None:  # the others would contradict it
-            texts |= tokenizer
-            copied = tuple(name for name in COPIED_FILES if name not in TOKENIZER_FILES)
+    if beside is None:
+        beside = {**copied_files(source), **config_file(config)}
+    if format == "huggingface":
         with filled_folder(target, {INDEX, *COPIED_FILES}) as temporary:
             theirs = to_hugging_face(tensors, config)
             write_safetensors(temporary / "model.safetensors", theirs, {"format": "pt"})
-            for name, text in texts.items():
-                with atomic_write(temporary / name) as file:
-                    file.write(text.encode())
-            for name in copied:
-                if (folder / name).is_file():
-                    shutil.copyfile(folder / name, temporary / name)
+            _write_files(temporary, beside)
+        return
+    if format == "ckpt":
+        write_ckpt(target, tensors)
+    else:
+        write_safetensors(target, tensors, {"format": "ms"})
+    write_beside(target, beside)
+
+
+def config_file(config: ModelConfig) -> dict[str, bytes]:
+    """config.json of the model and its content; nothing for a family that Hugging Face lacks."""
+    if config.family not in FAMILIES:
+        return {}
+    return {"config.json": (json.dumps(hf_from_model_config(config), indent=2) + "\n").encode()}
+
+
+def copied_files(source: Path, without: Collection[str] = ()) -> dict[str, bytes]:
+    """Config and tokenizer that lie beside a checkpoint, by name; `without` some of the files."""
+    folder = folder_of(source)
+    found = (folder / name for name in COPIED_FILES if name not in without)
+    return {file.name: file.read_bytes() for file in found if file.is_file()}
+
+
+def write_beside(target: Path, files: Mapping[str, bytes]) -> None:
+    """Write config and tokenizer of the weights file `target` to TARGET.files.
+
+    Raises EnvironmentFault where that is not possible.
+    """
+    with filled_folder(files_folder(target), {*COPIED_FILES}) as temporary:
+        _write_files(temporary, files)
+
+
+def files_folder(target: Path) -> Path:
+    """The folder for config and tokenizer of a weights file that is to be written."""
+    return target.with_name(target.name + FILES)
+
+
+def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        with atomic_write(folder / name, len(content)) as file:
+            file.write(content)
 
 
 def check_folder(target: Path, overwrite: bool) -> None:
@@ -86,7 +132,8 @@ def check_folder(target: Path, overwrite: bool) -> None:
         raise ConfigError(f"{target}: exists already", "choose another name, or overwrite=true")
 
 
-def _check_target(target: Path, format: Format, overwrite: bool) -> None:
+def check_target(target: Path, format: Format, overwrite: bool) -> None:
+    """Raise ConfigError where a checkpoint of this format cannot be written there."""
     if format not in get_args(Format):
         raise ConfigError(f"format is {format!r}, expected one of {', '.join(get_args(Format))}")
     if format == "huggingface":
@@ -94,8 +141,15 @@ def _check_target(target: Path, format: Format, overwrite: bool) -> None:
         return
     if target.suffix != f".{format}" or target.is_dir():
         raise ConfigError(f"{target}: expected the name of a .{format} file to write")
-    if target.exists() and not overwrite:
-        raise ConfigError(f"{target}: exists already", "choose another name, or overwrite=true")
+    check_free(target, overwrite)
+
+
+def check_free(target: Path, overwrite: bool) -> None:
+    """Raise ConfigError where the file `target`, or the folder of its config and tokenizer, exists
+    already (without `overwrite`)."""
+    for path in (target, files_folder(target)):
+        if path.exists() and not overwrite:
+            raise ConfigError(f"{path}: exists already", "choose another name, or overwrite=true")
 
 
 def with_progress(

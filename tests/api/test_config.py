@@ -14,7 +14,10 @@ from lite_runner import (
     AutoConfig,
     BloomConfig,
     ContextConfig,
+    GPT2Config,
     LlamaConfig,
+    PretrainedConfig,
+    Qwen2Config,
     build_context,
     init_context,
 )
@@ -47,7 +50,7 @@ def test_attributes_may_be_read_and_changed() -> None:
         ("seq_length", "long", "expected an integer"),
         ("seq_length", 0, ">= 1"),
         ("batch_size", 0, "batch_size: got 0"),
-        ("qkv_concat", True, "not available"),
+        ("attn_proj_has_bias", True, "not available"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(name: str, value: object, said: str) -> None:
@@ -115,8 +118,6 @@ def test_the_context_holds_for_the_next_configs() -> None:
     assert chosen() == {"mode": 0, "device_target": "auto", "device_id": 1}
     with pytest.raises(ConfigError, match="did you mean device_id"):
         build_context({"context": {"device_idd": 1}})
-    with pytest.raises(ConfigError, match="use_parallel"):
-        init_context(use_parallel=True)
 
 
 def test_every_export_is_there_and_none_is_imported_early() -> None:
@@ -129,3 +130,78 @@ def test_every_export_is_there_and_none_is_imported_early() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "expected"),
+    [
+        (GPT2Config, {"hidden_size": 64, "num_heads": 4}, {"vocab_size": 50257, "num_layers": 12}),
+        (
+            Qwen2Config,
+            {"hidden_size": 512, "num_heads": 8, "num_layers": 2, "n_kv_heads": 2},
+            {"qkv_has_bias": True, "intermediate_size": 1536, "theta": 1e6},
+        ),
+        (BloomConfig, {"checkpoint_name_or_path": "tiny_bloom"}, {"hidden_size": 64}),
+    ],
+)
+def test_a_family_of_given_sizes(
+    config: type[PretrainedConfig], settings: dict[str, object], expected: dict[str, object]
+) -> None:
+    made = config(**settings)  # type: ignore[arg-type]
+    assert isinstance(made, config)
+    assert {name: getattr(made, name) for name in expected} == expected
+    again = config.from_pretrained("tiny_gpt2", seq_length=32)  # type: ignore[attr-defined]
+    assert again.seq_length == 32
+
+
+def test_the_environment_says_which_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    init_context(context_config=ContextConfig(device_target="Ascend", device_id=3))
+    assert chosen()["device_target"] == "Ascend"
+    monkeypatch.setenv("LITE_RUNNER_DEVICE_TARGET", "CPU")
+    assert chosen() == {"mode": 0, "device_target": "CPU", "device_id": 3}
+
+
+def test_keys_of_the_command_line_are_settings_too() -> None:
+    keys = {"kv_cache": "int8", "quant": "a16w4", "threads": 1, "device_target": "CPU", "seed": 3}
+    more = {"truncate": "left", "chat": True, "max_new_tokens": 5, "top_k": 3, "adapter_path": "x"}
+    config = AutoConfig.from_pretrained("tiny_llama", **keys, **more)
+    for name, value in {**keys, **more}.items():
+        assert getattr(config, name) == value
+    run = config.run_config()
+    assert (run.kv_cache, run.quant, run.seed, run.truncate) == ("int8", "a16w4", 3, "left")
+    assert (run.context.threads, run.context.device_target) == (1, "CPU")
+    assert run.generation().max_new_tokens == 5
+    config.quant_group = 64
+    assert config.quant_group == 64
+    config.context = {"threads": 2, "device_id": 0}
+    assert config.threads == 2
+    config.pet_config = {"pet_type": "slora", "adapter_path": "lora_adapter.json"}
+    assert config.run_config().adapter_path == "lora_adapter.json"
+    assert config.pet_config["pet_type"] == "slora"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("kv_cash", "int8", "kv_cash: no such key; did you mean kv_cache"),
+        ("kv_cache", "int9", "kv_cache: got 'int9', expected one of fp32, fp16, int8"),
+        ("adapter_pth", "x", "did you mean adapter_path"),
+        ("thread", 1, "did you mean threads"),
+        ("predict_data", "x", "predict_data: no setting of a model"),
+        ("run_mode", "eval", "run_mode: no setting of a model"),
+    ],
+)
+def test_hints_name_a_key_that_there_is(name: str, value: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        AutoConfig.from_pretrained("tiny_llama", **{name: value})
+
+
+def test_a_model_whose_weights_come_later() -> None:
+    config = AutoConfig.from_pretrained("gpt2")
+    assert config.checkpoint_name_or_path != "random"
+    config.checkpoint_name_or_path = None
+    assert (
+        config.checkpoint_name_or_path
+        == config.run_config().model.model_config.checkpoint_name_or_path
+        == "random"
+    )

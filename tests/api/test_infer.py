@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner import AutoTokenizer, InferConfig, InferTask, pipeline
+from lite_runner import AutoConfig, AutoTokenizer, InferConfig, InferTask, pipeline
 from lite_runner.api.infer import files_of, infer_config, offline_config
 from lite_runner.app import main
 from lite_runner.errors import ArtifactError, ConfigError
@@ -29,11 +29,29 @@ def test_tasks() -> None:
         ({"infer_seq_length": 0}, ">= 1"),
         ({"infer_seq_length": True}, ">= 1"),
         ({"prefill_model_path": 3}, "expected a text"),
+        ({"ge_config_path": ["a", 3]}, "expected a text"),
+        ({"dynamic": 1}, "expected True or False"),
+        ({"infer_seq_len": 1}, "no such field; did you mean infer_seq_length"),
     ],
 )
 def test_values_that_cannot_be(fields: dict, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        InferConfig(**fields)
+        InferConfig(fields)
+    with pytest.raises(ConfigError, match=said):
+        InferConfig().update(fields)
+
+
+def test_a_config_is_a_mapping_too() -> None:
+    """MindFormers' InferConfig is a DictConfig: attributes are entries."""
+    config = InferConfig(model_name="tiny_llama", ge_config_path=("a.ini", Path("b.ini")))
+    config.device_id = 3
+    config["rank_id"] = 1
+    assert (config.device_id, config.rank_id, config["model_name"]) == (3, 1, "tiny_llama")
+    assert config.ge_config_path == ("a.ini", "b.ini") and config.get("target") == "auto"
+    assert InferConfig(config) == config == InferConfig(**config)
+    assert InferConfig({"infer_seq_length": 512}).infer_seq_length == 512
+    with pytest.raises(AttributeError, match="did you mean device_id"):
+        _ = config.device
 
 
 def touch(folder: Path, *names: str) -> Path:
@@ -78,16 +96,22 @@ def test_what_no_model_can_be_found_for(tmp_path: Path) -> None:
     missing = InferConfig(prefill_model_path=str(tmp_path / "x.mindir"), model_name="tiny_llama")
     with pytest.raises(ArtifactError, match="no such file"):
         InferTask.get_infer_task("text_generation", missing)
-    for nameless in (InferConfig(), InferConfig(prefill_model_path=str(tmp_path / "x.mindir"))):
+    (tmp_path / "y.mindir").touch()
+    for nameless in (InferConfig(), InferConfig(prefill_model_path=str(tmp_path / "y.mindir"))):
         with pytest.raises(ConfigError, match="neither a manifest nor a yaml says which model"):
             offline_config(nameless)
-    with pytest.raises(ConfigError, match="rank_id=1"):
-        offline_config(InferConfig(model_name="tiny_llama", rank_id=1))
+    for family, said in (("bloom", "model: got 'bloom'"), ("glm2", "not there")):  # without graphs
+        with pytest.raises(ConfigError, match=said):
+            offline_config(InferConfig(model_name=family))
+    with pytest.raises(ArtifactError, match="no MindIR"):
+        offline_config(InferConfig(prefill_model_path=tmp_path / "y.mindir", model_name="bloom"))
 
 
 def test_a_name_is_a_run_with_backend_mslite() -> None:
-    config = InferConfig(model_name="tiny_llama", infer_seq_length=128, target="CPU")
+    place = {"rank_id": 1, "device_id": 3}
+    config = InferConfig(model_name="tiny_llama", infer_seq_length=128, target="CPU", **place)
     run = offline_config(config).run_config()
+    assert (run.infer.rank_id, run.context.device_id) == (1, 3)
     assert (run.backend, run.infer.infer_seq_length) == ("mslite", 128)
     assert (run.model_name, run.context.device_target) == ("tiny_llama", "CPU")
 
@@ -117,5 +141,12 @@ def test_graphs_from_elsewhere_say_what_ours_do(
     assert said(paths, model_name="tiny_bloom") == ours
     Path("x/tiny_bloom.yaml").unlink()
     assert said(paths, model_name="tiny_bloom") == ours
+    # A family: its sizes are those of the graphs, which are asked for by the other name here.
+    other = tuple(path.replace("_graph.mindir", "") for path in paths)
+    assert said(other, model_name="bloom") == ours
+    told = offline_config(InferConfig(*paths, model_name="bloom")).run_config().model_config()
+    for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
+        wanted = AutoConfig.from_pretrained("tiny_bloom").run_config().model_config()
+        assert getattr(told, name) == getattr(wanted, name)
     with pytest.raises(ArtifactError, match="which is a llama"):
         said(paths, model_name="tiny_llama")

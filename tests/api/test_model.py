@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +10,23 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 import pytest
+import tokenizers
 
-from lite_runner import AutoConfig, AutoModel, TextIteratorStreamer, TextStreamer
+from lite_runner import (
+    AutoConfig,
+    AutoModel,
+    GenerationConfig,
+    TextIteratorStreamer,
+    TextStreamer,
+)
 from lite_runner.api.model import PreTrainedModel
+from lite_runner.app import main
 from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.weights import source
 
+# A checkpoint without a tokenizer, whose model has one on the hub; and what follows these ids.
+SAVED = Path(__file__).parents[1] / "fixtures" / "mindformers" / "gpt2" / "past"
+IDS, FOLLOWING = [5, 6, 7], [27, 27, 27, 27, 9, 43]
 PROMPT, OTHER = list(b"I love Beijing, because"), list(b"LLaMA")
 
 
@@ -156,3 +169,155 @@ def test_from_config_keeps_its_own_settings(greedy: list[list[int]]) -> None:
         AutoModel.from_config(config).generate(PROMPT, max_new_tokens=20)
     with pytest.raises(ConfigError, match="does not train"):
         made.set_train()
+
+
+def test_settings_of_the_command_line(greedy: list[list[int]], cli_tokens: list[list[int]]) -> None:
+    options = {"max_new_tokens": 9, "eos_token_id": []}
+    exact = AutoModel.from_pretrained("tiny_llama")
+    assert exact.generate([PROMPT, OTHER], **options) == greedy
+    assert [row[len(given) :] for row, given in zip(greedy, (PROMPT, OTHER), strict=True)] == (
+        cli_tokens[:2]
+    )
+    quantized = AutoModel.from_pretrained("tiny_llama", quant="a16w4", quant_group=32)
+    rounded = quantized.generate([PROMPT, OTHER], **options)
+    assert [row[len(given) :] for row, given in zip(rounded, (PROMPT, OTHER), strict=True)] == (
+        cli_tokens[2:]
+    )
+    exact.config.quant = "a16w4"  # a setting of a model that has generated already
+    exact.config.quant_group = 32
+    assert exact.generate([PROMPT, OTHER], **options) == rounded
+
+
+@pytest.fixture
+def cli_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> list[list[int]]:
+    """What the command line makes of the two prompts, in float32 and in a16w4."""
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for more in ([], ["quant=a16w4"]):
+        line = ["model=tiny_llama", "predict_data=['I love Beijing, because','LLaMA']", *more]
+        assert main([*line, "max_new_tokens=9", "eos_token_id=[]", "verbosity=0"]) == 0
+        result = json.loads(Path("outputs/latest/result.json").read_text())
+        found += [row["token_ids"] for row in result["results"]]
+    return found
+
+
+def test_a_generation_config_and_its_output(
+    model: PreTrainedModel, greedy: list[list[int]]
+) -> None:
+    chosen = GenerationConfig(max_new_tokens=9, eos_token_id=[])
+    assert model.generate([PROMPT, OTHER], chosen) == greedy
+    assert model.generate([PROMPT, OTHER], generation_config=chosen, max_new_tokens=4) == [
+        row[: len(given) + 4] for row, given in zip(greedy, (PROMPT, OTHER), strict=True)
+    ]
+    asked = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    penalty = model.generate([PROMPT, OTHER], chosen, repetition_penalty=1.5, **asked)
+    assert len(penalty["logits"]) == len(penalty["scores"]) == 9
+    for step in range(9):
+        pairs = zip(penalty["sequences"], (PROMPT, OTHER), strict=True)
+        tokens = [row[len(given) + step] for row, given in pairs]
+        assert penalty["scores"][step].argmax(axis=1).tolist() == tokens
+    assert not np.array_equal(penalty["logits"][3], penalty["scores"][3])
+    plain = model.generate([PROMPT, OTHER], chosen, return_dict_in_generate=True)
+    assert plain == {"sequences": greedy, "scores": None, "logits": None}
+    drawn = model.generate(PROMPT, chosen, do_sample=True, top_k=3, seed=1, **asked)
+    assert all(np.isfinite(row).sum() == 3 for row in drawn["scores"])
+    assert GenerationConfig(do_sample=True).to_dict()["top_k"] == 50  # MindFormers' defaults
+    assert len(model.generate(OTHER, GenerationConfig(), eos_token_id=[])[0]) == 20
+
+
+def test_min_length_counts_the_prompt(model: PreTrainedModel, greedy: list[list[int]]) -> None:
+    second = greedy[0][len(PROMPT) + 1]
+    options = {"max_new_tokens": 9, "eos_token_id": second}
+    short = model.generate(PROMPT, **options)[0]
+    longer = model.generate(PROMPT, min_length=len(PROMPT) + 6, **options)[0]
+    assert len(short) < len(PROMPT) + 6 <= len(longer)
+    with pytest.raises(ConfigError, match="min_length=30 means another number"):
+        model.generate([PROMPT, OTHER], min_length=30)
+
+
+def test_the_eos_token_that_ends_a_sequence_is_in_its_row(
+    model: PreTrainedModel, greedy: list[list[int]]
+) -> None:
+    ids = [PROMPT, OTHER]
+    new = greedy[0][len(PROMPT) :]
+    end = new.index(new[4])
+    assert new[4] not in greedy[1]  # which goes on
+    options = {"max_new_tokens": 9, "eos_token_id": [new[4]]}
+    expected = [greedy[0][: len(PROMPT) + end + 1], greedy[1]]
+    assert model.generate(ids, **options) == expected
+    told = model.generate(ids, output_scores=True, return_dict_in_generate=True, **options)
+    assert told["sequences"] == expected
+    drawn = [step.argmax(axis=1)[0] for step in told["scores"][: end + 1]]
+    assert drawn == expected[0][len(PROMPT) :]  # a step for each new id
+    # At the last length too, and nothing where the length or a stop text ended it.
+    assert model.generate(PROMPT, max_new_tokens=end + 1, eos_token_id=[new[4]]) == expected[:1]
+    text = model.tokenizer.decode(new[:1])
+    assert model.generate(PROMPT, stop=text, **options) == [[*PROMPT, new[0]]]
+    for row in model.generate(PROMPT, num_beams=2, num_return_sequences=2, **options):
+        assert (row[-1] == new[4]) == (len(row) < len(PROMPT) + 9)
+        assert new[4] not in row[len(PROMPT) : -1]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"renormalize_logits": True}, {"logits_processor": [print]}, {"parallel_decoding": 1}],
+)
+def test_what_mindformers_has_and_cannot_be_had_is_refused_by_name(
+    model: PreTrainedModel, option: dict
+) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(option))} is not available"):
+        model.generate(PROMPT, **option)
+
+
+@pytest.fixture
+def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was tried to be fetched, in vain, from a folder and a cache where nothing is."""
+    tried = []
+
+    def fail(uri: str, *rest: object) -> Path:
+        tried.append(uri)
+        raise ArtifactError("no network")
+
+    monkeypatch.setattr(source, "_fetch_from_hub", fail)
+    monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tried
+
+
+def test_ids_fetch_no_tokenizer_and_what_needs_one_tries_once(fetched: list[str]) -> None:
+    model = AutoModel.from_pretrained(SAVED)
+    assert model.generate(IDS, max_new_tokens=6) == [IDS + FOLLOWING]
+    assert fetched == []
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="stop texts need a tokenizer"):
+            model.generate(IDS, stop="x", max_new_tokens=6)
+        with pytest.raises(ArtifactError, match=r"no tokenizer beside .* no network"):
+            _ = model.tokenizer
+    assert fetched == ["hf://openai-community/gpt2"]
+    model.config.checkpoint_name_or_path = "hf://somebody/gpt2"
+    with pytest.raises(ArtifactError, match="no network"):
+        _ = model.tokenizer
+    assert fetched[1:] == ["hf://somebody/gpt2"]
+
+
+@pytest.mark.parametrize("place", ["checkpoint_download/gpt2", "cache"])
+def test_a_tokenizer_that_is_here_tells_the_ends(
+    fetched: list[str], tmp_path: Path, place: str
+) -> None:
+    model = AutoModel.from_pretrained(SAVED)
+    whole = model.generate(IDS, max_new_tokens=6)
+    folder = tmp_path / place
+    if place == "cache":  # as huggingface_hub keeps it
+        repository = folder / "hub" / "models--openai-community--gpt2"
+        folder = repository / "snapshots" / "0123456789abcdef"
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs" / "main").write_text(folder.name, encoding="utf-8")
+    folder.mkdir(parents=True)
+    words = tokenizers.models.WordLevel({f"w{id}": id for id in range(64)}, unk_token="w0")
+    tokenizers.Tokenizer(words).save(str(folder / "tokenizer.json"))
+    ends = json.dumps({"eos_token": f"w{FOLLOWING[4]}"})
+    (folder / "tokenizer_config.json").write_text(ends, encoding="utf-8")
+    assert model.generate(IDS, max_new_tokens=6) == [row[:8] for row in whole]
+    assert fetched == []

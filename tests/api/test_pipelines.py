@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from lite_runner import (
     AutoConfig,
     AutoModel,
     AutoTokenizer,
+    GenerationConfig,
     TextGenerationPipeline,
     TextStreamer,
     pipeline,
@@ -98,3 +101,48 @@ def test_what_a_call_refuses(ready: TextGenerationPipeline) -> None:
     assert ready("a", is_sample_acceleration=True, add_special_tokens=False) == ready("a")
     with pytest.raises(ConfigError, match="exported models; got a model object"):
         pipeline("text_generation", AutoModel.from_pretrained("tiny_llama"), backend="mslite")
+
+
+def test_a_batch_size_groups_the_texts(ready: TextGenerationPipeline) -> None:
+    """As MindFormers, whose pipeline gives one entry for each batch."""
+    alone = [entry["text_generation_text"][0] for entry in ready([*INPUTS, *INPUTS])]
+    pairs = ready([*INPUTS, *INPUTS], batch_size=2)
+    assert [entry["text_generation_text"] for entry in pairs] == [alone[:2], alone[2:]]
+    made = TextGenerationPipeline(ready.model, batch_size=4, max_new_tokens=6, eos_token_id=[])
+    assert made([*INPUTS, *INPUTS]) == [{"text_generation_text": alone}]
+    with pytest.raises(ConfigError, match="batch_size: got 3 for 2 texts"):
+        ready(INPUTS, batch_size=3)
+
+
+def test_mindformers_positions_and_processors(ready: TextGenerationPipeline) -> None:
+    made = pipeline("text_generation", ready.model, ready.tokenizer, None, None, "ms")
+    chosen = GenerationConfig(max_new_tokens=6, eos_token_id=[])
+    assert made(INPUTS, generation_config=chosen) == ready(INPUTS)
+    with pytest.raises(ConfigError, match="image_processor has no meaning for text_generation"):
+        pipeline("text_generation", ready.model, image_processor=print)
+
+
+def test_chats(ready: TextGenerationPipeline, tmp_path: Path) -> None:
+    ready.tokenizer.save_pretrained(tmp_path)
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    options = {"max_new_tokens": 4, "eos_token_id": []}
+    plain = ready("user:Hi;", **options)[0]["text_generation_text"][0].removeprefix("user:Hi;")
+    chat = pipeline("text_generation", ready.model, tokenizer, chat=True)
+    assert chat("Hi", **options) == [{"text_generation_text": ["Hi" + plain]}]
+    greedy = {"do_sample": False, "max_new_tokens": 4, "eos_token_id": []}
+    answer, history = ready.model.chat(tokenizer, "Hi", **greedy)
+    assert answer == plain
+    assert history == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": plain},
+    ]
+    prompt = tokenizer.encode("user:Hi;")
+    new = ready.model.generate(prompt, **greedy)[0][len(prompt) :]
+    cut, _ = ready.model.chat(tokenizer, "Hi", **{**greedy, "eos_token_id": new[2]})
+    assert cut == tokenizer.decode(new[:2]) != tokenizer.decode(new[:3])  # the end is no text
+    second, longer = ready.model.chat(tokenizer, "And?", history, **greedy)
+    assert longer[:2] == history and longer[-1]["content"] == second and len(history) == 2
+    _, told = ready.model.chat(tokenizer, "Hi", instruction="Be kind", seed=1)
+    assert told[0] == {"role": "system", "content": "Be kind"}

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mindspore as ms
 import numpy as np
 import pytest
 
-from lite_runner import AutoModel, AutoTokenizer, LlamaTokenizer
+from lite_runner import AutoModel, AutoProcessor, AutoTokenizer, GPT2TokenizerFast, LlamaTokenizer
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.text.tokenizer import byte_tokenizer
@@ -73,6 +74,8 @@ def test_from_a_file(tmp_path, tokenizer: PreTrainedTokenizer) -> None:
         loaded = LlamaTokenizer.from_pretrained(path)
         assert loaded.encode("é<s>") == tokenizer.encode("é<s>")
         assert loaded.pad_token_id == 258
+        named = GPT2TokenizerFast(vocab_file=str(path))
+        assert isinstance(named, PreTrainedTokenizer) and named("é")["input_ids"] == [195, 169]
     (tmp_path / "empty").mkdir()
     with pytest.raises(ArtifactError, match="no tokenizer in"):
         AutoTokenizer.from_pretrained(tmp_path / "empty")
@@ -112,3 +115,92 @@ def test_the_hub_gives_a_tokenizer_without_its_weights(
     (remote / "config.json").unlink()
     with pytest.raises(ArtifactError, match="holds no sizes of its model"):
         AutoTokenizer.from_pretrained("hf://owner/name")
+
+
+def test_a_processor_has_the_tokenizer() -> None:
+    processor = AutoProcessor.from_pretrained("tiny_llama")
+    assert processor.tokenizer("ab") == AutoTokenizer.from_pretrained("tiny_llama")("ab")
+
+
+CHAT = [{"role": "user", "content": "Hi"}]
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def test_chat_templates(tokenizer: PreTrainedTokenizer, tmp_path: Path) -> None:
+    text = "<s>user: Hi</s>"
+    shown = tokenizer.apply_chat_template(CHAT, TEMPLATE, tokenize=False)
+    assert shown == text
+    ids = tokenizer.apply_chat_template(CHAT, chat_template=TEMPLATE)
+    assert ids == tokenizer.encode(text, add_special_tokens=False) and ids[0] == 256
+    asked = {"chat_template": TEMPLATE, "add_generation_prompt": True}
+    prompt = tokenizer.apply_chat_template(CHAT, tokenize=False, **asked)
+    assert prompt == text + "assistant:"
+    tensor = tokenizer.apply_chat_template(CHAT, return_tensors="ms", **asked)
+    assert isinstance(tensor, ms.Tensor) and tensor.shape == (1, len(prompt.encode()) - 5)
+    both = tokenizer.apply_chat_template([CHAT, CHAT], tokenize=False, **asked)
+    assert both == [prompt, prompt]
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    own = AutoTokenizer.from_pretrained(tmp_path)
+    assert own.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False) == prompt
+    with pytest.raises(ConfigError, match="has no chat template"):
+        tokenizer.apply_chat_template(CHAT)
+    with pytest.raises(ConfigError, match="expected a list of messages"):
+        own.apply_chat_template("Hi")
+
+
+def test_tensors_and_what_comes_with_the_ids(tokenizer: PreTrainedTokenizer) -> None:
+    found = tokenizer(["ab", "c"], padding=True, return_tensors="ms", return_token_type_ids=True)
+    assert found.input_ids.dtype == ms.int32 and found["input_ids"].shape == (2, 2)
+    assert found.attention_mask.asnumpy().tolist() == [[1, 1], [1, 0]]
+    assert not found["token_type_ids"].asnumpy().any()
+    assert tokenizer("ab", return_attention_mask=False) == {"input_ids": [97, 98]}
+    assert tokenizer.encode("ab", return_tensors="np").tolist() == [[97, 98]]
+    assert tokenizer.encode_plus("ab") == tokenizer.batch_encode_plus(["ab"], padding=True) | {
+        "input_ids": [97, 98],
+        "attention_mask": [1, 1],
+    }
+    for ids in (found["input_ids"], [found["input_ids"][0], found["input_ids"][1]]):
+        assert tokenizer.decode(ids, skip_special_tokens=True) == ["ab", "c"]
+    assert tokenizer.decode(ms.Tensor([97, 98])) == "ab" and tokenizer.decode(97) == "a"
+    assert tokenizer.decode([np.int32(97)]) == "a"
+    assert tokenizer.decode(list(b"so , it 's"), clean_up_tokenization_spaces=True) == "so, it's"
+
+
+def test_tokens_and_ids(tokenizer: PreTrainedTokenizer, tmp_path: Path) -> None:
+    assert tokenizer.convert_tokens_to_ids("<s>") == 256
+    assert tokenizer.convert_tokens_to_ids(["a", "</s>", "nothing"]) == [97, 257, None]
+    assert tokenizer.convert_ids_to_tokens(97) == "a"
+    ids = ms.Tensor([256, 97])
+    assert tokenizer.convert_ids_to_tokens(ids) == ["<s>", "a"]
+    assert tokenizer.convert_ids_to_tokens(ids, skip_special_tokens=True) == ["a"]
+    assert tokenizer.convert_tokens_to_string(["a", "b"]) == "ab"
+    assert tokenizer.all_special_tokens == ["<s>", "</s>", "<pad>"]
+    assert tokenizer.special_tokens_map == {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+    }
+    assert tokenizer.get_vocab()["a"] == 97
+    with pytest.raises(ConfigError, match="got the id 5000"):
+        tokenizer.convert_ids_to_tokens(5000)
+    paths = tokenizer.save_pretrained(tmp_path / "made")
+    assert [Path(path).name for path in paths] == ["tokenizer.json", "tokenizer_config.json"]
+    assert AutoTokenizer.from_pretrained(tmp_path / "made")("é") == tokenizer("é")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"text_pair": "x"}, "text_pair='x' is not available"),
+        ({"return_offsets_mapping": True}, "return_offsets_mapping=true is not available"),
+        ({"truncation": "some"}, "truncation: got 'some'"),
+        ({"paddin": True}, "paddin: a tokenizer has no such argument"),
+    ],
+)
+def test_what_a_call_cannot_do(tokenizer: PreTrainedTokenizer, options: dict, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        tokenizer("ab", **options)

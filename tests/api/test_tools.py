@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner import get_last_checkpoint, get_real_rank, str2bool
+from lite_runner import get_last_checkpoint, get_real_rank, logger, progress, str2bool
 from lite_runner.errors import ArtifactError, ConfigError
 
 
@@ -41,3 +41,12 @@ def test_the_newest_checkpoint(tmp_path: Path) -> None:
     assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "a.safetensors")
     os.utime(tmp_path / "c.ckpt", (9_990, 9_990))
     assert get_last_checkpoint(tmp_path) == str(tmp_path / "c.ckpt")
+
+
+def test_the_logger_says_its_lines_once(capsys: pytest.CaptureFixture[str]) -> None:
+    logger.info("ckpt path: %s", "a.ckpt")
+    logger.debug("not this")
+    progress.configure(0)
+    logger.warning("nor this")
+    progress.configure(1)
+    assert capsys.readouterr() == ("", "ckpt path: a.ckpt\n")

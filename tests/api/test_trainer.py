@@ -18,6 +18,8 @@ from lite_runner import (
 from lite_runner.api.infer import infer_config
 from lite_runner.errors import ConfigError
 from lite_runner.export.manifest import read_manifest
+from lite_runner.weights.ckpt_file import write_ckpt
+from lite_runner.weights.random import random_checkpoint
 
 
 def test_export_then_run_what_was_written(
@@ -65,5 +67,53 @@ def test_what_cannot_be() -> None:
         Trainer()
     with pytest.raises(ConfigError, match="did you mean text_generation"):
         Trainer(task="text_generations", model="tiny_llama")
-    with pytest.raises(TypeError, match="learning_rate"):
-        TrainingArguments(learning_rate=1e-4)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="did you mean learning_rate"):
+        TrainingArguments(learning_rat=1e-4)
+    with pytest.raises(ConfigError, match=r"init_context\(use_parallel=True\)"):
+        TrainingArguments(use_parallel=True)
+    with pytest.raises(ConfigError, match=r"callback: no such setting; did you mean callbacks\?"):
+        Trainer(model="tiny_llama", callback=[])
+    with pytest.raises(ConfigError, match="image_processor has no meaning for text_generation"):
+        Trainer(model="tiny_llama", image_processor=object())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="pet_method='lora', which is how to train"):
+        Trainer(model="tiny_llama", pet_method="lora")
+
+
+def test_what_is_of_training_is_taken_and_training_is_refused() -> None:
+    args = TrainingArguments(
+        num_train_epochs=1, batch_size=2, learning_rate=1e-3, use_parallel=False
+    )
+    trainer = Trainer(
+        args=args,
+        task="text_generation",
+        model_name="tiny_llama",
+        train_dataset=None,
+        eval_dataset=object(),
+        image_processor=None,
+        callbacks=[object()],
+    )
+    for train in (trainer.train, trainer.finetune):
+        with pytest.raises(ConfigError, match="nothing is trained here") as error:
+            train(train_checkpoint=True)
+        assert "train with MindFormers" in str(error.value)
+    with pytest.raises(ConfigError, match="run_mode=eval"):
+        trainer.evaluate(eval_checkpoint="a.ckpt")
+
+
+def test_a_yaml_a_seed_and_another_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "predict.yaml").write_text("trainer: {model_name: tiny_llama}\n")
+    trainer = Trainer(str(tmp_path / "predict.yaml"), "text_generation")
+    options = {"max_new_tokens": 8, "eos_token_id": []}
+    own = trainer.predict(input_data="some words", **options)
+    assert own == pipeline("text_generation", "tiny_llama")("some words", **options)
+    config = trainer.model.config.run_config().model_config()
+    assert config is not None
+    write_ckpt(tmp_path / "other.ckpt", random_checkpoint(config, seed=7))
+    path = str(tmp_path / "other.ckpt")
+    other = trainer.predict(predict_checkpoint=path, input_data="some words", **options)
+    model = AutoModel.from_pretrained("tiny_llama", checkpoint_name_or_path=path)
+    assert own != other == pipeline("text_generation", model)("some words", **options)
+    seeded = Trainer(TrainingArguments(seed=5), model=model)
+    options = {**options, "do_sample": True, "temperature": 3.0}
+    drawn = [seeded.predict(input_data="a", **options, seed=seed) for seed in (5, 6)]
+    assert seeded.predict(input_data="a", **options) == drawn[0] != drawn[1]

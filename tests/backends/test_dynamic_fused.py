@@ -120,9 +120,19 @@ def test_without_the_operators(
 ) -> None:
     manifest = export(tmp_path, "llama")
     monkeypatch.setattr(kernels, "LIBRARY", tmp_path / "operators.so")
-    with pytest.raises(EnvironmentFault, match=r"were not built: no operators\.so") as caught:
+    with pytest.raises(EnvironmentFault, match="which were not built") as caught:
         open_exported(manifest.paths(tmp_path), manifest, GRAPH_CELL, slots=1)
     assert "C++ compiler" in caught.value.hint
+
+
+def test_with_operators_of_other_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, export: Export, other_operators: Path
+) -> None:
+    manifest = export(tmp_path, "llama")
+    monkeypatch.setattr(kernels, "LIBRARY", other_operators)
+    with pytest.raises(EnvironmentFault, match="which were built from other sources") as caught:
+        open_exported(manifest.paths(tmp_path), manifest, GRAPH_CELL, slots=1)
+    assert "build_ext --inplace" in caught.value.hint
 
 
 def test_what_it_was_not_exported_for(tmp_path: Path, export: Export) -> None:

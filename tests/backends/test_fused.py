@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lite_runner.backends.base import Row
 from lite_runner.backends.fused import FusedBackend, FusedOptions
 from lite_runner.config.quantization import Quant, Quantization, Scheme
+from lite_runner.config.schema import DType
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.quantization import with_quantization
 from lite_runner.weights.quantized import QuantizedTensor, quantize
@@ -30,6 +31,9 @@ TOLERANCE = 1e-5
 INTEGER_TOLERANCE = 5e-4
 # Keys and values rounded to 11 bits and to 8, in networks whose random weights make them large.
 CACHE_TOLERANCE = {"fp16": 5e-3, "int8": 8e-2}
+# Weights rounded to 11 bits and to 8, by a part in 2048 and in 256 at most, of the largest logit:
+# the activations of random networks are several times as large as their logits.
+WEIGHT_TOLERANCE = {"float16": 7e-3, "bfloat16": 7e-2}
 Reference = Callable[[str], Any]
 Error = Callable[[NDArray, NDArray], float]
 
@@ -39,6 +43,34 @@ def test_logits_equal_transformers(case: str, reference: Reference, relative_err
     known = reference(case)
     model = known.fused(len(known.prompts), known.length)
     assert relative_error(known.run(model), known.logits) <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("case", CASES)
+def test_weights_of_16_bits(
+    case: str, dtype: DType, reference: Reference, relative_error: Error
+) -> None:
+    """Kept in half the bytes they give, to the bit, what their values give in float32."""
+    known = reference(case)
+    halves = known.tensors(dtype=dtype)
+    matrices = {name: len(one.shape) > 1 for name, one in halves.items()}
+    assert {name: one.dtype != "F32" for name, one in halves.items()} == matrices
+    floats = {
+        name: LazyTensor(one.shape, "F32", one.float32) if matrices[name] else one
+        for name, one in halves.items()
+    }
+    found, wanted = (
+        FusedBackend(
+            known.config,
+            QuantizedWeights(tensors, known.config),
+            FusedOptions(slots=len(known.prompts), length=known.length),
+        )
+        for tensors in (halves, floats)
+    )
+    logits = known.run(found)
+    assert logits.tobytes() == known.run(wanted).tobytes()
+    error = relative_error(logits, known.logits)
+    assert TOLERANCE < error <= WEIGHT_TOLERANCE[dtype]  # rounded, and really so
 
 
 @pytest.mark.parametrize("cache", ["fp16", "int8"])

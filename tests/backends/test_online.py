@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mindspore as ms
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -35,6 +36,15 @@ def test_logits_equal_transformers(
     model = known.online(len(known.prompts), known.length, use_past=use_past)
     wanted = known.logits if use_past else known.logits_no_cache
     assert relative_error(known.run(model), wanted) <= TOLERANCE
+
+
+def test_operators_one_by_one(reference: Reference, relative_error: Error) -> None:
+    known = reference("gpt2")
+    model = known.online(len(known.prompts), known.length, pynative=True)
+    model.prepare()
+    assert relative_error(known.run(model), known.logits) <= TOLERANCE
+    assert ms.get_context("mode") == ms.PYNATIVE_MODE
+    ms.set_context(mode=ms.GRAPH_MODE)
 
 
 def test_float16_is_close(reference: Reference, relative_error: Error) -> None:

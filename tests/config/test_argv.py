@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 
 from lite_runner.config.argv import CommandLine, Setting, parse
+from lite_runner.config.compose import heads, resolve
+from lite_runner.errors import ConfigError
 
 HEADS = ("model", "seed", "predict_data", "run_mode", "load_checkpoint", "context")
 
@@ -97,3 +99,70 @@ def test_a_value_after_an_unknown_flag_is_not_a_second_fault() -> None:
     line = parsed("--seeed", "3", "seed=4")
     assert len(line.faults) == 1
     assert line.settings == [Setting("seed", "4")]
+
+
+# Every option of run_mindformer.py in releases 1.0 to 2.1 (and input_data, vocab_file of documents
+# before them) -> a value, and what is said of it; "" where it is taken.
+MINDFORMERS_FLAGS = {
+    "mode": ("0", ""),
+    "device_id": ("0", ""),
+    "device_target": ("CPU", ""),
+    "run_mode": ("predict", ""),
+    "do_eval": ("True", ""),
+    "train_dataset_dir": ("d", ""),
+    "eval_dataset_dir": ("d", ""),
+    "predict_data": ("hello", ""),
+    "input_data": ("hello", ""),
+    "modal_type": ("text", ""),
+    "predict_batch_size": ("2", ""),
+    "adapter_id": ("a", "adapter_id needs adapter_path"),
+    "load_checkpoint": ("random", ""),
+    "src_strategy_path_or_dir": ("s", "has no meaning with load_checkpoint=random"),
+    "auto_trans_ckpt": ("True", ""),
+    "transform_process_num": ("2", ""),
+    "only_save_strategy": ("False", ""),
+    "resume_training": ("True", ""),
+    "strategy_load_checkpoint": ("s", ""),
+    "register_path": ("d", ""),
+    "remote_save_url": ("u", ""),
+    "seed": ("3", ""),
+    "use_parallel": ("False", ""),
+    "profile": ("False", ""),
+    "options": ("seed=3", ""),
+    "epochs": ("2", ""),
+    "batch_size": ("2", ""),
+    "gradient_accumulation_steps": ("2", ""),
+    "sink_mode": ("True", ""),
+    "num_samples": ("2", ""),
+    "output_dir": ("o", ""),
+    "do_sample": ("True", ""),
+    "trust_remote_code": ("False", ""),
+    "vocab_file": ("v", ""),
+}
+
+
+@pytest.mark.parametrize("flag", MINDFORMERS_FLAGS)
+def test_every_flag_of_run_mindformer(flag: str) -> None:
+    value, expected = MINDFORMERS_FLAGS[flag]
+    args = ["model=tiny_llama", "load_checkpoint=random", "predict_data=hi", f"--{flag}", value]
+    try:
+        resolve(parse(args, heads()))
+        said = ""
+    except ConfigError as error:
+        said = error.message
+    assert expected in said if expected else not said
+
+
+def test_flags_that_ask_for_what_is_not_there() -> None:
+    assert "expected text" in parse(["--modal_type", "image"], heads()).faults[0]
+
+
+def test_old_names_of_flags() -> None:
+    line = parse(["--input_data", "a\\nb", "--vocab_file", "t.model"], heads())
+    settings = {setting.key: setting.value for setting in line.settings}
+    assert settings == {"predict_data": "a\nb", "processor.tokenizer.tokenizer_file": "t.model"}
+
+
+def test_flags_of_several_values_are_lists() -> None:
+    [setting] = parse(["--adapter_id", "a", "b"], heads()).settings
+    assert setting.value == ["a", "b"]

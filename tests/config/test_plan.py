@@ -59,6 +59,28 @@ def test_memory_of_weights_and_cache(resolve: Resolve) -> None:
     assert need.total == need.weights + need.cache
     assert memory_need(model, "float16", 8, 256).total * 2 == need.total
     assert memory_need(model, "float32", 8, 256, use_past=False).cache == 0
+    halves = memory_need(model, "float32", 8, 256, weights="float16")
+    assert (halves.weights * 2, halves.cache) == (need.weights, need.cache)
+
+
+@pytest.mark.parametrize(
+    ("settings", "held"),
+    [
+        ([], "269.0 MB as float16"),
+        (["context.kernels=false"], "538.1 MB as float32"),
+        (["model.model_config.use_past=false"], "538.1 MB as float32"),
+        (["use_parallel=true", "parallel_config.model_parallel=3"], "538.1 MB as float32"),
+        (["use_parallel=true", "parallel_config.data_parallel=2"], "269.0 MB as float16"),
+    ],
+)
+def test_weights_of_16_bits_take_half(resolve: Resolve, settings: list[str], held: str) -> None:
+    """Where this project's operators serve; keys and values are float32 by kv_cache=."""
+    half = "model.model_config.compute_dtype=float16"
+    config = resolve("model=smollm2_135m", "predict_data=[x,y]", half, *settings)
+    model = model_of(resolve, "smollm2_135m")
+    text = "\n".join(plan(config, model, device="CPU", slots=1, length=256))
+    assert held in text
+    assert ("11.8 MB for 1 x 256 tokens" in text) == config.use_past
 
 
 def test_a_model_that_does_not_fit_is_refused() -> None:

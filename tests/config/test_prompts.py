@@ -35,6 +35,16 @@ def test_a_file_holds_a_prompt_a_line(resolve: Resolve, tmp_path: Path) -> None:
     assert read_prompts(config) == ["one ", "两 行\u2028x", "last"]
 
 
+def test_a_backslash_and_an_n_break_a_line_in_a_file_alone(
+    resolve: Resolve, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("one\\ntwo\nthree\n", encoding="utf-8")
+    assert read_prompts(resolve(TINY, f"predict_data={file}")) == ["one\ntwo", "three"]
+    assert read_prompts(resolve(TINY, "predict_data=one\\ntwo")) == ["one\\ntwo"]
+    assert read_prompts(resolve(TINY, "--predict_data", "one\\ntwo")) == ["one\ntwo"]
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

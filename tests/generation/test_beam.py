@@ -35,6 +35,9 @@ def test_same_beams_as_transformers(case: dict[str, Any], backend: Callable[...,
     mock = backend(table_logits(case["seed"]), slots=config.num_beams)
     completions = generate(mock, [case["prompt"]], config).completions
     assert [c.token_ids for c in completions] == case["sequences"]
+    for one in completions:
+        ended = one.finish_reason == "stop"
+        assert one.end_token in case["eos"] if ended else one.end_token is None
     np.testing.assert_allclose([c.score for c in completions], case["scores"], rtol=2e-5)
     assert len(mock.prefilled) == 1
 

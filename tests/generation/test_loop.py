@@ -122,7 +122,9 @@ def test_any_eos_ends_and_is_left_out(backend: Backends, eos: tuple[int, ...]) -
 
     config = GenerationConfig(max_new_tokens=6, eos_token_id=eos)
     expected = {(): (script, "length"), (4,): ([2, 7, 5], "stop"), (4, 7): ([2], "stop")}
-    assert texts(generate(backend(logits), [[0]], config)) == [expected[eos]]
+    result = generate(backend(logits), [[0]], config)
+    assert texts(result) == [expected[eos]]
+    assert result.completions[0].end_token == {(): None, (4,): 4, (4, 7): 7}[eos]
 
 
 def test_eos_at_once_gives_an_empty_completion(backend: Backends) -> None:
@@ -195,7 +197,8 @@ def test_no_prompts(backend: Backends) -> None:
 @pytest.mark.parametrize(
     "options, new",
     [
-        ({"max_new_tokens": 3, "max_length": 4}, 3),
+        ({"max_new_tokens": 3, "max_length": 4}, 2),
+        ({"max_new_tokens": 3, "max_length": 9}, 3),
         ({"max_length": 7}, 5),
         ({}, 8),
         ({"max_new_tokens": 8}, 8),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from lite_runner.kernels import packing
 from lite_runner.kernels.packing import Norm
 from lite_runner.weights.quantized import QuantizedTensor, quantize
+from lite_runner.weights.tensor import narrowed, widened
 
 LENGTH = 384  # positions of a slot: three chunks of keys
 SLOTS = 3
@@ -52,11 +53,13 @@ def a_matrix(out: int, inputs: int, kind: str, rng: np.random.Generator) -> pack
     weight = rng.standard_normal((out, inputs), np.float32) / np.float32(np.sqrt(inputs))
     if kind == "int8":
         return quantize(weight, 8, 0)
+    if kind in ("float16", "bfloat16"):
+        return narrowed(weight, "F16" if kind == "float16" else "BF16")
     return quantize(weight, 4, 32) if kind == "int4" and inputs % 32 == 0 else weight
 
 
 def values(weight: packing.Weight) -> Wide:
-    plain = weight.float32() if isinstance(weight, QuantizedTensor) else weight
+    plain = weight.float32() if isinstance(weight, QuantizedTensor) else widened(weight)
     return plain.astype(np.float64)
 
 
@@ -366,7 +369,7 @@ feed_forwards = st.builds(
     FeedForward,
     hidden=st.sampled_from([1, 8, 40, 64]),
     wide=st.sampled_from([1, 31, 32, 33, 64, 100, 160]),
-    kind=st.sampled_from(["float32", "int8", "int4"]),
+    kind=st.sampled_from(["float32", "float16", "int8", "int4"]),
 )
 row_counts = st.one_of(st.integers(1, 5), st.integers(1, 70))
 
@@ -501,7 +504,7 @@ def test_no_number_reaches_the_output_of_its_row(operators: Any, kind: str, gate
     np.testing.assert_array_equal(np.delete(after, 3, 0), np.delete(before, 3, 0))
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "int8", "int4"])
 @pytest.mark.parametrize("positions", [False, True])
 @pytest.mark.parametrize("centred", [None, False, True])
 @pytest.mark.parametrize("hidden", [8, 33, 64])
@@ -510,9 +513,6 @@ def test_embedding(
 ) -> None:
     rng = np.random.default_rng(hidden)
     table = a_matrix(101, hidden, kind, rng)
-    if kind == "bfloat16":
-        assert isinstance(table, np.ndarray)
-        table = (table.view(np.uint32) & 0xFFFF0000).view(np.float32)
     places = rng.standard_normal((50, hidden), np.float32) if positions else None
     norm = None if centred is None else a_norm(hidden, centred, rng)
     block = packing.embedding(packing.matrix(table), places, norm, None, hidden=hidden).block()

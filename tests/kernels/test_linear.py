@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from lite_runner.kernels import packing
 from lite_runner.weights.quantized import QuantizedTensor, quantize
+from lite_runner.weights.tensor import DType, narrowed, widened
 
+STORED: dict[str, DType] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 UNIT = 2.0**-24  # the largest relative error of one float32 operation
-FORMATS = ("float32", "bfloat16", "int8", "int8 in groups", "int4 in groups")
+FORMATS = ("float32", "bfloat16", "float16", "int8", "int8 in groups", "int4 in groups")
 
 
 @dataclass
@@ -29,11 +31,9 @@ class Made:
 
 
 def made(kind: str, out: int, inputs: int, group: int, rng: np.random.Generator) -> Made:
-    if kind in ("float32", "bfloat16"):
-        weight = rng.standard_normal((out, inputs), np.float32)
-        if kind == "bfloat16":
-            weight = (weight.view(np.uint32) & 0xFFFF0000).view(np.float32)
-        wide = weight.astype(np.float64)
+    if kind in STORED:
+        weight = narrowed(rng.standard_normal((out, inputs), np.float32), STORED[kind])
+        wide = widened(weight).astype(np.float64)
         return Made(weight, wide, abs(wide), 0)
     if kind == "int8":
         integers = rng.integers(-127, 128, (out, inputs)).astype(np.int8)
@@ -206,7 +206,7 @@ def test_integers_of_extreme_inputs(operators: Any) -> None:
 def test_a_matrix_that_is_not_int8_takes_no_integers(operators: Any) -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal((3, 64), np.float32)
-    for kind in ("float32", "bfloat16", "int4 in groups"):
+    for kind in (*STORED, "int4 in groups"):
         weight = made(kind, 33, 64, 32, rng).weight
         plain, integer = (
             packing.matrix(weight, integer_input=wish).block() for wish in (False, True)
@@ -227,6 +227,33 @@ def test_threads_have_runs_of_a_large_matrix(operators: Any, rows: int) -> None:
     for threads in (2, 3, 5, 16):
         operators.set_threads(threads)
         np.testing.assert_array_equal(operators.linear(block, 3001, x), alone)
+
+
+def test_numbers_of_16_bits_are_kept_in_16_bits(operators: Any) -> None:
+    """Every one of them, the smallest too, comes out as it went in."""
+    x = np.eye(256, dtype=np.float32)
+    for kind, dtype in ("float16", np.float16), ("bfloat16", np.uint16):
+        every = np.arange(1 << 16, dtype=np.uint16).view(dtype).reshape(256, 256)
+        finite = np.where(np.isfinite(widened(every)), every, dtype(0))
+        block = packing.matrix(finite).block()
+        assert 2 * finite.size <= block.nbytes < 2 * finite.size + 256, kind
+        np.testing.assert_array_equal(operators.linear(block, 256, x), widened(finite).T)
+
+
+def test_floats_that_bfloat16_holds_are_packed_as_such(operators: Any) -> None:
+    stored = made("bfloat16", 70, 40, 0, np.random.default_rng(3)).weight
+    assert isinstance(stored, np.ndarray)
+    block = packing.matrix(widened(stored)).block()
+    np.testing.assert_array_equal(block, packing.matrix(stored).block())
+
+
+def test_matrices_of_several_types_are_packed_together(operators: Any) -> None:
+    rng = np.random.default_rng(4)
+    weights = [made(kind, 40, 64, 0, rng) for kind in ("float16", "bfloat16", "float32")]
+    x = rng.standard_normal((5, 64), np.float32)
+    block = packing.matrix(packing.stacked([one.weight for one in weights])).block()
+    exact = x @ np.concatenate([one.values for one in weights]).T
+    np.testing.assert_allclose(operators.linear(block, 120, x), exact, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("bits", "group"), [(8, 32), (8, 64), (4, 32), (4, 128)])

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from lite_runner import kernels
+from lite_runner.kernels import fingerprint
 
 SOURCES = Path(kernels.__file__).parent / "src"
 COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")))
@@ -70,6 +71,7 @@ def test_no_address_is_wrong_and_nothing_is_undefined(tmp_path: Path) -> None:
         tmp_path / "operators.so",
         *("-O1", "-g1", "-fno-math-errno", "-fPIC", "-shared"),
         *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+        f'-DLITE_RUNNER_SOURCES="{fingerprint.sources()}"',
     )
     folder = Path(__file__).parent
     tests = [

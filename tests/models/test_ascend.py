@@ -160,7 +160,7 @@ def test_stock_layers_where_the_fused_ones_do_not_serve(
 @pytest.fixture
 def on_ascend(stand_ins: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend for Ascend runs on CPU, in any type and with the heads of the fixtures."""
-    monkeypatch.setattr(online, "set_device", lambda *_: None)
+    monkeypatch.setattr(online, "set_device", lambda *_, **__: None)
     monkeypatch.setattr(device_layers, "supports", lambda *_: True)
     monkeypatch.setattr(ascend, "BLOCK", 16)  # several blocks a slot, the last of them not full
     monkeypatch.setattr(graph_cache, "_claimed", True)  # a stand-in is nothing to keep

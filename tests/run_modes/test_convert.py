@@ -22,6 +22,7 @@ VOCABULARY = [
 ]
 MERGES = ["t h", "th e", "\u0120 the", "\u0120 a"]
 TEMPLATE = "{% for m in messages %}{{ bos_token }}the {{ m.content }}{{ eos_token }}{% endfor %}"
+TO_CKPT = ["convert_format=ckpt", "convert_output=to/x.ckpt"]
 CONVERT = ["verbosity=0", "run_mode=convert", "convert_format=huggingface", "model=auto"]
 
 
@@ -117,8 +118,71 @@ def test_one_file_stays_one_file(tmp_path: Path) -> None:
     for form in ("ckpt", "safetensors"):
         target = [f"convert_format={form}", f"convert_output=to/x.{form}"]
         assert main([*CONVERT, *target, "load_checkpoint=model.gguf"]) == 0
-    assert {file.name for file in Path("to").iterdir()} == {"x.ckpt", "x.safetensors"}
+    names = {"x.ckpt", "x.safetensors"}
+    assert {file.name for file in Path("to").iterdir()} == names | {f"{x}.files" for x in names}
     assert {path.name for path in set(tmp_path.iterdir()) - before} == {"to", "outputs"}
+
+
+@pytest.mark.usefixtures("model_gguf")
+def test_one_file_has_its_config_and_tokenizer_beside(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run_mode=convert", "model=auto", "load_checkpoint=model.gguf"]
+    assert main([*command, "convert_format=ckpt", "convert_output=x.ckpt"]) == 0
+    told = "wrote x.ckpt.files: tokenizer.json, tokenizer_config.json, config.json"
+    assert told in capsys.readouterr().err
+    plain = rows("load_checkpoint=model.gguf")
+    Path("model.gguf").unlink()
+    # Another model's files in the folder are not this one's.
+    Path("config.json").write_text("{}")
+    Path("tokenizer.json").write_text("{}")
+    assert rows("load_checkpoint=x.ckpt") == plain
+    again = ["run_mode=convert", "model=auto", "load_checkpoint=x.ckpt", "convert_format=ckpt"]
+    assert main([*again, "convert_output=y.ckpt"]) == 0
+    assert rows("load_checkpoint=y.ckpt") == plain
+    Path("z.ckpt.files").mkdir()
+    Path("z.ckpt.files/mine").touch()
+    assert main([*again, "convert_output=z.ckpt"]) == 2
+    assert "z.ckpt.files: exists already" in capsys.readouterr().err
+    assert main([*again, "convert_output=z.ckpt", "overwrite=true"]) == 0
+    assert Path("z.ckpt.files/mine").exists()
+
+
+@pytest.mark.usefixtures("model_gguf")
+def test_a_lone_file_takes_the_tokenizer_from_elsewhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plain = rows("load_checkpoint=model.gguf")
+    assert main([*CONVERT[:2], *CONVERT[3:], "load_checkpoint=model.gguf", *TO_CKPT]) == 0
+    Path("to/x.ckpt.files/config.json").rename("to/config.json")
+    Path("to/x.ckpt.files").rename("files")
+    arguments = ["model=auto", "load_checkpoint=to/x.ckpt", "predict_data=a", "max_new_tokens=2"]
+    own = "model.model_config.checkpoint_name_or_path=model.gguf"
+    assert main(arguments) == 4
+    assert "no tokenizer in to" in capsys.readouterr().err
+    assert main([*arguments, own]) == 0
+    assert "tokenizer: of model.gguf, since none lies beside to/x.ckpt" in capsys.readouterr().err
+    assert rows("load_checkpoint=to/x.ckpt", own) == plain
+    assert main([*arguments, own.replace("model.gguf", "gone.gguf")]) == 4
+    assert "no tokenizer beside to/x.ckpt, and the model's own" in capsys.readouterr().err
+    # MindFormers' folder of the family goes before the source.
+    Path("checkpoint_download").mkdir()
+    Path("files").rename("checkpoint_download/smol")
+    assert main([*arguments, own, "trainer.model_name=smol_1b"]) == 0
+    assert "tokenizer: of checkpoint_download/smol, since" in capsys.readouterr().err
+
+
+def test_a_broken_file_is_told_before_a_missing_tokenizer(
+    write_tiny_llama: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny_llama("model")
+    for name, content, told in (
+        ("model.ckpt", b"\x0a\x05hello", "not a valid MindSpore checkpoint"),
+        ("model.safetensors", b"no", "not a valid safetensors file"),
+        ("model.pt", b"\x80\x04\x95 not ours", "a pickle"),
+    ):
+        (folder / name).write_bytes(content)
+        assert main(["model=auto", f"load_checkpoint={folder / name}", "predict_data=hi"]) == 4
+        captured = capsys.readouterr().err
+        assert told in captured and "tokenizer" not in captured
 
 
 def test_a_checkpoint_without_a_tokenizer_converts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,9 @@ class FakeScorer:
     def __init__(self, faults: dict[int, BaseException | float] | None = None) -> None:
         self.faults = faults or {}
         self.seen: list[list[int]] = []
+
+    def logits(self, tokens: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
+        raise AssertionError("scores are asked for, not logits")
 
     def scores(self, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
         fault = self.faults.get(len(self.seen), 0.0)

@@ -70,6 +70,23 @@ def tokens(result: dict[str, Any]) -> list[list[int]]:
     return [row["token_ids"] for row in result["results"]]
 
 
+def test_no_name_and_the_name_none_are_the_base(
+    adapters: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tokens(run("predict_data=hello"))
+    listing = Path("elsewhere/lora_adapter.json")  # absolute paths, as MindFormers documents them
+    listing.parent.mkdir()
+    listing.write_text(json.dumps({"Adapter1": str(tmp_path / "en")}))
+    moved = f"adapter_path={listing}"
+    for given in ([], ["--adapter_id", "None"], ["adapter_id=null"], ["run_mode=slora"]):
+        assert tokens(run(moved, "predict_data=hello", *given)) == base
+    assert tokens(run("--adapter_id", "None", "predict_data=hello")) == base
+    named = run(moved, "--adapter_id", "Adapter1", "predict_data=hello")
+    assert tokens(named) == tokens(run(adapters, "adapter_id=en", "predict_data=hello")) != base
+    assert main([*BASE, moved, "predict_data=hello"]) == 0
+    assert "adapter_id= names none, the base runs" in capsys.readouterr().err
+
+
 def test_one_adapter_for_each_prompt_equals_each_alone(adapters: str, run: Run) -> None:
     slora = ["run_mode=slora", adapters]
     mixed = run(*slora, "adapter_id=[en,null,zh,en]", "predict_data=[hello,hello,hello,bye]")
@@ -201,8 +218,6 @@ BAD = {
     "a name that there is not": (["adapter_id=eng"], 4, "no adapter 'eng'; did you mean en?"),
     "one that changes nothing": (["adapter_id=new"], 4, "adapter new: new: changes nothing"),
     "more adapters than prompts": (["adapter_id=[en,zh]"], 2, "got 2 for 1 prompt, expected one"),
-    "no adapter": ([], 2, "run_mode=slora needs adapter_id=NAME"),
-    "no adapter, in predict": (["run_mode=predict"], 2, "lora_adapter.json needs adapter_id=NAME"),
     "a file without a tab": (
         ["predict_data=x.txt"],
         2,

@@ -70,6 +70,18 @@ def test_pre_tokenizers(
     assert tokenizer.decode(tokenizer.encode("don't stop 1234"), True) == "don't stop 1234"
 
 
+@pytest.mark.parametrize(("pre", "composed"), [("qwen2", True), ("llama-bpe", False)])
+def test_qwen_composes_letters_as_in_training(
+    write_gguf: Write, bpe_keys: dict[str, Any], pre: str, composed: bool
+) -> None:
+    """Qwen's own tokenizer.json (of Qwen2 and Qwen2.5) has the normalizer NFC, and its first one
+    called unicodedata.normalize. A GGUF has no key for it: llama.cpp and transformers 5.23 leave
+    it out when they read one, and give the model letters that it was not trained with."""
+    tokenizer = load_tokenizer(write_gguf(**{**bpe_keys, "pre": pre}), model_vocab=None)
+    accent, letter = "cafe\u0301", "caf\u00e9"
+    assert (tokenizer.encode(accent) == tokenizer.encode(letter)) == composed
+
+
 @pytest.mark.parametrize(
     "keys, before, after",
     [

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "no prefix": {"add_dummy_prefix": False},
     "own symbols": {"add_dummy_prefix": False, "user_defined_symbols": ["<user>", "[X]"]},
     "no bytes": {"byte_fallback": False},
+    "spaces": {"remove_extra_whitespaces": True},
+    "spaces, no prefix": {"remove_extra_whitespaces": True, "add_dummy_prefix": False},
+    "spaces nfkc": {"remove_extra_whitespaces": True, "normalization_rule_name": "nmt_nfkc"},
     "unigram": {"model_type": "unigram"},
     "unigram nfkc": {
         "model_type": "unigram", "normalization_rule_name": "nmt_nfkc", "byte_fallback": False,
@@ -31,10 +35,23 @@ def mixtures(texts: list[str]) -> list[str]:
     source = random.Random(0)
     words = [word for text in texts for word in text.split(" ")] + ["<user>", "[X]"]
     letters = "".join(texts)
-    mixed = [
-        source.choice(["", " ", "  ", "\n"]).join(source.choices(words, k=6)) for _ in range(150)
-    ]
+    gaps = ["", " ", "  ", "\n", " \t", "\u00a0"]
+    mixed = [source.choice(gaps).join(source.choices(words, k=6)) for _ in range(150)]
     return [*texts, *mixed, *("".join(source.choices(letters, k=15)) for _ in range(150))]
+
+
+@pytest.mark.parametrize("kind", ["as llama", "no prefix", "spaces", "spaces, no prefix"])
+@pytest.mark.parametrize("once", [False, True])
+def test_white_space_is_the_librarys(sentencepiece_model: Model, kind: str, once: bool) -> None:
+    """At both ends, alone, and where the prefix only starts the text (legacy=false)."""
+    path = sentencepiece_model(**OPTIONS[kind])
+    library = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    ours = build_tokenizer(read_model(path, space_after_special=not once), source="test")
+    words = ["a", "the", " ", "\n", "\t", "\u00a0", "\u3000"]
+    for count in range(4):
+        for split in itertools.product(words, repeat=count):
+            text = "".join(split)
+            assert ours.encode(text).ids == library.EncodeAsIds(text), repr(text)
 
 
 @pytest.mark.parametrize("kind", OPTIONS)

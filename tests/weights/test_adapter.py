@@ -255,15 +255,12 @@ def test_an_unknown_name_has_a_suggestion() -> None:
         ('{"a/b": "x"}', "'a/b' cannot be the name of an adapter"),
         ('{"null": "x"}', "'null' cannot be the name of an adapter"),
         ('{"a": "x"}', "x: no such folder"),
-        ('{"a": "../x"}', "lies outside"),
-        ('{"a": "/etc"}', "lies outside"),
-        ('{"a": "link"}', "lies outside"),
+        ('{"a": "../x"}', "x: no such folder"),
+        ('{"a": "link"}', "no adapter_config.json"),
         ('{"a": "round"}', "round"),
     ],
 )
-def test_a_listing_that_is_broken_or_leads_elsewhere(
-    tmp_path: Path, text: str, expected: str
-) -> None:
+def test_a_listing_that_is_broken(tmp_path: Path, text: str, expected: str) -> None:
     folder = tmp_path / "adapters"
     folder.mkdir()
     (folder / "link").symlink_to("/etc")
@@ -272,15 +269,22 @@ def test_a_listing_that_is_broken_or_leads_elsewhere(
     assert expected in refusal(folder / "lora_adapter.json")
 
 
-def test_the_folders_may_lie_in_the_root_that_is_named(change: Change, tmp_path: Path) -> None:
+def test_the_folders_may_lie_anywhere_or_below_the_root_that_is_named(
+    change: Change, tmp_path: Path
+) -> None:
     folder = change("all")
     listing = tmp_path / "lists" / "mine.json"
     listing.parent.mkdir()
     listing.write_text(json.dumps({"one": str(folder), "two": "../all"}))
-    assert "adapter_root=DIR" in refusal(listing)
-    found = open_adapters(listing, model("llama"), root=tmp_path)
-    assert list(found) == ["one", "two"] and found["one"].pairs.keys() == found["two"].pairs.keys()
-    assert "lies outside" in refusal(listing, root=tmp_path / "lists")
+    for root in (None, tmp_path):
+        found = open_adapters(listing, model("llama"), root=root)
+        assert list(found) == ["one", "two"]
+        assert found["one"].pairs.keys() == found["two"].pairs.keys()
+    assert "adapter_root=DIR" in refusal(listing, root=tmp_path / "lists")
+    link = tmp_path / "lists/link"
+    link.symlink_to(folder)
+    listing.write_text('{"one": "link"}')
+    assert "lies outside adapter_root=" in refusal(listing, root=tmp_path / "lists")
 
 
 def test_files_that_are_missing_or_not_to_be_trusted(change: Change, tmp_path: Path) -> None:

@@ -66,3 +66,21 @@ def test_the_first_pattern_that_fits_the_end_of_a_name_wins(tmp_path: Path) -> N
     assert ranks == [2, 4]
     assert settings.rank("model.layers.11.self_attn.q_proj") == 3  # not the end of layer 11's name
     assert settings.rank("model.layers.2.self_attn.v_proj") == 5
+
+
+SEVEN = ".*q_proj|.*k_proj|.*v_proj|.*o_proj|.*gate_proj|.*up_proj|.*down_proj"
+
+
+@pytest.mark.parametrize("pattern", [SEVEN, f".*layers.*({SEVEN})", r".*[*+?|()].*", "(a|b)?.*q"])
+def test_alternatives_do_not_make_a_pattern_slow(tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PLAIN | {"target_modules": pattern}))
+    assert read_settings(tmp_path).target_modules == pattern
+
+
+@pytest.mark.parametrize(
+    "pattern", [".*" * 7, "(.*|a)" * 7, ".?" * 30, "(.*)*x", "(x|" + ".+" * 7 + ")"]
+)
+def test_a_pattern_that_may_take_long_is_refused(tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PLAIN | {"target_modules": pattern}))
+    with pytest.raises(ArtifactError, match="repeats in a row"):
+        read_settings(tmp_path)

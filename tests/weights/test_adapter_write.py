@@ -9,10 +9,12 @@ import mindspore as ms
 import pytest
 
 from lite_runner.config.model import ModelConfig
+from lite_runner.config.release import Release
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.weights.adapter import Adapter, open_adapters
 from lite_runner.weights.adapter_write import write_adapters
 from lite_runner.weights.checkpoint import model_config_in
+from lite_runner.weights.ckpt_file import open_ckpt
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 NO_COPIES = ("all", "rank_64", "second_layer", "attention", "feed_forward", "rank_1")
@@ -63,7 +65,48 @@ def test_the_files_of_mindformers(tmp_path: Path) -> None:
     held = ms.load_checkpoint(str(tmp_path / "x/adapter_model.ckpt"))
     assert held["blocks.1.attention.dense3.lora_a"].shape == (8, 32)
     assert held["blocks.1.output.mapping.lora_b"].shape == (128, 8)
-    assert len(held) == 2 * 2 * 6
+    assert len(held) == 2 * 2 * 2 * 6  # under each of the two names
+
+
+@pytest.mark.parametrize(
+    ("release", "names"),
+    [
+        ("1.0.2", ["mindpet_delta_lora_a"]),
+        (1.3, ["lora_a"]),
+        (None, ["lora_a", "mindpet_delta_lora_a"]),
+    ],
+)
+def test_mindformers_releases_have_names_of_their_own(
+    release: str | float | None, names: list[str], tmp_path: Path
+) -> None:
+    adapters, model = opened("llama")
+    one = {"x": adapters["all"]}
+    folder = tmp_path / "x"
+    write_adapters(one, model, folder, "mindformers", listed=False, release=Release.of(release))
+    held = ms.load_checkpoint(str(folder / "adapter_model.ckpt"))
+    wanted = [f"model.layers.1.attention.wq.{name}" for name in names]
+    assert [
+        name for name in held if "layers.1.attention.wq" in name and name.endswith("a")
+    ] == wanted
+    assert_same(opened("llama", folder)[0]["x"], one["x"])
+
+
+def test_what_mindformers_trained_is_written_as_it_was(tmp_path: Path) -> None:
+    theirs = FIXTURES / "mindformers/gpt2/lora/gpt2_lora.ckpt"
+    sizes = {"num_heads": 2, "n_kv_heads": 2, "head_dim": 8, "intermediate_size": 64}
+    sizes |= {"vocab_size": 64, "hidden_size": 16, "num_layers": 2, "seq_length": 16}
+    model = ModelConfig("gpt2", **sizes, norm_eps=1e-5, tie_word_embeddings=True)
+    folder = tmp_path / "one"
+    folder.mkdir()
+    (folder / "adapter_model.ckpt").write_bytes(theirs.read_bytes())
+    told = {"r": 3, "lora_alpha": 6, "target_modules": ["dense1", "mapping"]}
+    (folder / "adapter_config.json").write_text(json.dumps(told))
+    one, release = open_adapters(folder, model), Release.of("1.0.2")
+    write_adapters(one, model, tmp_path / "x", "mindformers", listed=False, release=release)
+    written, given = ms.load_checkpoint(str(tmp_path / "x/adapter_model.ckpt")), open_ckpt(theirs)
+    assert written.keys() == given.keys()
+    for name, tensor in given.items():
+        assert written[name].asnumpy().tobytes() == tensor.read().tobytes()
 
 
 def test_ranks_and_scales_that_differ_stay_in_pefts_format(tmp_path: Path) -> None:

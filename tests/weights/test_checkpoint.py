@@ -98,6 +98,46 @@ def test_training_state_and_mindformers_prefix(
     same(open_checkpoint(tmp_path / "x.ckpt", config), tensors)
 
 
+@pytest.mark.parametrize("form", ["ckpt", "safetensors"])
+def test_what_mindformers_saved_beside_the_weights_is_left_out(
+    form: str,
+    configs: Mapping[str, ModelConfig],
+    values: Values,
+    same: Same,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    caches = {
+        "bloom": ["blocks.0.key_past", "transformer.blocks.1.value_past"],
+        "gpt2": ["backbone.blocks.0.key_past", "backbone.blocks.1.attention.masked_beta"],
+        "llama": [
+            *("model.layers.0.attention.kvcache_mgr.key_past", "global_step"),
+            *("model.layers.1.attention.infer_attention.paged_attention_mgr.key_cache",),
+            *("adam_v.model.norm_out.weight",),
+        ],
+    }
+    write = write_ckpt if form == "ckpt" else lambda path, found: write_safetensors(path, found, {})
+    for family, names in caches.items():
+        config = configs[family]
+        path = tmp_path / f"{family}.{form}"
+        write(path, values(config) | dict.fromkeys(names, scalar(0.0)))
+        same(open_checkpoint(path, config), values(config))
+        (told,) = capsys.readouterr().err.splitlines()
+        assert told.startswith(f"{path}: {len(names)} tensors are no weights and are left out: ")
+    assert told.endswith(" ...")
+
+
+def test_the_head_that_mindformers_conversion_of_bloom_writes(
+    configs: Mapping[str, ModelConfig], values: Values, same: Same, tmp_path: Path
+) -> None:
+    config = configs["bloom"]
+    tensors = values(config)
+    saved = {f"transformer.{name}": tensor for name, tensor in tensors.items()}
+    saved["head.weight"] = tensors["embedding.word_embedding.embedding_table"]
+    write_ckpt(tmp_path / "combine.ckpt", saved)
+    same(open_checkpoint(tmp_path, config), tensors)
+
+
 def test_tied_head_in_canonical_names(
     configs: Mapping[str, ModelConfig], values: Values, same: Same, tmp_path: Path
 ) -> None:

@@ -100,6 +100,15 @@ def test_head_stored_beside_a_tied_embedding(
             RopeScaling("linear", 2.5, 64),
         ),
         ({"rope.scale_linear": 4.0}, RopeScaling("linear", 4.0, 64)),
+        # What is missing is as in llama.cpp.
+        ({"rope.scaling.factor": 4.0}, RopeScaling("linear", 4.0, 64)),
+        ({"rope.scaling.type": "linear"}, None),
+        ({"rope.scaling.type": "none", "rope.scale_linear": 4.0}, None),
+        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, RopeScaling("linear", 2.0, 64)),
+        (
+            {"rope.scaling.type": "yarn", "rope.scaling.original_context_length": 16},
+            RopeScaling("yarn", 1.0, 16),
+        ),
         (
             {
                 "rope.scaling.type": "yarn",
@@ -171,6 +180,7 @@ def test_other_frequency_factors_are_refused(
     ("extra", "expected"),
     [
         ({"expert_count": 8}, "llama.expert_count = 8 is not supported"),
+        ({"attention.causal": False}, "llama.attention.causal = false"),
         ({"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0}, "'longrope', expected"),
         ({"rope.scaling.attn_factor": 1.5}, "llama.rope.scaling.attn_factor = 1.5"),
         ({"rope.dimension_count": 8}, "dimension_count is 8, expected the whole head of 16"),

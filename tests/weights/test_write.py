@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from lite_runner.config.model import ModelConfig
+from lite_runner.config.release import Release
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.ckpt_file import open_ckpt
 from lite_runner.weights.hugging_face import to_hugging_face
 from lite_runner.weights.tensor import LazyTensor
 from lite_runner.weights.write import convert, write_ckpt, write_safetensors
@@ -47,10 +49,37 @@ def test_mindspore_loads_a_converted_checkpoint(
     convert(tmp_path / "x.ckpt", config, tmp_path / "y.safetensors", "safetensors")
     one = mindspore.load_checkpoint(str(tmp_path / "x.ckpt"))
     two = mindspore.load_checkpoint(str(tmp_path / "y.safetensors"), format="safetensors")
-    assert one.keys() == two.keys() == values(config).keys()
+    assert one.keys() == values(config).keys() == two.keys() - {"lm_head.weight"}
     for name, tensor in values(config).items():
         np.testing.assert_array_equal(one[name].asnumpy(), tensor.read())
         np.testing.assert_array_equal(two[name].asnumpy(), tensor.read())
+
+
+@pytest.mark.parametrize(
+    ("release", "family", "head"),
+    [
+        *((None, "qwen2", True), ("1.0.2", "qwen2", True), (1.3, "qwen2", False)),
+        *((None, "bloom", False), ("1.0", "gpt2", False), ("2.1.0", "llama", True)),
+    ],
+)
+def test_the_head_is_written_where_mindformers_cannot_tie_it(
+    release: str | float | None,
+    family: str,
+    head: bool,
+    configs: Mapping[str, ModelConfig],
+    values: Values,
+    same: Same,
+    tmp_path: Path,
+) -> None:
+    config, tensors = configs[family], values(configs[family])
+    write_ckpt(tmp_path / "x.ckpt", tensors)
+    convert(tmp_path / "x.ckpt", config, tmp_path / "y.ckpt", "ckpt", release=Release.of(release))
+    stored = open_ckpt(tmp_path / "y.ckpt")
+    assert ("lm_head.weight" in stored) == head
+    if head and config.tie_word_embeddings:
+        embedding = stored["model.tok_embeddings.embedding_weight"].read()
+        np.testing.assert_array_equal(stored["lm_head.weight"].read(), embedding)
+    same(open_checkpoint(tmp_path / "y.ckpt", config), tensors)
 
 
 def test_tokenizer_files_come_along(
@@ -74,12 +103,12 @@ def test_a_tokenizer_that_is_given_takes_the_place_of_its_files(
     write_ckpt(tmp_path / "x.ckpt", values(configs["gpt2"]))
     for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
         (tmp_path / name).write_text("{}")
-    given = {"tokenizer.json": '{"text": "\u4e2d"}'}
-    convert(tmp_path / "x.ckpt", configs["gpt2"], tmp_path / "hf", "huggingface", tokenizer=given)
+    given = {"tokenizer.json": b'{"text": "mine"}', "config.json": b"{}"}
+    convert(tmp_path / "x.ckpt", configs["gpt2"], tmp_path / "hf", "huggingface", beside=given)
     assert sorted(item.name for item in (tmp_path / "hf").iterdir()) == [
-        *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
+        *("config.json", "model.safetensors", "tokenizer.json")
     ]
-    assert (tmp_path / "hf" / "tokenizer.json").read_text("utf-8") == given["tokenizer.json"]
+    assert (tmp_path / "hf" / "tokenizer.json").read_bytes() == given["tokenizer.json"]
 
 
 def test_existing_targets(

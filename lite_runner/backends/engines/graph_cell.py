@@ -43,21 +43,25 @@ class GraphCellEngine:
         threads: int | None,
         dec_key: bytes | None,
         library: Path | None = None,
+        producer: str = "",
     ) -> None:
         """Load all graphs; `threads` None is MindSpore's own choice. `library`: of our own
-        operators, where the graphs are of those.
+        operators, where the graphs are of those. `producer`: the MindSpore that wrote them.
 
         Raises ArtifactError for a file that is missing or broken, of another MindIR version, or
         encrypted with another key than `dec_key`.
         """
         set_device(device, device_id, threads)
-        self._paths, self._specs = graphs, specs
+        self._paths, self._specs, self._producer = graphs, specs, producer
         self._cells: dict[GraphName, nn.GraphCell] = {}
         self._bound: dict[GraphName, list[NDArray[Any]]] = {}
         self._compiled: set[GraphName] = set()
         held: dict[str, ms.Parameter] = {}
         for graph, path in graphs.items():
-            cell = _with_operators(path, library) if library else _cell(path, dec_key)
+            try:
+                cell = _with_operators(path, library) if library else _cell(path, dec_key)
+            except ArtifactError as error:
+                raise self._of_release(error) from error
             for name, parameter in cell.parameters_dict().items():
                 if (first := held.setdefault(name, parameter)) is not parameter:
                     _share(parameter, first, path)
@@ -84,13 +88,23 @@ class GraphCellEngine:
             with deferred() if first else nullcontext():  # interrupted, it leaves a dump
                 outputs = self._cells[graph](*inputs)
         except (RuntimeError, TypeError, ValueError) as error:
-            raise ArtifactError(
-                f"{self._paths[graph]}: MindSpore {ms.__version__} cannot run it: {_first(error)}",
-                AGAIN,
+            raise self._of_release(
+                ArtifactError(
+                    f"{self._paths[graph]}: MindSpore {ms.__version__} cannot run it: "
+                    f"{_first(error)}",
+                    AGAIN,
+                )
             ) from error
         self._compiled.add(graph)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         return [output.asnumpy() for output in outputs]
+
+    def _of_release(self, error: ArtifactError) -> ArtifactError:
+        """The same, with what explains it where another release wrote the graphs."""
+        if self._producer in ("", ms.__version__):
+            return error
+        told = f"{error.message} (MindSpore {self._producer} wrote it)"
+        return ArtifactError(told, f"MindSpore Lite of that release may run it; else {AGAIN}")
 
     def close(self) -> None:
         """Let go of the graphs; MindSpore frees their memory with them."""

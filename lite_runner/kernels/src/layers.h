@@ -10,7 +10,7 @@ constexpr int64_t kPanel = 32;       // outputs of a matrix that lie side by sid
 constexpr int64_t kInputGroup = 32;  // inputs that are rounded to 8 bits with one scale
 constexpr int64_t kChunk = 128;      // keys whose scores are summed up before they are merged
 
-enum class Format : int64_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3 };
+enum class Format : int64_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3, kFloat16 = 4 };
 enum class CacheType : int64_t { kFloat32 = 0, kFloat16 = 1, kInt8 = 2 };
 
 // How inputs k follow each other in a word, from its lowest bits on: as they are (int8 by int8); or
@@ -34,6 +34,7 @@ struct Matrix {
   const uint16_t* halves(int64_t offset) const {
     return reinterpret_cast<const uint16_t*>(at(offset));
   }
+  bool integers() const { return format == Format::kInt8 || format == Format::kInt4; }
   int64_t panels() const { return (out + kPanel - 1) / kPanel; }
   int64_t depth() const { return (in + 7) / 8 * 8; }  // inputs as stored, zeros behind them
   int64_t groups() const { return group ? in / group : 1; }
@@ -44,7 +45,7 @@ struct Matrix {
   }
   int64_t input_groups() const { return (depth() + input_group() - 1) / input_group(); }
   int64_t panel_bytes() const {
-    constexpr int64_t bits[] = {32, 16, 8, 4};
+    constexpr int64_t bits[] = {32, 16, 8, 4, 16};
     return depth() * kPanel * bits[static_cast<int64_t>(format)] / 8;
   }
 };

@@ -11,6 +11,7 @@ inline float widened(UpperHalf half) {
   __builtin_memcpy(&value, &bits, 4);
   return value;
 }
+inline float widened(Half half) { return float_of_half(static_cast<uint16_t>(half)); }
 inline Floats widened(const float* from) { return load(from); }
 inline Floats widened(const int8_t* from) { return load_int8(from); }
 inline Floats widened(const Half* from) {
@@ -149,15 +150,33 @@ struct Rows {
   const float *scales, *sums;  // [count, input groups] of the integers; sums times scale
 };
 
+// sums [rows][32] += the rows' inputs from k on * block [depth][32].
 template <class F>
+inline void multiply_block(const Rows& rows, const uint8_t* block, int64_t k, int64_t depth,
+                           float* sums) {
+  in_tiles<kTile>(rows.count, [&](auto count, int64_t row) {
+    accumulate<count, F>(sums + row * kPanel, rows.x + row * rows.stride + k, rows.stride, block,
+                         depth, k == 0, rows.count > kTile);
+  });
+}
+
+template <class T>
 void multiply_floats(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
+  using F = Numbers<T>;
   const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
-  for (int64_t k = 0; k < m.depth(); k += kBlock) {
+  for (int64_t k = 0; k < m.depth(); k += kBlock, data += kBlock * F::bytes) {
     const int64_t depth = smaller_of(kBlock, m.depth() - k);
-    in_tiles<kTile>(rows.count, [&](auto count, int64_t row) {
-      accumulate<count, F>(sums + row * kPanel, rows.x + row * rows.stride + k, rows.stride,
-                           data + k * F::bytes, depth, k == 0, rows.count > kTile);
-    });
+    if (std::is_same_v<T, float> || rows.count <= 2 * kTile) {
+      multiply_block<F>(rows, data, k, depth, sums);
+    } else {  // widened once for all tiles
+      alignas(64) float wide[kBlock * kPanel];
+      for (int64_t i = 0; i < depth; ++i) {
+        fetch<F::bytes>(data + i * F::bytes + kAhead, false);
+        const typename F::Raw column = F::read(data + i * F::bytes);
+        for (int64_t p = 0; p < kParts; ++p) store(wide + i * kPanel + p * kLanes, column.part[p]);
+      }
+      multiply_block<Numbers<float>>(rows, reinterpret_cast<const uint8_t*>(wide), k, depth, sums);
+    }
   }
 }
 
@@ -285,9 +304,11 @@ void multiply_shorts(const Matrix& m, const Rows& rows, int64_t row, int64_t pan
 // sums [rows][32]: the rows times one panel, with scale and bias.
 inline void multiply_panel(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
   if (m.format == Format::kFloat32) {
-    multiply_floats<Numbers<float>>(m, rows, panel, sums);
+    multiply_floats<float>(m, rows, panel, sums);
   } else if (m.format == Format::kBFloat16) {
-    multiply_floats<Numbers<UpperHalf>>(m, rows, panel, sums);
+    multiply_floats<UpperHalf>(m, rows, panel, sums);
+  } else if (m.format == Format::kFloat16) {
+    multiply_floats<Half>(m, rows, panel, sums);
   } else {
     in_tiles<kIntegerTile>(rows.count, [&](auto count, int64_t row) {
       if (m.format == Format::kInt4)
@@ -317,7 +338,7 @@ inline void multiply_panel(const Matrix& m, const Rows& rows, int64_t panel, flo
 // each group of inputs by a scale of its own, to 8 bits or to 16.
 inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t stride) {
   Rows rows{x, count, stride, nullptr, nullptr, nullptr, nullptr};
-  if (m.format == Format::kFloat32 || m.format == Format::kBFloat16) return rows;
+  if (!m.integers()) return rows;
   const int64_t group = m.input_group(), groups = m.input_groups();
   const float most = m.integer_input ? 127.0f : 32512.0f;
   int16_t* shorts = scratch<int16_t>(kShorts, count * stride);

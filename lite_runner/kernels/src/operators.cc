@@ -70,6 +70,10 @@ using namespace lite_runner;
 #pragma GCC visibility push(default)
 extern "C" {
 
+// Which sources these were: kernels/__init__.py looks for it in the library.
+extern const char lite_runner_sources[];
+const char lite_runner_sources[] = LITE_RUNNER_SOURCES;
+
 // Which instructions are used: avx512, avx2 or portable.
 const char* lite_runner_instructions() { return kernels->name; }
 

@@ -37,9 +37,12 @@ inline Floats load_half(const uint16_t* from) {
 #elif WIDTH == 8
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #else
-  Floats value;
-  for (int lane = 0; lane < WIDTH; ++lane) value[lane] = float_of_half(from[lane]);
-  return value;
+  typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH), aligned(2)));
+  const Ints raw = __builtin_convertvector(*reinterpret_cast<const Halves*>(from), Ints);
+  const Ints rest = (raw & 0x7fff) << 13;  // the exponent's bias is corrected by the product
+  const Ints finite = reinterpret_cast<Ints>(reinterpret_cast<Floats>(rest) * 5.192296858534828e33f);
+  const Ints magnitude = rest < 0x7c00 << 13 ? finite : rest | 0x7f800000;
+  return reinterpret_cast<Floats>(magnitude | (raw & 0x8000) << 16);
 #endif
 }
 

@@ -1,0 +1,88 @@
+"""The adapters of a model object: opened once, and loaded all together, whichever a call names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lite_runner.adapters import AdapterJob, check_adapters, open_wanted
+from lite_runner.config.requests import adapter_name
+from lite_runner.config.schema import RunConfig
+from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.model_files import ModelFiles, adapters_of
+from lite_runner.weights.adapter import Adapter, adapter_folders
+from lite_runner.weights.adapter_shards import is_cut
+
+AdapterIds = str | Sequence[str | None] | None
+
+
+class OpenAdapters:
+    """What adapter_path lists, so that a call with another adapter needs no other backend."""
+
+    def __init__(self) -> None:
+        self._of: tuple[str, str] | None = None  # the paths that `_opened` is of
+        self._opened: dict[str, Adapter] = {}
+        self._checked: set[str] = set()
+
+    def job(
+        self, config: RunConfig, files: ModelFiles, names: Sequence[str | None]
+    ) -> AdapterJob | None:
+        """The adapter of each prompt (None: the base) among all that the listing has; None where
+        the config has no adapter_path.
+
+        Of those that no prompt wants, one that does not open is left out. Raises ArtifactError for
+        a wanted one that is not there or does not fit, ConfigError where there is no adapter_path.
+        """
+        wanted = list(dict.fromkeys(name for name in names if name is not None))
+        if config.merges_adapter:
+            if wanted:
+                raise ConfigError(
+                    f"adapter_id={wanted[0]}: with pet_type=lora one adapter is merged for all",
+                    "pet_type=slora: adapter_id chooses",
+                )
+            return None
+        if not config.adapter_path:
+            if wanted:
+                raise ConfigError(
+                    f"adapter_id={wanted[0]} needs adapter_path=lora_adapter.json",
+                    "AutoModel.from_pretrained(..., adapter_path='lora_adapter.json')",
+                )
+            return None
+        path = Path(config.adapter_path).expanduser()
+        if is_cut(path):
+            return open_wanted(config, files.model, names)
+        place = (config.adapter_path, config.adapter_root)
+        if place != self._of or not self._opened.keys() >= set(wanted):
+            self._open(config, files, wanted)
+            self._of = place
+        check_adapters([self._opened[n] for n in wanted if n not in self._checked], files)
+        self._checked.update(wanted)
+        numbers: dict[str | None, int] = {
+            name: number for number, name in enumerate(self._opened, 1)
+        }
+        return AdapterJob(list(self._opened.values()), [numbers.get(name, 0) for name in names])
+
+    def _open(self, config: RunConfig, files: ModelFiles, wanted: Sequence[str]) -> None:
+        found = adapters_of(config, files.model, wanted)
+        root = Path(config.adapter_root).expanduser() if config.adapter_root else None
+        listed = adapter_folders(Path(config.adapter_path).expanduser(), root)
+        for name in listed:
+            if name not in found:
+                try:
+                    found |= adapters_of(config, files.model, [name])
+                except ArtifactError:
+                    continue  # told when it is asked for
+        self._opened = {name: found[name] for name in listed if name in found}
+        self._checked.clear()
+
+
+def names_of(ids: AdapterIds, prompts: int) -> list[str | None]:
+    """The adapter of each prompt; None: the base model. Raises ConfigError for a wrong number."""
+    if ids is None or isinstance(ids, str):
+        return [adapter_name(ids)] * prompts
+    if len(ids) != prompts:
+        raise ConfigError(
+            f"adapter_id: got {len(ids)} for {prompts} prompts, expected one for each, or one name"
+            " for all"
+        )
+    return [adapter_name(one) for one in ids]

@@ -1,0 +1,185 @@
+"""AutoTokenizer, and MindFormers' names of tokenizers, whose kind follows from their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lite_runner import model_files
+from lite_runner.api.config import settings_of
+from lite_runner.api.tokenizer import PreTrainedTokenizer
+from lite_runner.config.compose import options_of
+from lite_runner.config.fields import show
+from lite_runner.config.suggest import did_you_mean, nearest
+from lite_runner.errors import ConfigError
+from lite_runner.text.loading import load_tokenizer
+from lite_runner.text.tokenizer import Tokenizer
+
+# Arguments of MindFormers' tokenizers that change no id.
+_NO_EFFECT = frozenset(
+    "auto_register backend from_slow model_input_names tokenizer_class trust_remote_code type"
+    " use_fast".split()
+)
+# Those that would, and the values that do not: what the files say holds.
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "add_prefix_space": (False, None),
+    "additional_special_tokens": (None, []),
+    "clean_up_tokenization_spaces": (False, None),
+    "errors": ("replace",),
+    "legacy": (True, None),
+    "sp_model_kwargs": (None, {}),
+    "split_special_tokens": (False,),
+    "truncation_side": ("right",),
+}
+_OWN = ("padding_side", "model_max_length")
+_CHANGES = {
+    "add_bos_token": "add_bos",
+    "add_eos_token": "add_eos",
+    "bos_token": "bos",
+    "pad_token": "pad",
+    "unk_token": "unk",
+    "chat_template": "chat_template",
+}
+
+
+def made(
+    core: Tokenizer, settings: dict[str, Any], pad: int | None = None
+) -> tuple[tuple[Tokenizer, int | None], dict[str, Any]]:
+    """The arguments of a PreTrainedTokenizer with `settings` laid over what its files say.
+
+    Raises ConfigError for one that there is not, ArtifactError for a token that there is not.
+    """
+    changes, own = {}, {}
+    for name, value in settings.items():
+        if name in _OWN:
+            own[name] = value
+        elif name == "eos_token":
+            changes["eos"] = (str(getattr(value, "content", value)),)
+        elif name in _CHANGES:
+            changes[_CHANGES[name]] = getattr(value, "content", value)  # of an AddedToken
+        elif name in _FIXED and value not in _FIXED[name]:
+            raise ConfigError(
+                f"{name}={show(value)} is not available: the tokenizer is as its files say",
+                "set it in tokenizer_config.json, or in tokenizer.json",
+            )
+        elif name not in _FIXED and name not in _NO_EFFECT:
+            known = (*_OWN, *_CHANGES, "eos_token", *_FIXED, *_NO_EFFECT)
+            near = did_you_mean(nearest(name, known))
+            raise ConfigError(f"{name}={show(value)}: a tokenizer has no such setting{near}")
+    return (core.with_special(**changes) if changes else core, pad), own
+
+
+class AutoTokenizer:
+    """Finds tokenizers; has no objects of its own."""
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | Path, **settings: Any) -> PreTrainedTokenizer:
+        """The tokenizer of a model of conf/model, or in a folder or file.
+
+        `settings` are laid over what its files say: pad_token, padding_side, add_bos_token, ...
+        Raises ConfigError for an unknown name, ArtifactError where there is no tokenizer.
+        """
+        core, pad = _found(str(name_or_path))
+        arguments, own = made(core, settings, pad)
+        return PreTrainedTokenizer(*arguments, **own)
+
+
+def _found(source: str) -> tuple[Tokenizer, int | None]:
+    """The tokenizer of a name or path, and the token that the model pads with."""
+    path = Path(source).expanduser()
+    if source not in options_of("model") and path.exists():
+        return load_tokenizer(path, model_vocab=None), None
+    config = settings_of(source)
+    files = model_files.locate(config, weights=False)
+    return model_files.tokenizer_of(config, files), files.model.pad_token_id
+
+
+class _FamilyTokenizer(PreTrainedTokenizer):
+    """MindFormers' names of a tokenizer; its kind follows from its file."""
+
+    _pad: str  # the token that it pads with where its files name none
+
+    def __init__(
+        self,
+        vocab_file: str | Path | None = None,
+        merges_file: str | Path | None = None,
+        tokenizer_file: str | Path | None = None,
+        **settings: Any,
+    ) -> None:
+        """Of a tokenizer.model, a tokenizer.json, a vocab.json with its merges, or their folder.
+
+        `settings` as of AutoTokenizer.from_pretrained. Raises ConfigError, ArtifactError.
+        """
+        given = tokenizer_file or vocab_file
+        if given is None:
+            raise ConfigError(f"{type(self).__name__}: no vocab_file given")
+        path = Path(given).expanduser()
+        if merges_file is not None and Path(merges_file).expanduser() != path.parent / "merges.txt":
+            raise ConfigError(
+                f"merges_file: got {merges_file}, expected merges.txt beside {path}",
+                "put the two files into one folder, and give that",
+            )
+        core = load_tokenizer(path, model_vocab=None)
+        arguments, own = made(core, settings, core.id_of(self._pad))
+        super().__init__(*arguments, **own)
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | Path, **settings: Any) -> PreTrainedTokenizer:
+        """As AutoTokenizer.from_pretrained, an object of this class."""
+        core, pad = _found(str(name_or_path))
+        arguments, own = made(core, settings, core.id_of(cls._pad) if pad is None else pad)
+        tokenizer = cls.__new__(cls)
+        PreTrainedTokenizer.__init__(tokenizer, *arguments, **own)
+        return tokenizer
+
+
+class BloomTokenizer(_FamilyTokenizer):
+    """MindFormers' name of a BLOOM's."""
+
+    _pad = "<pad>"
+
+
+class BloomTokenizerFast(BloomTokenizer):
+    """All tokenizers are fast ones here."""
+
+
+class GPT2Tokenizer(_FamilyTokenizer):
+    """MindFormers' name of a GPT-2's."""
+
+    _pad = "<|endoftext|>"
+
+
+class GPT2TokenizerFast(GPT2Tokenizer):
+    """All tokenizers are fast ones here."""
+
+
+class LlamaTokenizer(_FamilyTokenizer):
+    """MindFormers' name of a Llama's."""
+
+    _pad = "<unk>"
+
+
+class LlamaTokenizerFast(LlamaTokenizer):
+    """All tokenizers are fast ones here."""
+
+
+class Qwen2Tokenizer(_FamilyTokenizer):
+    """MindFormers' name of a Qwen2's."""
+
+    _pad = "<|endoftext|>"
+
+
+class Qwen2TokenizerFast(Qwen2Tokenizer):
+    """All tokenizers are fast ones here."""
+
+
+class AutoProcessor:
+    """Finds processors; of text they have a tokenizer, and nothing else."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | Path) -> AutoProcessor:
+        """The processor of what AutoTokenizer.from_pretrained takes; raises what it raises."""
+        return cls(AutoTokenizer.from_pretrained(name_or_path))

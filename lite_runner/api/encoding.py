@@ -1,0 +1,95 @@
+"""Rows of token ids as a caller wants them: cut, padded, as lists, arrays or tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lite_runner.errors import ConfigError
+
+_NO_PADDING = (False, None, "do_not_pad")
+_CUTS = {False: False, None: False, "do_not_truncate": False, True: True, "longest_first": True}
+_CUTS["only_first"] = True
+
+
+class BatchEncoding(dict[str, Any]):
+    """What a tokenizer gives: its entries are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"the encoding has no {name!r}, but {', '.join(self)}")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How rows are cut and filled up."""
+
+    max_length: int | None
+    padding: Any
+    truncation: Any
+    pad: int | None
+    side: str  # right or left
+    source: str  # the tokenizer, for messages
+
+    def rows(self, rows: Sequence[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+        """Ids and masks of rows of ids. Raises ConfigError where they do not fit."""
+        if self.truncation not in _CUTS:
+            raise ConfigError(
+                f"truncation: got {self.truncation!r}, expected True, False, 'longest_first' or"
+                " 'only_first'"
+            )
+        if _CUTS[self.truncation] and self.max_length is not None:
+            rows = [row[: self.max_length] for row in rows]
+        width = self._width(max(map(len, rows), default=0))
+        if self.pad is None and any(len(row) < width for row in rows):
+            raise ConfigError(f"{self.source} names no token to pad with")
+        fills = [max(0, width - len(row)) for row in rows]
+        ids, masks = [], []
+        for row, fill in zip(rows, fills, strict=True):
+            mask, empty = [1] * len(row), [0] * fill
+            padding = [self.pad or 0] * fill
+            left = self.side == "left"
+            ids.append([*padding, *row] if left else [*row, *padding])
+            masks.append([*empty, *mask] if left else [*mask, *empty])
+        return ids, masks
+
+    def _width(self, longest: int) -> int:
+        """The length to pad to; 0: no padding."""
+        if self.padding in _NO_PADDING:
+            return 0
+        if self.padding in (True, "longest"):
+            return longest
+        if self.padding != "max_length":
+            raise ConfigError(
+                f"padding: got {self.padding!r}, expected True, False, 'longest' or 'max_length'"
+            )
+        if self.max_length is None:
+            raise ConfigError("padding='max_length' needs a max_length", "max_length=512")
+        if longest > self.max_length:
+            raise ConfigError(
+                f"max_length: got {self.max_length}, but a text has {longest} tokens",
+                "truncation=True cuts it",
+            )
+        return self.max_length
+
+
+def as_tensors(values: dict[str, Any], kind: Any) -> BatchEncoding:
+    """Lists [texts, n] as int32 arrays ("np") or MindSpore's tensors ("ms").
+
+    Raises ConfigError for lists that make no array.
+    """
+    kind = getattr(kind, "value", kind)  # MindFormers' TensorType
+    if kind not in ("np", "ms"):
+        raise ConfigError(f"return_tensors: got {kind!r}, expected 'ms', 'np' or None")
+    if len({len(row) for row in values["input_ids"]}) > 1:
+        raise ConfigError("texts of several lengths make no array", "padding=True")
+    arrays = {name: np.array(value, np.int32) for name, value in values.items()}
+    if kind == "np":
+        return BatchEncoding(arrays)
+    from lite_runner.api.tensors import tensor  # MindSpore: only those who want one pay for it
+
+    return BatchEncoding({name: tensor(array) for name, array in arrays.items()})

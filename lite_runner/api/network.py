@@ -1,0 +1,158 @@
+"""Models as Cells: what MindSpore's functions and MindFormers' scripts take for a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+
+from lite_runner import model_files
+from lite_runner.api.config import PretrainedConfig
+from lite_runner.api.ids import as_arrays
+from lite_runner.api.model import AutoModel, PreTrainedModel, lasting
+from lite_runner.api.parameters import Parameters
+from lite_runner.api.ranks import cut_by_hand, own_ranks
+from lite_runner.backends.base import Scorer
+from lite_runner.errors import ConfigError
+from lite_runner.model_files import ModelFiles
+from lite_runner.session import Job
+
+
+class Network(PreTrainedModel, nn.Cell):
+    """A model that is a Cell: it has parameters, and is called with ids for logits.
+
+    Its weights stay on disk until they are needed. Parameters are made when a script first asks for
+    them (`parameters_dict`, load_param_into_net, ...); what it writes to them is what `generate`
+    computes with from then on.
+    """
+
+    family = ""  # "": any
+
+    def __init__(self, config: PretrainedConfig, files: ModelFiles | None = None) -> None:
+        """Checks the config and finds the `files`, where they are not given.
+
+        Raises ConfigError, ArtifactError.
+        """
+        nn.Cell.__init__(self, auto_prefix=False)
+        PreTrainedModel.__init__(self, config, files)
+        self._parameters: Parameters | None = None
+        self._written: tuple[int, ...] = ()  # of the parameters that the backend was loaded from
+        own = self._files.model.family
+        if self.family and own != self.family:
+            raise ConfigError(
+                f"{type(self).__name__}: got the config of a {own} model, expected a {self.family}",
+                "AutoModel.from_config(config) makes the right one",
+            )
+
+    @classmethod
+    def from_pretrained(cls, name_or_dir: str | Path, **settings: Any) -> Network:
+        """See AutoModel.from_pretrained. Raises ConfigError for a model of another family."""
+        model = AutoModel.from_pretrained(name_or_dir, **settings)
+        return model if isinstance(model, cls) else cls(model.config)
+
+    def parameters_and_names(
+        self, name_prefix: str = "", expand: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
+        """(name, Parameter) of every weight, or of what this rank has of it, in MindFormers' names
+        and float32."""
+        if self._parameters is None:
+            with self._lock:
+                self._locate()
+                config = self.config.run_config()
+                ranks, cut = own_ranks(config), config.vocab_parallel
+                self._parameters = Parameters(self._files.tensors(ranks, vocab_parallel=cut))
+        prefix = f"{name_prefix}." if name_prefix else ""
+        for name, parameter in self._parameters.by_name.items():
+            yield prefix + name, parameter
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the graphs are compiled by the first `generate`, which knows their shapes.
+
+        What ms.Model.infer_predict_layout calls.
+        """
+
+    def prepare_inputs_for_predict_layout(self, input_ids: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """What a script gives to infer_predict_layout, or to what loads a checkpoint."""
+        return (input_ids,)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.construct(*args, **kwargs)
+
+    def construct(self, input_ids: Any, *, batch_valid_length: Any = None) -> Tensor:
+        """Logits [batch, n, vocab] in float32 after each of `input_ids` [batch, n].
+
+        With `batch_valid_length` [batch], as in MindFormers' prefill, those after the last valid id
+        of each row: [batch, vocab]. Padding behind it changes nothing. What `generate` made before
+        has no part in it. Raises ConfigError for ids that do not fit, and for exported models.
+        """
+        ids = np.asarray(as_arrays(input_ids))
+        vocab, context = self._files.model.vocab_size, self._files.model.seq_length
+        fits = ids.ndim == 2 and ids.size and np.issubdtype(ids.dtype, np.integer)
+        if not fits or ids.shape[1] > context or ids.min() < 0 or ids.max() >= vocab:
+            raise ConfigError(
+                f"input_ids: got {ids.dtype} of shape {list(ids.shape)}, expected integers"
+                f" 0 to {vocab - 1} of shape [batch, n], n at most {context}"
+            )
+        with self._lock, cut_by_hand():
+            self._locate()
+            config = self.config.run_config()
+            job = Job((), (), config.generation(self._files.model), slots=1, length=ids.shape[1])
+            names = self._adapters.job(config, self._files, [])
+            backend = self._room_for(config, replace(job, adapters=names), None)
+            if not isinstance(backend, Scorer):
+                raise ConfigError(
+                    "logits of every token: not with an exported model", "backend='ms'"
+                )
+            rows = [np.concatenate(list(backend.logits(row.astype(np.int32)))) for row in ids]
+        if batch_valid_length is None:
+            return Tensor(np.stack(rows))
+        lengths = np.asarray(as_arrays(batch_valid_length)).reshape(-1)
+        if len(lengths) != len(rows) or lengths.min() < 1 or lengths.max() > ids.shape[1]:
+            raise ConfigError(
+                f"batch_valid_length: got {lengths.tolist()}, expected a length of 1 to"
+                f" {ids.shape[1]} for each of {len(rows)} rows"
+            )
+        return Tensor(np.stack([row[end - 1] for row, end in zip(rows, lengths, strict=True)]))
+
+    def _weights(self) -> ModelFiles:
+        """The checkpoint, or the parameters where a script has written to them."""
+        written = self._parameters.written() if self._parameters is not None else ()
+        if written != self._written:
+            self._drop()
+            self._written = written
+        if self._parameters is None or not written:
+            return self._files
+        return replace(self._files, held=self._parameters.tensors())
+
+
+class LlamaForCausalLM(Network):
+    """MindFormers' name of a Llama; Qwen2 is one too."""
+
+    family = "llama"
+
+
+class Qwen2ForCausalLM(LlamaForCausalLM):
+    """MindFormers' name of a Qwen2."""
+
+
+class BloomLMHeadModel(Network):
+    """MindFormers' name of a BLOOM."""
+
+    family = "bloom"
+
+
+class GPT2LMHeadModel(Network):
+    """MindFormers' name of a GPT-2."""
+
+    family = "gpt2"
+
+
+def network_of(config: PretrainedConfig) -> Network:
+    """The model of a config, of the class of its family. Raises ConfigError, ArtifactError."""
+    files = model_files.locate(lasting(config.run_config()))
+    kinds = {kind.family: kind for kind in (LlamaForCausalLM, BloomLMHeadModel, GPT2LMHeadModel)}
+    return kinds.get(files.model.family, Network)(config, files)

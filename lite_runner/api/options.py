@@ -1,0 +1,129 @@
+"""The options of `generate`: MindFormers' names, and what each comes to here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lite_runner import progress
+from lite_runner.api.config import PretrainedConfig
+from lite_runner.config import generation
+from lite_runner.config.fields import show
+from lite_runner.config.suggest import did_you_mean, nearest
+from lite_runner.errors import ConfigError
+
+# pad_token_id is the model's; all others are keys of the config.
+OPTIONS = tuple(
+    name for name in generation.GenerationConfig.__dataclass_fields__ if name != "pad_token_id"
+)
+_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # and what is "off"
+# MindFormers' own, which do nothing at these values; no other can be had here.
+_OFF: dict[str, tuple[Any, ...]] = {
+    "encoder_repetition_penalty": (1.0, 1),
+    "renormalize_logits": (False,),
+    "parallel_decoding": (False,),
+    "logits_processor": ([],),
+}
+_NO_EFFECT = ("use_past", "bos_token_id", "window_size", "level", "guess_set_size")
+_OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits")
+
+
+class GenerationConfig:
+    """Options of `generate` in one object, with MindFormers' defaults: max_length 20, greedy,
+    top_k 50 where sampling is on. Which tokens end a text or fill it up stays the model's.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        defaults = {
+            "max_length": 20,
+            "do_sample": False,
+            "temperature": 1.0,
+            "top_k": 50,
+            "top_p": 1.0,
+            "repetition_penalty": 1.0,
+            "num_beams": 1,
+        }
+        # The name that MindFormers' model configs have for it.
+        if "max_decode_length" in options:
+            options.setdefault("max_length", options.pop("max_decode_length"))
+        self.__dict__.update({**defaults, **options})
+
+    @classmethod
+    def from_model_config(cls, config: PretrainedConfig) -> GenerationConfig:
+        """What a model's config says of generation."""
+        named = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
+        return cls(
+            max_length=config.max_decode_length,
+            max_new_tokens=config.max_new_tokens,
+            **{name: getattr(config, name) for name in named},
+        )
+
+    def update(self, **options: Any) -> dict[str, Any]:
+        """Set those options that there are; gives back the others."""
+        known = {*OPTIONS, *_OFF, *_NO_EFFECT, *_OUTPUTS, "pad_token_id", "min_length"}
+        self.__dict__.update({name: options[name] for name in options if name in known})
+        return {name: value for name, value in options.items() if name not in known}
+
+    def to_dict(self) -> dict[str, Any]:
+        """All options by name."""
+        return dict(self.__dict__)
+
+    def __repr__(self) -> str:
+        return f"GenerationConfig({', '.join(f'{n}={v!r}' for n, v in self.__dict__.items())})"
+
+
+def merged_options(base: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a GenerationConfig (None, a mapping or any object of the like), and `options`
+    over them."""
+    if base is None:
+        return dict(options)
+    given = base.to_dict() if hasattr(base, "to_dict") else base
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"generation_config: got {show(base)}, expected a GenerationConfig")
+    return {**given, **{name: value for name, value in options.items() if value is not None}}
+
+
+def checked_options(
+    options: Mapping[str, Any], config: PretrainedConfig, prompts: Sequence[Sequence[int]] = ()
+) -> dict[str, Any]:
+    """Generation options as top-level keys of a config, for `prompts` in token ids.
+
+    Raises ConfigError for one that there is not, or that cannot be had here.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, off in _OFF.items():
+        if name in given and given.pop(name) not in off:
+            raise ConfigError(f"{name} is not available", f"leave {name} out")
+    for name in (*_NO_EFFECT, *_OUTPUTS, "pad_token_id"):
+        given.pop(name, None)  # the last two are for those that call this
+    least = given.pop("min_length", None)
+    for name in given:
+        if name not in OPTIONS:
+            near = did_you_mean(nearest(name, OPTIONS))
+            raise ConfigError(
+                f"{name}: no such option of generate{near}", f"there are {', '.join(OPTIONS)}"
+            )
+    if least:
+        given["min_new_tokens"] = max(given.get("min_new_tokens", 0), _missing(least, prompts))
+    if "max_length" in given and "max_new_tokens" not in given:
+        given["max_new_tokens"] = None  # the config's own must not win over it
+    if not given.get("do_sample", config.do_sample):
+        # MindFormers' users give them with do_sample=False, and say so in its documents.
+        idle = [name for name, off in _SAMPLING.items() if given.pop(name, off) != off]
+        if idle:
+            progress.detail(f"{', '.join(idle)}: no effect with do_sample=False")
+    return given
+
+
+def _missing(least: Any, prompts: Sequence[Sequence[int]]) -> int:
+    """New tokens that bring prompts to min_length."""
+    if type(least) is not int or least < 0:
+        raise ConfigError(f"min_length: got {show(least)}, expected an integer >= 0")
+    lengths = {len(prompt) for prompt in prompts}
+    if len(lengths) > 1:
+        raise ConfigError(
+            f"min_length={least} means another number of new tokens for each of these prompts,"
+            f" which have {min(lengths)} to {max(lengths)} tokens",
+            "min_new_tokens=, or one prompt a call",
+        )
+    return max(0, least - max(lengths, default=0))

@@ -1,0 +1,170 @@
+"""Several cards from Python: this process as one rank of a job that msrun, or a loop, has started.
+
+Every rank runs the same script. A model is cut as its config's `parallel_config` says; each rank
+calls `generate` with the same prompts and is given the whole result.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
+from typing import Any
+
+from lite_runner import environment
+from lite_runner.config.cluster import ranks_of
+from lite_runner.config.fields import Fault, read
+from lite_runner.config.mindformers_keys import IGNORED
+from lite_runner.config.ranks import Ranks
+from lite_runner.config.schema import ParallelConfig, RunConfig
+from lite_runner.config.suggest import did_you_mean, nearest
+from lite_runner.distributed.join import Joined, join, schedule
+from lite_runner.distributed.meeting import MeetingPlace
+from lite_runner.distributed.membership import membership
+from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.generation import Completion
+
+RENDEZVOUS_S = 120  # until all ranks must have met, where the starter does not say
+_START = "start it with msrun --worker_num=N, scripts/msrun_launcher.sh or a loop over a rank table"
+
+_joined: Joined | None = None
+
+
+class TransformerOpParallelConfig(ParallelConfig):
+    """How ranks share a model: `data_parallel` copies of it, each cut for `model_parallel` ranks.
+
+    As in MindFormers the embedding and the head are whole on every rank, unless vocab_emb_dp=False.
+    Its settings of training change nothing.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        """Raises ConfigError for what is unknown or cannot be."""
+        known = {"data_parallel": 1, "model_parallel": 1, "pipeline_stage": 1, "vocab_emb_dp": True}
+        faults: list[Fault] = []
+        for name in settings:
+            if name not in known and f"parallel_config.{name}" not in IGNORED:
+                near = did_you_mean(nearest(name, known))
+                faults.append(Fault((name,), f"parallel_config.{name}: no such setting{near}"))
+        given = {name: settings.get(name, default) for name, default in known.items()}
+        read(given, ParallelConfig, "parallel_config", faults)
+        if faults:
+            raise ConfigError.of([fault.text for fault in faults])
+        super().__init__(**given)
+
+
+def parallel_settings(given: Any) -> dict[str, Any]:
+    """The section `parallel_config` of a run, from what a script set. Raises ConfigError."""
+    if isinstance(given, Mapping):
+        given = TransformerOpParallelConfig(**given)
+    if not isinstance(given, ParallelConfig):
+        raise ConfigError(
+            f"parallel_config: got {given!r}, expected a TransformerOpParallelConfig or a dict"
+        )
+    return asdict(given)
+
+
+def join_job(device: str, device_id: int) -> tuple[int, int]:
+    """Meet the other ranks of the job that this process is of; (rank, number of ranks).
+
+    Once a process; later calls say the same. The job's scheduler, which its starter runs as the
+    same script, ends here when the ranks have left (SystemExit). Raises EnvironmentFault.
+    """
+    global _joined
+    if _joined is not None:
+        return _joined.rank, _joined.size
+    member = membership()
+    if member is None:
+        raise EnvironmentFault(
+            "use_parallel=True, but nothing says that this process is one of several ranks",
+            f"{_START}; or use_parallel=False: one card",
+        )
+    if member.is_machine:
+        raise EnvironmentFault(f"this process was started as {member.name}, not as a rank", _START)
+    environment.check_packages()
+    if member.size == 1:
+        if member.is_scheduler:
+            sys.exit(0)
+        return 0, 1
+    if member.is_scheduler:
+        schedule()
+        sys.exit(0)
+    if device == "Ascend" and member.device_id is not None:
+        device_id = member.device_id
+    _joined = join(member, device, device_id, RENDEZVOUS_S)
+    atexit.register(_end, _joined.place)
+    from lite_runner.backends.collectives import announce_semi_auto
+
+    announce_semi_auto()
+    return _joined.rank, _joined.size
+
+
+def rank_context(device: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the config's section `context` a rank has to itself, whatever `settings` say: its
+    device; or, unless they say it, its share of this machine's processors."""
+    if _joined is None:
+        return {}
+    if device == "Ascend":
+        return {"device_id": int(os.environ["DEVICE_ID"])}
+    if settings.get("threads") is not None:
+        return {}
+    return {"threads": max(1, len(os.sched_getaffinity(0)) // len(_joined.here))}
+
+
+def divided(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's settings as those of a run on the ranks that its parallel_config names.
+
+    Raises ConfigError where they are not the ranks of this job.
+    """
+    asked = raw["parallel_config"]
+    size = asked["data_parallel"] * asked["model_parallel"]
+    if size == 1:  # each rank has the whole model
+        return dict(raw)
+    ranks = 1 if _joined is None else _joined.size
+    if size != ranks:
+        raise ConfigError(
+            f"parallel_config: data_parallel={asked['data_parallel']} *"
+            f" model_parallel={asked['model_parallel']} are {size} ranks, and this job has {ranks}",
+            "init_context(use_parallel=True) in as many processes"
+            if _joined is None
+            else "start as many, or cut the model for as many",
+        )
+    # A copy without a prompt of its own is none of a run's, but of a call's: see `generate`.
+    prompts = [*raw["predict_data"]] * asked["data_parallel"]
+    return {**raw, "use_parallel": True, "auto_trans_ckpt": True, "predict_data": prompts}
+
+
+def own_ranks(config: RunConfig) -> Ranks:
+    """The ranks of a model, and which of them this process is."""
+    ranks = ranks_of(config)
+    return replace(ranks, rank=_joined.rank) if _joined is not None and ranks.size > 1 else ranks
+
+
+def cut_by_hand() -> AbstractContextManager[None]:
+    """Within, MindSpore's own way to cut networks is off; it is on for what scripts ask it."""
+    if _joined is None:
+        return nullcontext()
+    from lite_runner.backends import collectives
+
+    return collectives.cut_by_hand()
+
+
+def from_all(completions: Sequence[Completion], ranks: Ranks) -> list[Completion]:
+    """The completions of all copies of the model, on every rank, in the order of the prompts."""
+    if ranks.data == 1:
+        return list(completions)
+    from lite_runner.backends.collectives import gather
+
+    payloads = gather(json.dumps([asdict(one) for one in completions]).encode())
+    copies = [json.loads(payload) for payload in payloads[:: ranks.tensor]]
+    return [Completion(**one) for copy in copies for one in copy]
+
+
+def _end(place: MeetingPlace) -> None:
+    """At the end of the script: the others need not wait for this rank, unless it has failed."""
+    if getattr(sys, "last_value", None) is None:  # no exception has ended it
+        place.done()
+    place.leave()

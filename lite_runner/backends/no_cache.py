@@ -1,0 +1,74 @@
+"""The backend over a graph without a cache: each step computes all that a row has, anew.
+
+Shapes: b rows of the batch, s positions that a row has at most. Row i of the batch is slot i.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.backends.answers import logits_of
+from lite_runner.backends.base import Row
+from lite_runner.backends.engines.base import Engine
+from lite_runner.errors import ConfigError
+from lite_runner.export.manifest import Manifest
+
+
+class NoCacheBackend:
+    """See `lite_runner.backends.base.Backend`.
+
+    The graph takes the ids [b, s] of whole texts, as MindFormers' use_past=False does.
+    """
+
+    def __init__(self, manifest: Manifest, engine: Engine) -> None:
+        self.engine = engine.name
+        self.vocab_size = manifest.model.vocab_size
+        self.max_length = manifest.seq_length
+        self.slots = manifest.batch_size
+        self.compile_s = 0.0
+        self._engine = engine
+        self._ids = np.zeros((self.slots, self.max_length), np.int32)  # of each slot, so far
+
+    def prepare(self) -> None:
+        """Compile the graph, on padding."""
+        if self.compile_s == 0.0:
+            start = time.perf_counter()
+            self._run(np.ones(self.slots, np.int32))
+            self.compile_s = time.perf_counter() - start
+
+    def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        """Logits [len(rows), vocab] after each row's last token.
+
+        A text longer than the exported sequence is a ConfigError.
+        """
+        lengths = np.ones(self.slots, np.int32)
+        for row in rows:
+            length = row.position + len(row.tokens)
+            if length > self.max_length:
+                raise ConfigError(
+                    f"a row of {length} tokens, but the model was exported for sequences of "
+                    f"{self.max_length}",
+                    "export it again with a larger sequence length, or shorten the prompt",
+                )
+            self._ids[row.slot, row.position : length] = row.tokens
+            self._ids[row.slot, length:] = 0  # of a longer text that was here; seen by nothing
+            lengths[row.slot] = length
+        self.prepare()
+        return self._run(lengths)[[row.slot for row in rows]]
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Slot targets[i] becomes slot sources[i]."""
+        self._ids[list(targets)] = self._ids[list(sources)]
+
+    def close(self) -> None:
+        """End the engine."""
+        self._engine.close()
+
+    def _run(self, lengths: NDArray[np.int32]) -> NDArray[np.float32]:
+        (bound,) = self._engine.bind("model", [self._ids.shape])
+        bound[...] = self._ids
+        return logits_of(self._engine.run("model"), self.slots, self.vocab_size, lengths - 1)

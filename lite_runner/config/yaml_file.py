@@ -1,0 +1,90 @@
+"""Yaml files: read strictly and bounded, and reached into by dotted keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lite_runner.errors import ConfigError
+
+MAX_FILE_BYTES = 1 << 20
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe yaml in which 1e-6 is a number and a key that is given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, (str, int)) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", key_node.start_mark
+                )
+            if isinstance(key, (str, int)):
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
+)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a yaml file. Raises ConfigError: missing, too large, broken, empty."""
+    where = f"--config {path}"
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{where}: {error.strerror}") from None
+    except ValueError as error:  # a NUL in the path
+        raise ConfigError(f"{where}: {error}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"{where}: more than {MAX_FILE_BYTES} bytes; not a config")
+    try:
+        raw = yaml.load(data, _StrictLoader)
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{where}: broken yaml: {' '.join(str(error).split())}") from None
+    if raw is None:
+        raise ConfigError(f"{where}: the file is empty; expected a yaml of sections")
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{where}: got a {type(raw).__name__}, expected sections (a mapping)")
+    return raw
+
+
+def put(raw: dict[str, Any], key: str, text: str) -> None:
+    """Lay a flag of run_mindformer over a file's data, its text read as yaml."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    put_at(raw, key, value)
+
+
+def put_at(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in nested data; what is there already as a section stays one."""
+    *sections, name = key.split(".")
+    for section in sections:
+        below = raw.get(section)
+        raw[section] = dict(below) if isinstance(below, Mapping) else {}
+        raw = raw[section]
+    raw[name] = value
+
+
+def at(raw: Any, key: str) -> Any:
+    """The value of a dotted key in nested data; None where there is none."""
+    for name in key.split("."):
+        raw = raw.get(name) if isinstance(raw, Mapping) else None
+    return raw

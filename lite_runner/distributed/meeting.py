@@ -1,0 +1,126 @@
+"""Where the ranks of one machine see each other: a folder with a file for each of them.
+
+A job that somebody else starts may have nothing that looks after its processes, as the loops over
+a rank table. Each rank holds a lock on its file for as long as it lives, whatever ends it; so the
+others know that it is there, and leave when it is gone with its work undone, where they would wait
+for it in a collective. The file of rank 0 also says where a scheduler listens that it has started.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from lite_runner.errors import EnvironmentFault
+
+LOOK_S = 0.2
+LEAVE_S = 15.0  # for the same rank of the job before to end
+_DONE = "done"
+
+
+class MeetingPlace:
+    """This rank's file among those of the ranks of the job `key` on this machine."""
+
+    def __init__(self, key: str, rank: int) -> None:
+        """Be there. Raises EnvironmentFault where another process is the same rank of `key`."""
+        self.folder = _private_folder(key)
+        self._file = os.open(self.folder / str(rank), os.O_RDWR | os.O_CREAT, 0o600)
+        deadline = time.monotonic() + LEAVE_S
+        while not _lock(self._file, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                raise EnvironmentFault(
+                    f"another process is rank {rank} of {key} already",
+                    "wait for that job to end, or end it",
+                )
+            time.sleep(LOOK_S)
+        self.say("")
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def say(self, text: str) -> None:
+        """What the others read in this rank's file from now on."""
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, text.encode(), 0)
+
+    def done(self) -> None:
+        """This rank's work is complete: its end is nothing to the others."""
+        self.say(_DONE)
+
+    def leave(self) -> None:
+        """Look after the others no more. MindSpore's end crashes beside a thread that does."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def wait_for_port(self, timeout: float) -> int:
+        """Where rank 0's scheduler listens, once it says so. Raises EnvironmentFault."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if is_there(self.folder, 0) and (said := _said(self.folder, 0)).isdecimal():
+                return int(said)
+            time.sleep(LOOK_S)
+        raise EnvironmentFault(
+            f"rank 0 did not come within {timeout:.0f} s",
+            "see what it says; every rank of the loop is to be started",
+        )
+
+    def watch(self, ranks: Iterable[int], lost: Callable[[int], None]) -> None:
+        """Call `lost` with the first of the other `ranks`, which are all there, that is gone
+        without having been done; from a thread."""
+        arguments = (list(ranks), lost)
+        self._thread = threading.Thread(target=self._watch, args=arguments, daemon=True)
+        self._thread.start()
+
+    def _watch(self, others: list[int], lost: Callable[[int], None]) -> None:
+        while others and not self._over.wait(LOOK_S):
+            for rank in [rank for rank in others if not is_there(self.folder, rank)]:
+                others.remove(rank)
+                if _said(self.folder, rank) != _DONE:
+                    lost(rank)
+                    return
+
+
+def is_there(folder: Path, rank: int) -> bool:
+    """Whether a process is this rank of the job whose folder this is."""
+    with suppress(FileNotFoundError):
+        file = os.open(folder / str(rank), os.O_RDONLY)
+        try:
+            return not _lock(file, fcntl.LOCK_SH)
+        finally:
+            os.close(file)  # and the lock with it
+    return False
+
+
+def _said(folder: Path, rank: int) -> str:
+    with suppress(FileNotFoundError):
+        return (folder / str(rank)).read_text(encoding="ascii", errors="replace")
+    return ""
+
+
+def _lock(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _private_folder(key: str) -> Path:
+    """A folder that only this user may enter, the same one for every process that names `key`."""
+    name = hashlib.sha256(key.encode()).hexdigest()[:16]
+    path = Path(tempfile.gettempdir()) / f"lite_runner-ranks-{os.getuid()}-{name}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise EnvironmentFault(
+            f"{path}: not a folder that only you may enter", "remove it, or set TMPDIR"
+        )
+    return path

@@ -1,0 +1,152 @@
+"""Which process of somebody else's job this one is, as its environment says.
+
+Three kinds of starters set variables (MindSpore's documents and ascend-operator's source):
+- msrun, and any that builds MindSpore's dynamic cluster: MS_ROLE (MS_SCHED or MS_WORKER),
+  MS_WORKER_NUM, MS_SCHED_HOST, MS_SCHED_PORT, and for a worker MS_NODE_ID and RANK_ID, unless
+  the rank is given out only when all meet;
+- loops over a rank table: RANK_TABLE_FILE, RANK_ID, RANK_SIZE, DEVICE_ID, without a scheduler;
+- ascend-operator, for each container: those of the dynamic cluster, and MS_LOCAL_WORKER and
+  MS_NODE_RANK in place of a rank: a container with one device is a rank, one with more a machine
+  that starts its ranks.
+Without MS_ROLE or RANK_ID a process is nobody's member; the others may be left over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lite_runner.errors import EnvironmentFault
+from lite_runner.rank_table import read_rank_table
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the scheduler of a dynamic cluster listens."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Member:
+    """A rank of a job, its scheduler, or a machine that starts several ranks."""
+
+    size: int  # ranks of the job
+    rank: int | None = None  # None: given out when the ranks meet; of a machine its first rank
+    is_scheduler: bool = False
+    local_ranks: int = 1  # more than 1: a machine that is to start them
+    scheduler: Address | None = None  # None: the ranks of a rank table find each other
+    table: Path | None = None
+    device_id: int | None = None
+
+    @property
+    def is_machine(self) -> bool:
+        """Whether this process is no rank, but is to start those of its machine."""
+        return self.local_ranks > 1
+
+    @property
+    def name(self) -> str:
+        """For messages, e.g. `rank 1 of 2`."""
+        if self.is_scheduler:
+            return f"the scheduler of {self.size} ranks"
+        if self.is_machine:
+            return f"a machine with {self.local_ranks} of {self.size} ranks"
+        return f"{'a rank' if self.rank is None else f'rank {self.rank}'} of {self.size}"
+
+
+def membership(environ: Mapping[str, str] = os.environ) -> Member | None:
+    """What this process is of somebody else's job; None where it is of none.
+
+    Raises EnvironmentFault for variables that are missing or contradict each other, and
+    ArtifactError for a broken rank table.
+    """
+    if "MS_ROLE" in environ:
+        return _of_cluster(environ)
+    if "RANK_ID" not in environ:
+        return None
+    size = _number(environ, "RANK_SIZE") if "RANK_SIZE" in environ else None
+    if "RANK_TABLE_FILE" not in environ:
+        if size in (None, 1):
+            return None
+        raise _incomplete(["RANK_ID", "RANK_SIZE"], ["RANK_TABLE_FILE"])
+    return _of_table(environ, size)
+
+
+def _of_cluster(environ: Mapping[str, str]) -> Member:
+    role = environ["MS_ROLE"]
+    if role not in ("MS_SCHED", "MS_WORKER"):
+        raise EnvironmentFault(
+            f"MS_ROLE: got {role!r}, expected MS_SCHED or MS_WORKER", "start the job with msrun"
+        )
+    wanted = ("MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT")
+    if missing := [name for name in wanted if not environ.get(name)]:
+        raise _incomplete(["MS_ROLE"], missing)
+    member = Member(
+        size=_number(environ, "MS_WORKER_NUM", 1),
+        is_scheduler=role == "MS_SCHED",
+        scheduler=Address(environ["MS_SCHED_HOST"], _number(environ, "MS_SCHED_PORT", 1)),
+        device_id=_number(environ, "DEVICE_ID") if "DEVICE_ID" in environ else None,
+    )
+    if member.is_scheduler:
+        return member
+    if "MS_NODE_ID" in environ or "RANK_ID" in environ:
+        rank = _number(environ, "MS_NODE_ID" if "MS_NODE_ID" in environ else "RANK_ID")
+        return _checked(replace(member, rank=rank))
+    if "MS_LOCAL_WORKER" not in environ:
+        return member
+    if "MS_NODE_RANK" not in environ:
+        raise _incomplete(["MS_LOCAL_WORKER"], ["MS_NODE_RANK"])
+    local = _number(environ, "MS_LOCAL_WORKER", 1)
+    if member.size % local:
+        raise EnvironmentFault(
+            f"MS_LOCAL_WORKER: got {local}, expected a divisor of MS_WORKER_NUM={member.size}"
+        )
+    rank = _number(environ, "MS_NODE_RANK") * local
+    return _checked(replace(member, rank=rank, local_ranks=local))
+
+
+def _of_table(environ: Mapping[str, str], size: int | None) -> Member:
+    path = Path(environ["RANK_TABLE_FILE"]).expanduser().absolute()
+    devices = [device for server in read_rank_table(path).servers for device in server.devices]
+    if size not in (None, len(devices)):
+        raise EnvironmentFault(
+            f"RANK_SIZE: got {size}, but {path} has {len(devices)} ranks",
+            "give the rank table of this job: scripts/hccl_tools.py --device_num writes one",
+        )
+    member = _checked(Member(size=len(devices), rank=_number(environ, "RANK_ID"), table=path))
+    assert member.rank is not None
+    device = _number(environ, "DEVICE_ID") if "DEVICE_ID" in environ else None
+    return replace(member, device_id=devices[member.rank].device_id if device is None else device)
+
+
+def _checked(member: Member) -> Member:
+    assert member.rank is not None
+    if member.rank >= member.size:
+        raise EnvironmentFault(
+            f"the environment says that this is rank {member.rank} of {member.size}: expected a"
+            f" rank below {member.size}"
+        )
+    return member
+
+
+def _number(environ: Mapping[str, str], name: str, least: int = 0) -> int:
+    text = environ[name]
+    if not (text.isascii() and text.isdecimal() and least <= int(text) < 1 << 31):
+        raise EnvironmentFault(f"{name}: got {text!r}, expected a number from {least}")
+    return int(text)
+
+
+def _incomplete(given: Sequence[str], missing: Sequence[str]) -> EnvironmentFault:
+    return EnvironmentFault(
+        f"{' and '.join(given)} {_is(given)} set, as for a process of a job of several ranks, but"
+        f" {' and '.join(missing)} {_is(missing)} not",
+        "start the job with msrun or scripts/msrun_launcher.sh, which set all of them; for a run"
+        f" in one process: unset {' '.join(given)}",
+    )
+
+
+def _is(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"

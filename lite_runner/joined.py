@@ -1,0 +1,138 @@
+"""A run in a job of several processes that somebody else starts, msrun or a loop over a rank table.
+
+Each of them is started with the same command line and calls `run`. They join as the ranks that
+their environment says; what the run's own launcher would do, the first rank of a machine does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from lite_runner import environment, progress, worker
+from lite_runner.config.cluster import ranks_of
+from lite_runner.config.compose import raise_faults
+from lite_runner.config.fields import Fault
+from lite_runner.config.schema import RunConfig
+from lite_runner.distributed.join import Joined, join, schedule
+from lite_runner.distributed.membership import Member
+from lite_runner.errors import EXIT_FAILED, RunnerError
+from lite_runner.launch import launch, ready_for_ranks
+from lite_runner.rank import Outlet, placed
+from lite_runner.report import RunFolder
+
+
+def run(config: RunConfig, notes: Sequence[str], member: Member) -> int:
+    """Do this process's part of the job; the exit code is that of a single process.
+
+    Raises RunnerError before anything is done where `config` cannot be run as `member`.
+    """
+    progress.configure(config.verbosity)
+    if member.is_machine:
+        return launch(_on_machine(config, member))
+    raise_faults(list(_faults(config, member)))
+    speaks = member.rank in (0, None) and not member.is_scheduler
+    if speaks and config.verbosity > 0:
+        for note in notes:
+            print(f"note: {note}", file=sys.stderr)
+    alone = member.size == 1 or config.only_save_strategy
+    if config.dry_run or alone:
+        return launch(config) if speaks else 0
+    environment.check_packages()
+    if member.is_scheduler:
+        schedule()
+        return 0
+    try:
+        return _join(config, member)
+    except RunnerError as error:
+        return _leave(f"{member.name}: {error}", error.exit_code)
+    except Exception:
+        return _leave(f"{member.name}: {traceback.format_exc()}", EXIT_FAILED)
+
+
+def _faults(config: RunConfig, member: Member) -> Iterator[Fault]:
+    """Why `config` is no run of this many ranks."""
+    ranks, asked = ranks_of(config), config.parallel_config
+    started = f"this process was started as {member.name}"
+    if not config.predicts and member.size > 1:
+        yield Fault(
+            ("run_mode",), f"{started}, but run_mode={config.run_mode} is done by one process"
+        )
+    elif member.size == ranks.size:
+        return
+    elif not config.use_parallel:
+        yield Fault(
+            ("use_parallel",),
+            f"{started}, but use_parallel=false: each would do the whole job; use_parallel=true"
+            f" with parallel_config.model_parallel={member.size}, or start one process",
+        )
+    else:
+        yield Fault(
+            ("parallel_config",),
+            f"{started}, expected {ranks.size}: data_parallel={asked.data_parallel} *"
+            f" model_parallel={asked.model_parallel} of parallel_config; start {ranks.size}, or"
+            f" set parallel_config.model_parallel={member.size} and data_parallel=1",
+        )
+
+
+def _on_machine(config: RunConfig, member: Member) -> RunConfig:
+    """The config that starts the ranks of this machine of a cluster."""
+    assert member.scheduler is not None and member.rank is not None
+    parallel = dataclasses.replace(
+        config.parallel,
+        worker_num=member.size,
+        local_worker_num=member.local_ranks,
+        master_addr=member.scheduler.host,
+        master_port=member.scheduler.port,
+        node_rank=member.rank // member.local_ranks,
+    )
+    config = dataclasses.replace(config, parallel=parallel)
+    raise_faults([*_faults(config, member)])
+    return config
+
+
+def _join(config: RunConfig, member: Member) -> int:
+    device = environment.resolve_device(config.context.device_target)
+    device_id = config.context.device_id
+    if device == "Ascend" and member.device_id is not None:
+        device_id = member.device_id
+    progress.redirect(Outlet(-1 if member.rank is None else member.rank, None))
+    with progress.step(f"meet the {member.size} ranks"):
+        joined = join(member, device, device_id, config.parallel.rendezvous_timeout)
+    progress.redirect(Outlet(joined.rank, None))
+    config, folder = _agree(config, joined)
+    with folder:
+        folder.open_log(f"rank_{joined.rank}.log")
+        ranks = dataclasses.replace(ranks_of(config), rank=joined.rank)
+        worker.run(placed(config, device), folder, ranks)
+    joined.place.done()
+    joined.place.leave()
+    return 0
+
+
+def _agree(config: RunConfig, joined: Joined) -> tuple[RunConfig, RunFolder]:
+    """What the first rank of this machine has read and checked, and the folder that it has made."""
+    from lite_runner.backends.collectives import gather
+
+    told = {}
+    if joined.leads:
+        local = len(joined.here)
+        parallel = dataclasses.replace(config.parallel, local_worker_num=local)
+        config = ready_for_ranks(dataclasses.replace(config, parallel=parallel))
+        made = RunFolder.create(config.output_dir, config.run_mode, config.model_name)
+        made.write_config(config.without_secrets().to_dict())
+        told = {"config": config.to_dict(), "folder": str(made.path)}
+    leader = json.loads(gather(json.dumps(told).encode())[joined.here[0]])
+    return RunConfig.from_dict(leader["config"]), RunFolder(Path(leader["folder"]))
+
+
+def _leave(message: str, exit_code: int) -> int:
+    """Say why, and end at once: MindSpore's own end would wait for the other ranks."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(exit_code)

@@ -1,0 +1,112 @@
+"""Run a script written for MindFormers, not a character changed.
+
+    python -m lite_runner.mindformers [--device_target CPU] SCRIPT.py ARGS
+
+`import mindformers` in it means lite_runner.mindformers. All else is as with `python SCRIPT.py`.
+Python processes that the script starts are not run this way, unless it starts them so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec
+from pathlib import Path
+from typing import NoReturn
+
+import lite_runner
+from lite_runner import app, environment
+from lite_runner.errors import ConfigError
+from lite_runner.mindformers import device, tree
+
+# MindFormers' own scripts: where there is no such file, the one here that takes its flags.
+SCRIPTS = {
+    "convert_weight.py",
+    "export.py",
+    "hccl_tools.py",
+    "merge_hccl.py",
+    "run_infer_main.py",
+    "transform_checkpoint.py",
+}
+RUN_MINDFORMER = {"run_mindformer.py", "run_mindformers.py"}
+
+
+def parser() -> argparse.ArgumentParser:
+    """What stands in front of the script, and the rest."""
+    flags = argparse.ArgumentParser(
+        prog="python -m lite_runner.mindformers",
+        description="Run a script written for MindFormers: `import mindformers` means lite_runner.",
+        epilog=f"Where there is no such file, ours: {', '.join(sorted(RUN_MINDFORMER | SCRIPTS))}.",
+    )
+    flags.add_argument(
+        "--device_target",
+        choices=("CPU", "Ascend"),
+        help="the device to use, whatever the script says",
+    )
+    flags.add_argument("script", metavar="SCRIPT.py")
+    flags.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
+    return flags
+
+
+def find(script: str) -> Path:
+    """The file to run. Raises ConfigError where there is none."""
+    path = Path(script)
+    if path.exists():
+        return path
+    ours = Path(lite_runner.__file__).parent.parent / "scripts" / path.name
+    if path.name in SCRIPTS and ours.is_file():
+        return ours
+    raise ConfigError(f"{script}: no such file", "python -m lite_runner.mindformers SCRIPT.py ARGS")
+
+
+class _Script(SourceFileLoader):
+    def set_data(self, path: str, data: object, *, _mode: int = 0) -> None:
+        """Leave no __pycache__ beside the script."""
+
+
+def run(script: str, path: Path, arguments: list[str]) -> None:
+    """Run the file `path`, typed as `script`, as `python SCRIPT.py` does, in this process."""
+    tree.take_the_name(lite_runner.mindformers)
+    file = str(path.absolute())
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(path.resolve().parent)  # until now where -m looked: the current folder
+    loader = _Script("__main__", file)
+    module = module_from_spec(ModuleSpec("__main__", loader, origin=file))
+    module.__file__, module.__package__, module.__spec__ = file, None, None
+    sys.modules["__main__"] = module
+    try:
+        loader.exec_module(module)
+    except Exception as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != file:
+            trace = trace.tb_next  # what is of this module and of Python's import
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        if "Ascend" in str(error) and not environment.ascend_devices():
+            hint = "python -m lite_runner.mindformers --device_target CPU SCRIPT.py"
+            print(f"  -> {hint} runs it on the processor", file=sys.stderr)
+        sys.exit(1)
+
+
+def main() -> NoReturn:
+    """Run what the command line says; ends as the script ends."""
+    flags = parser().parse_args()
+    if Path(flags.script).name in RUN_MINDFORMER and not Path(flags.script).exists():
+        given = ["--device_target", flags.device_target] if flags.device_target else []
+        sys.argv[1:] = [*given, *flags.arguments]
+        app.console()
+
+    def prepare() -> int:
+        flags.path = find(flags.script)
+        if flags.device_target:
+            device.force(flags.device_target)
+        return 0
+
+    if code := app.guarded(prepare):
+        sys.exit(code)
+    run(flags.script, flags.path, flags.arguments)
+    sys.exit()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""MindFormers' module tree: which of its modules offers which of the API's names.
+
+The modules are made from the table below, once: `lite_runner.mindformers.models.bloom` is not a
+file. A name is taken from `lite_runner` when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import lite_runner
+from lite_runner.config.suggest import did_you_mean, nearest
+
+ROOT = "lite_runner.mindformers"
+
+_AUTO = ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoProcessor", "AutoTokenizer")
+_BASES = ("PreTrainedModel", "PreTrainedTokenizer", "PretrainedConfig")
+_CONTEXT = ("build_context", "init_context")
+_DEVICES = ("ContextConfig", "ParallelContextConfig")
+_INFER = ("InferConfig", "InferTask")
+_PIPELINES = ("TextGenerationPipeline", "pipeline")
+_STREAMERS = ("TextIteratorStreamer", "TextStreamer")
+_TRAINER = ("Trainer", "TrainingArguments")
+
+
+def _family(name: str, config: str, model: str, tokenizer: str) -> dict[str, tuple[str, ...]]:
+    """The modules of a family, which MindFormers names after it."""
+    parts = {
+        f"{name}_config": config,
+        name: model,
+        f"{name}_tokenizer": tokenizer,
+        f"{name}_tokenizer_fast": f"{tokenizer}Fast",
+    }
+    package = f"models.{name}"
+    return {
+        package: tuple(parts.values()),
+        **{f"{package}.{part}": (one,) for part, one in parts.items()},
+    }
+
+
+_FAMILIES = {
+    **_family("bloom", "BloomConfig", "BloomLMHeadModel", "BloomTokenizer"),
+    **_family("gpt2", "GPT2Config", "GPT2LMHeadModel", "GPT2Tokenizer"),
+    **_family("llama", "LlamaConfig", "LlamaForCausalLM", "LlamaTokenizer"),
+    **_family("qwen2", "Qwen2Config", "Qwen2ForCausalLM", "Qwen2Tokenizer"),
+}
+
+
+def _infer(package: str) -> dict[str, tuple[str, ...]]:
+    """The modules of exported models: `infer` in the documents, `inference` in the releases."""
+    return {
+        package: _INFER,
+        f"{package}.infer_config": ("InferConfig",),
+        f"{package}.infer_task": ("InferTask",),
+    }
+
+
+# A package that is not in it has what its modules have; so has MindFormers itself, "".
+_LISTED: dict[str, tuple[str, ...]] = {
+    "auto_class": _AUTO,
+    "core.context": _CONTEXT,
+    "core.context.build_context": _CONTEXT,
+    "core.parallel_config": ("build_parallel_config",),
+    "generation": ("GenerationConfig", *_STREAMERS),
+    "generation.generation_config": ("GenerationConfig",),
+    "generation.streamers": _STREAMERS,
+    **_infer("infer"),
+    **_infer("inference"),
+    "models.auto": _AUTO,
+    "models.auto.configuration_auto": ("AutoConfig",),
+    "models.auto.modeling_auto": ("AutoModel", "AutoModelForCausalLM"),
+    "models.auto.processing_auto": ("AutoProcessor",),
+    "models.auto.tokenization_auto": ("AutoTokenizer",),
+    "models.configuration_utils": ("PretrainedConfig",),
+    "models.modeling_utils": ("PreTrainedModel",),
+    "models.tokenization_utils": ("PreTrainedTokenizer",),
+    **_FAMILIES,
+    "modules": ("TransformerOpParallelConfig",),
+    "modules.transformer": ("TransformerOpParallelConfig",),
+    "modules.transformer.op_parallel_config": ("TransformerOpParallelConfig",),
+    "pipeline": _PIPELINES,
+    "pipeline.pipeline": ("pipeline",),
+    "pipeline.text_generation_pipeline": ("TextGenerationPipeline",),
+    "tools": ("MindFormerConfig", "get_real_rank", "logger", "str2bool"),
+    "tools.logger": ("logger",),
+    "tools.register": ("MindFormerConfig",),
+    "tools.register.config": ("MindFormerConfig",),
+    "tools.utils": ("get_real_rank", "str2bool"),
+    "trainer": (*_DEVICES, *_TRAINER),
+    "trainer.config_args": _DEVICES,
+    "trainer.trainer": ("Trainer",),
+    "trainer.training_args": ("TrainingArguments",),
+    "trainer.utils": ("get_last_checkpoint", "transform_and_load_checkpoint"),
+}
+
+
+def _with_packages(listed: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    tree = {name: set(names) for name, names in listed.items()}
+    for name, names in listed.items():
+        while name:
+            name = name.rpartition(".")[0]
+            if name not in listed:
+                tree.setdefault(name, set()).update(names)
+    return {name: tuple(sorted(names)) for name, names in sorted(tree.items())}
+
+
+MODULES = _with_packages(_LISTED)
+
+
+class _Planted(Loader):
+    """Whoever asks for a module by its spec, as MindSpore does when it compiles, gets this one."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is left to do."""
+
+
+class Mirror(ModuleType):
+    """A module of the table."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{ROOT}.{path}", f"MindFormers' module {path}.")
+        self.__path__: list[str] = []
+        self.__spec__ = ModuleSpec(self.__name__, _Planted(), is_package=True)
+        self.__all__ = list(MODULES[path])
+        self._path = path
+
+    def __getattr__(self, name: str) -> Any:
+        return attribute(self._path, name)
+
+    def __dir__(self) -> Iterable[str]:
+        return [*super().__dir__(), *self.__all__]
+
+
+def attribute(path: str, name: str) -> Any:
+    """What `name` is in the module at `path`: one of the API's, or a module below it.
+
+    Raises AttributeError with what there is.
+    """
+    if name in MODULES[path]:
+        return getattr(lite_runner, name)
+    below = f"{path}.{name}".lstrip(".")
+    if below in MODULES:
+        return sys.modules[f"{ROOT}.{below}"]
+    raise AttributeError(_missing(below))
+
+
+def _missing(path: str) -> str:
+    """That there is no such thing in the tree, and what there is instead."""
+    parent, _, name = path.rpartition(".")
+    while parent not in MODULES:
+        parent, _, name = parent.rpartition(".")
+    homes = [f"mindformers.{home}".rstrip(".") for home, names in MODULES.items() if name in names]
+    where = f"mindformers.{parent}".rstrip(".")
+    prefix = f"{parent}." if parent else ""
+    modules = [home.removeprefix(prefix) for home in MODULES if home.startswith(prefix) and home]
+    there = [*MODULES[parent], *sorted(one for one in modules if "." not in one)]
+    found = f"; it is in {homes[-1]}" if homes else did_you_mean(nearest(name, MODULES[parent]))
+    return f"lite-runner's {where} has no {name}{found}; it has {', '.join(there)}"
+
+
+class _Missing:
+    """Comes after all other finders: what they find nowhere in the tree gets an error that helps.
+
+    `from mindformers.models.llama import LlamaModel` comes here as well, since that could be a
+    module: an AttributeError would be replaced by Python's own, shorter one.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = f"{root}."
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not name.startswith(self._root) or name.rpartition(".")[2].startswith("__"):
+            return None
+        raise ModuleNotFoundError(_missing(name.removeprefix(self._root)))
+
+
+def plant() -> None:
+    """Put the modules of the table below `lite_runner.mindformers`, where `import` finds them."""
+    for path in MODULES:
+        if path:
+            sys.modules[f"{ROOT}.{path}"] = Mirror(path)
+    sys.meta_path.append(_Missing(ROOT))
+
+
+def take_the_name(root: ModuleType) -> None:
+    """From now on `import mindformers` means `root` in this process, and so on below it.
+
+    A real MindFormers stays as it is; it can only not be imported here any more.
+    """
+    sys.modules["mindformers"] = root
+    for path in MODULES:
+        if path:
+            sys.modules[f"mindformers.{path}"] = sys.modules[f"{ROOT}.{path}"]
+    sys.meta_path.append(_Missing("mindformers"))

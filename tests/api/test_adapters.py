@@ -1,0 +1,156 @@
+"""Adapters of model objects: named in a call, for each prompt, as the command line has them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+
+from lite_runner import AutoConfig, AutoModel, pipeline
+from lite_runner.api.network import Network
+from lite_runner.app import main
+from lite_runner.errors import ArtifactError, ConfigError
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+ADAPTERS = FIXTURES / "adapters/llama"
+CASE = FIXTURES / "reference/llama"
+
+
+@pytest.fixture(scope="module")
+def listing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """lora_adapter.json as MindFormers documents it: absolute paths. One of them is broken."""
+    file = tmp_path_factory.mktemp("lists") / "lora_adapter.json"
+    names = [*json.loads((ADAPTERS / "lora_adapter.json").read_text()), "broken"]
+    file.write_text(json.dumps({name: str(ADAPTERS / name) for name in names}))
+    return file
+
+
+@pytest.fixture(scope="module")
+def model(listing: Path) -> Network:
+    config = AutoConfig.from_pretrained(CASE)
+    config.pet_config = {"pet_type": "slora", "adapter_path": str(listing)}
+    return AutoModel.from_config(config)
+
+
+GREEDY = {"max_new_tokens": 3, "eos_token_id": []}
+
+
+def test_each_adapter_and_one_for_each_prompt_equal_peft(model: Network) -> None:
+    expected = dict(np.load(ADAPTERS / "expected.npz"))
+    prompts = expected["prompts"].tolist()
+    names = [None, *json.loads((ADAPTERS / "lora_adapter.json").read_text())]
+    wanted = [(name, expected["logits"][number, :, 0]) for number, name in enumerate(names)]
+    for numbers, logits in zip(expected["mixed_adapters"], expected["mixed_logits"], strict=True):
+        wanted.append(([names[number] for number in numbers], logits[:, 0]))
+    options = {"return_dict_in_generate": True, "output_logits": True, "pad_token_id": -1}
+    for adapter_id, logits in wanted:
+        (got,) = model.generate(
+            prompts, adapter_id=adapter_id, max_new_tokens=1, eos_token_id=[], **options
+        )["logits"]
+        assert np.abs(got - logits).max() < 2e-5 * np.abs(logits).max(), adapter_id
+
+
+def test_the_base_and_what_is_unknown(model: Network) -> None:
+    plain = AutoModel.from_pretrained(CASE)
+    prompt = [5, 6, 7]
+    base = plain.generate(prompt, **GREEDY)
+    for none in (None, "None", "none", "", ["null"]):
+        assert model.generate(prompt, adapter_id=none, **GREEDY) == base
+    assert plain.generate(prompt, adapter_id="None", **GREEDY) == base
+    assert model.generate(prompt, adapter_id="all", **GREEDY) != base
+    with pytest.raises(ArtifactError, match="no adapter 'al'; did you mean all"):
+        model.generate(prompt, adapter_id="al")
+    with pytest.raises(ArtifactError, match=r"adapter broken: .*: no such folder"):
+        model.generate(prompt, adapter_id="broken")
+    with pytest.raises(ConfigError, match="got 2 for 1 prompt"):
+        model.generate(prompt, adapter_id=["all", None])
+    with pytest.raises(ConfigError, match="adapter_id=all needs adapter_path="):
+        plain.generate(prompt, adapter_id="all")
+
+
+def test_all_are_loaded_at_once(model: Network, capsys: pytest.CaptureFixture[str]) -> None:
+    model.generate([5, 6, 7], **GREEDY)
+    capsys.readouterr()
+    for name in ("patterns", "rank_64", "all"):
+        model.generate([5, 6, 7], adapter_id=name, **GREEDY)
+    assert "load " not in capsys.readouterr().err
+
+
+def test_in_a_pipeline(tmp_path: Path) -> None:
+    byte = AutoModel.from_pretrained("tiny_llama")  # has a tokenizer
+    with pytest.raises(ConfigError, match="adapter_id=en needs adapter_path="):
+        pipeline("text_generation", byte, adapter_id="en")("ab")
+    assert pipeline("text_generation", byte)("ab", adapter_id=None, **GREEDY) == pipeline(
+        "text_generation", byte
+    )("ab", adapter_id=["None"], **GREEDY)
+
+
+def test_some_may_be_loaded_at_a_time(listing: Path) -> None:
+    settings = {"adapter_path": str(listing), "max_loaded_adapters": 1, "adapter_dtype": "bf16"}
+    model = AutoModel.from_pretrained(CASE, **settings)
+    prompts = [[5, 6, 7]] * 3
+    together = model.generate(prompts, adapter_id=["all", None, "rank_64"], **GREEDY)
+    alone = [model.generate([5, 6, 7], adapter_id=n, **GREEDY)[0] for n in ("all", "", "rank_64")]
+    assert together == alone
+    assert model.config.max_loaded_adapters == 1
+
+
+@pytest.fixture(scope="module")
+def finetuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint as MindFormers 1.0.2 saves a network with pet_type=lora: one file with both."""
+    folder = tmp_path_factory.mktemp("lora")
+    settings = ["run_mode=convert", "model=auto", f"load_checkpoint={CASE}", "verbosity=0"]
+    assert main([*settings, "convert_format=ckpt", f"convert_output={folder}/base.ckpt"]) == 0
+    one = [f"adapter_path={ADAPTERS}", "adapter_id=all", "convert_format=mindformers"]
+    assert main([*settings, *one, f"convert_output={folder}/all"]) == 0
+    weights = ms.load_checkpoint(str(folder / "base.ckpt"))
+    for name, value in ms.load_checkpoint(str(folder / "all/adapter_model.ckpt")).items():
+        renamed = name.replace(".lora_", ".mindpet_delta_lora_")
+        weights[renamed.replace("delta_mindpet_delta_", "delta_")] = value
+    (folder / "both").mkdir()
+    ms.save_checkpoint(
+        [{"name": name, "data": value} for name, value in weights.items()],
+        str(folder / "both/lora.ckpt"),
+    )
+    (folder / "both/config.json").write_text((CASE / "config.json").read_text())
+    return folder
+
+
+LORA = {"pet_type": "lora", "lora_rank": 8, "lora_alpha": 16, "lora_dropout": 0.05}
+
+
+def test_lora_in_the_checkpoint_equals_peft(finetuned: Path) -> None:
+    expected = dict(np.load(ADAPTERS / "expected.npz"))
+    prompts = expected["prompts"].astype(np.int32)
+    modules = ".*wq|.*wk|.*wv|.*wo|.*w1|.*w2|.*w3"
+    pet = {**LORA, "target_modules": modules}
+    own = AutoConfig.from_pretrained(finetuned / "both", pet_config=pet)
+    path = str(finetuned / "all")
+    beside = AutoConfig.from_pretrained(CASE, pet_config=pet, adapter_path=path)
+    wanted = expected["logits"][1, :, 0]
+    for config in (own, beside):
+        model = AutoModel.from_config(config)
+        got = model(prompts).asnumpy()[:, -1]
+        assert np.abs(got - wanted).max() < 2e-5 * np.abs(wanted).max()
+        with pytest.raises(ConfigError, match="one adapter is merged for all"):
+            model.generate([5, 6], adapter_id="all")
+
+
+def test_lora_weights_that_are_missing_or_not_told_of(finetuned: Path) -> None:
+    bare = AutoModel.from_pretrained(finetuned / "both")
+    with pytest.raises(ArtifactError, match="holds LoRA weights beside the model's, such as"):
+        bare.generate([5, 6], **GREEDY)
+    none = AutoConfig.from_pretrained(CASE, pet_config={**LORA, "target_modules": ".*wq"})
+    with pytest.raises(ArtifactError, match="the checkpoint holds no LoRA weights"):
+        AutoModel.from_config(none)
+    few = {**LORA, "target_modules": ".*wq"}
+    with pytest.raises(ArtifactError, match=r"does not fit the model and lora.ckpt"):
+        AutoModel.from_pretrained(finetuned / "both/lora.ckpt", pet_config=few)
+    wide = {**LORA, "lora_rank": 4, "target_modules": ".*wq|.*wk|.*wv|.*wo|.*w1|.*w2|.*w3"}
+    with pytest.raises(ArtifactError, match="r is 4"):
+        AutoModel.from_pretrained(finetuned / "both", pet_config=wide)
+    with pytest.raises(ConfigError, match="random weights have no LoRA weights"):
+        AutoModel.from_pretrained("tiny_llama", pet_config=few)

@@ -1,0 +1,126 @@
+"""`python -m lite_runner.mindformers SCRIPT.py`: as `python SCRIPT.py`, with our names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+AS_PYTHON = """
+import os, pickle, sys
+
+def function():
+    return None
+
+if __name__ == "__main__":
+    print(sys.argv, sys.path[0], __file__, __name__, __package__, __spec__)
+    print(sys.modules["__main__"].function is pickle.loads(pickle.dumps(function)))
+    print(sorted(os.listdir(os.path.dirname(__file__))), os.getcwd())
+    print("told", file=sys.stderr)
+    sys.exit(len(sys.argv))
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """`run(*arguments)` is `python *arguments` in a new folder."""
+    (tmp_path / "here").mkdir()
+
+    def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path / "here",
+            env={**os.environ, "GLOG_v": "3", **env},
+            timeout=120,
+            capture_output=True,
+            encoding="utf-8",
+        )
+
+    return run
+
+
+def test_a_script_sees_what_python_shows_it(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    (folder / "one.py").write_text(AS_PYTHON)
+    arguments = ["../scripts/one.py", "--device_target", "x", "-h"]
+    plain = run(*arguments)
+    ours = run("-m", "lite_runner.mindformers", *arguments)
+    assert (ours.returncode, ours.stdout, ours.stderr) == (4, plain.stdout, "told\n")
+    assert (
+        plain.returncode == 4
+        and "one.py', '--device_target'" in ours.stdout
+        and "\nTrue\n" in ours.stdout
+    )
+
+
+def test_its_mindformers_is_ours_even_where_another_lies_beside_it(
+    run: Run, tmp_path: Path
+) -> None:
+    other = tmp_path / "mindformers"
+    other.mkdir()
+    (other / "__init__.py").write_text("raise ImportError('not this one')")
+    (tmp_path / "helper.py").write_text("from mindformers.tools import logger\n")
+    (tmp_path / "script.py").write_text(
+        "import helper, mindformers, mindformers.models.bloom as bloom\n"
+        "from mindformers.tools.utils import str2bool\n"
+        "from mindformers import *\n"
+        "import lite_runner\n"
+        "assert AutoModel is lite_runner.AutoModel and bloom.BloomConfig is BloomConfig\n"
+        "assert mindformers.models.bloom is bloom and str2bool('yes')\n"
+        "helper.logger.info('ckpt path: %s', 'a.ckpt')\n"
+        "from mindformers import AutoModl\n"
+    )
+    done = run("-m", "lite_runner.mindformers", str(tmp_path / "script.py"))
+    assert (done.returncode, done.stdout) == (1, "")
+    first, *trace, last = done.stderr.splitlines()
+    assert first == "ckpt path: a.ckpt"
+    assert trace[:2] == [
+        "Traceback (most recent call last):",
+        f'  File "{tmp_path / "script.py"}", line 8, in <module>',
+    ]
+    assert "has no AutoModl; did you mean AutoModel?" in last
+
+
+ON_ASCEND = """
+import mindspore as ms
+from mindformers import AutoModel, ContextConfig, init_context
+init_context(use_parallel=False, context_config=ContextConfig(device_target="Ascend"))
+ms.set_context(mode=ms.GRAPH_MODE, device_target="Ascend", device_id=0)
+ms.context.set_context(device_target="Ascend")
+ms.set_device("Ascend", 0)
+model = AutoModel.from_pretrained("tiny_llama")
+print(len(model.generate([1, 2], max_new_tokens=2, eos_token_id=[])[0]))
+"""
+
+
+def test_a_script_for_ascend_runs_on_the_processor_when_told(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(ON_ASCEND)
+    script = str(tmp_path / "script.py")
+    done = run("-m", "lite_runner.mindformers", "--device_target", "CPU", script)
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
+    lines = ON_ASCEND.splitlines()
+    (tmp_path / "script.py").write_text("\n".join([*lines[:4], *lines[7:]]))
+    told = run("-m", "lite_runner.mindformers", script)
+    assert told.returncode == 1 and "shows no Ascend device" in told.stderr
+    assert "-> python -m lite_runner.mindformers --device_target CPU SCRIPT.py" in told.stderr
+
+
+def test_the_scripts_of_mindformers_are_ours_where_there_are_none(run: Run, tmp_path: Path) -> None:
+    runner = ("-m", "lite_runner.mindformers")
+    version = run(*runner, "run_mindformer.py", "--version")
+    assert (version.returncode, version.stdout[:12]) == (0, "lite-runner ")
+    table = run(*runner, "./mindformers/tools/hccl_tools.py", "--help")
+    assert table.returncode == 0 and "--device_num" in table.stdout
+    missing = run(*runner, "mine.py")
+    assert missing.returncode == 2 and "error: mine.py: no such file" in missing.stderr
+    wrong = run(*runner, "--device_target", "GPU", "mine.py")
+    assert wrong.returncode == 2 and "invalid choice: 'GPU'" in wrong.stderr
+    (tmp_path / "here/export.py").write_text("print('mine')")
+    assert run(*runner, "export.py").stdout == "mine\n"

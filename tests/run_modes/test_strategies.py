@@ -1,0 +1,96 @@
+"""Strategy files that a predict run leaves, alone or beside its results; none is overwritten."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lite_runner import app
+from lite_runner.config.argv import parse
+from lite_runner.config.compose import heads, resolve
+from lite_runner.config.model import ModelConfig
+from lite_runner.config.ranks import Ranks
+from lite_runner.run_modes import strategies
+from lite_runner.weights.strategy import read_strategy, strategy_of
+
+PREDICT = ["model=tiny_llama", "predict_data=hello"]
+YAML = """
+run_mode: predict
+only_save_strategy: True
+use_parallel: True
+trainer: {model_name: tiny_llama}
+parallel: {parallel_mode: 1, strategy_ckpt_save_file: "./ckpt_strategy.ckpt"}
+parallel_config: {data_parallel: 1, model_parallel: 2, vocab_emb_dp: True}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def tiny() -> ModelConfig:
+    model = resolve(parse(PREDICT, heads()))[0].model_config()
+    assert model is not None
+    return model
+
+
+def test_the_documents_first_step_of_sharding(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("predict.yaml").write_text(YAML)
+    words = ["--config", "predict.yaml", "--input_data", "hello"]
+    assert app.main(words) == 0, capsys.readouterr().err
+    written = Path("outputs/strategy")
+    assert {path.name for path in written.iterdir()} == {
+        f"ckpt_strategy_rank_{rank}.ckpt" for rank in range(2)
+    }
+    assert read_strategy(written) == strategy_of(tiny(), Ranks(0, 1, 2), vocab_parallel=False)
+    result = json.loads(Path("outputs/latest/result.json").read_text())
+    assert (result["results"], result["world_size"]) == ([], 2)
+    # transform_checkpoint.py of the documents takes the folder.
+    times = [path.stat().st_mtime_ns for path in sorted(written.iterdir())]
+    assert app.main(words) == 0  # again: they are there
+    assert [path.stat().st_mtime_ns for path in sorted(written.iterdir())] == times
+
+
+@pytest.mark.parametrize("role", ["MS_WORKER", "MS_SCHED"])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_under_msrun_rank_0_writes_them(
+    monkeypatch: pytest.MonkeyPatch, role: str, rank: str
+) -> None:
+    cluster = {"MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "8118"}
+    for name, value in {**cluster, "MS_ROLE": role, "RANK_ID": rank}.items():
+        monkeypatch.setenv(name, value)
+    assert app.main([*PREDICT, "parallel=tp2", "only_save_strategy=true"]) == 0
+    assert Path("outputs").exists() is (role == "MS_WORKER" and rank == "0")
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("", "outputs/strategy/ckpt_strategy_rank_1.ckpt"),
+        ("./s.ckpt", "outputs/strategy/s_rank_1.ckpt"),
+        ("here/s_rank_0.ckpt", "here/s_rank_1.ckpt"),
+    ],
+)
+def test_where_they_are_written(asked: str, expected: str) -> None:
+    words = [*PREDICT, "parallel=tp2", f"parallel.strategy_ckpt_save_file={asked}"]
+    config, _ = resolve(parse(words, heads()))
+    assert str(strategies.write(config)[1]) == expected
+    assert Path(expected).is_file()
+
+
+@pytest.mark.parametrize("other", [b"my notes", b""])
+def test_what_is_there_stays(other: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path("outputs/strategy/ckpt_strategy_rank_1.ckpt")
+    file.parent.mkdir(parents=True)
+    file.write_bytes(other)
+    words = [*PREDICT, "only_save_strategy=true"]
+    assert app.main([*words, "parallel=tp2"]) == 2
+    assert "ckpt_strategy_rank_1.ckpt: exists, and is no strategy" in capsys.readouterr().err
+    assert file.read_bytes() == other and len(list(file.parent.iterdir())) == 1
+    file.unlink()
+    assert app.main([*words, "parallel=tp2"]) == 0
+    assert app.main([*words, "parallel=tp4"]) == 2
+    assert "strategy of another model or of other ranks" in capsys.readouterr().err

@@ -1,0 +1,168 @@
+"""run_lite.py started by somebody else as each rank of a job: one result, as of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lite_runner import app
+from lite_runner.rank_table import Device, RankTable, Server
+
+ROOT = Path(__file__).resolve().parent.parent
+PROMPTS = ["hello there", "a b c", "the third, 中文"]
+SETTINGS = ["model=tiny_llama", "max_new_tokens=8", "context.device_target=CPU"]
+# 004's run_predict.sh, with this project's command.
+LOOP = """
+export RANK_TABLE_FILE=$1
+export RANK_SIZE=2
+export START_RANK=0 # this server start rank
+export END_RANK=2 # this server end rank
+for((i=${START_RANK}; i<${END_RANK}; i++))
+do
+    export RANK_ID=$i
+    export DEVICE_ID=$((i-START_RANK))
+    python3 %s "${@:2}" &> rank_$RANK_ID.txt &
+done
+wait
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def start(folder: Path, command: list[str]) -> subprocess.Popen[str]:
+    folder.mkdir()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+    )
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int, str]]:
+    """The folder, exit code and output of each job; run at once, since most of it is waiting."""
+    base = tmp_path_factory.mktemp("joined")
+    table = base / "hccl_2p.json"
+    devices = (Device(0, "192.168.0.0"), Device(1, "192.168.0.1"))
+    RankTable((Server("10.0.0.7", devices),)).write(table)
+    (base / "loop.sh").write_text(LOOP % shlex.quote(str(ROOT / "run_lite.py")))
+    (base / "dist.yaml").write_text("parallel_config: {data_parallel: 1, model_parallel: 2}\n")
+    data = ["--predict_data", *PROMPTS]
+    msrun = ["msrun", "--worker_num=2", "--local_worker_num=2", "--join=True"]
+    msrun += [f"--master_port={free_port()}", "--log_dir=logs", str(ROOT / "run_lite.py")]
+    flags = ["--config", "../dist.yaml", "--use_parallel", "True"]
+    sampling = ["do_sample=true", "seed=4"]
+    started = {
+        "one": [sys.executable, str(ROOT / "run_lite.py"), *SETTINGS, *data],
+        "drawn": [sys.executable, str(ROOT / "run_lite.py"), *SETTINGS, *sampling, *data],
+        "msrun": [*msrun, *flags, *SETTINGS, *data],
+        "loop": ["bash", "../loop.sh", str(table), "parallel=dp2", *SETTINGS, *sampling, *data],
+    }
+    running = {name: start(base / name, command) for name, command in started.items()}
+    done = {}
+    for name, process in running.items():
+        output, _ = process.communicate(timeout=300)
+        done[name] = (base / name, process.returncode, output)
+    return done
+
+
+def result(folder: Path) -> dict[str, Any]:
+    found = json.loads((folder / "outputs/latest/result.json").read_text(encoding="utf-8"))
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize(("name", "alone"), [("msrun", "one"), ("loop", "drawn")])
+def test_ranks_that_somebody_else_started(
+    jobs: dict[str, tuple[Path, int, str]], name: str, alone: str
+) -> None:
+    folder, code, output = jobs[name]
+    assert code == 0, output
+    (run,) = (folder / "outputs").glob("*-*-*/*")  # one for all of them
+    assert result(folder)["results"] == result(jobs[alone][0])["results"]
+    assert result(folder)["world_size"] == 2
+    names = {path.name for path in run.iterdir()}
+    assert {"config.yaml", "rank_0.log", "rank_1.log"} <= names
+    printed = output if name == "msrun" else (folder / "rank_0.txt").read_text(encoding="utf-8")
+    quiet = "logs/worker_1.log" if name == "msrun" else "rank_1.txt"
+    text = result(folder)["results"][2]["text"]
+    assert printed.count(text + "\n") == 1
+    assert text not in (folder / quiet).read_text(encoding="utf-8", errors="replace")
+
+
+def test_no_process_is_left(jobs: dict[str, tuple[Path, int, str]]) -> None:
+    base = str(jobs["loop"][0].parent)
+
+    def is_of_a_job(process: psutil.Process) -> bool:
+        try:
+            return process.cwd().startswith(base)
+        except psutil.Error:
+            return False
+
+    _, alive = psutil.wait_procs(filter(is_of_a_job, psutil.process_iter()), timeout=20)
+    assert not alive
+
+
+@pytest.mark.parametrize("role", ["MS_WORKER", "MS_SCHED"])
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ([], 2, "use_parallel=false: each would do the whole job"),
+        (["parallel=tp4"], 2, "expected 4: data_parallel=1 * model_parallel=4"),
+        (["use_parallel=true"], 2, "parallel_config.model_parallel=2"),
+        (["run_mode=convert", "convert_output=x"], 2, "run_mode=convert is done by one process"),
+        (["--multirun", "seed=1,2"], 2, "--multirun"),
+        ([], 3, "MS_SCHED_HOST"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused_before_anything_is_done(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    role: str,
+    words: list[str],
+    code: int,
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    environ = {"MS_ROLE": role, "MS_WORKER_NUM": "2", "MS_SCHED_PORT": "8118", "RANK_ID": "0"}
+    if code == 2:
+        environ["MS_SCHED_HOST"] = "127.0.0.1"
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    if "convert_output=x" not in words:
+        words = [*words, "predict_data=a"]
+    assert app.main(["model=tiny_llama", *words]) == code
+    assert says in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_worker_is_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["model=tiny_llama", "predict_data=a", "dry_run=true", f"output_dir={tmp_path}"]
+    cluster = {"MS_WORKER_NUM": "1", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "8118"}
+    for name, value in {**cluster, "MS_ROLE": "MS_WORKER", "MS_NODE_ID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert app.main(words) == 0
+    assert "tiny_llama" in capsys.readouterr().out
+    monkeypatch.setenv("MS_ROLE", "MS_SCHED")  # which msrun waits for
+    assert app.main(words) == 0
+    assert capsys.readouterr().out == ""
