@@ -4,8 +4,6 @@ The Python API hangs on this package (`from lite_runner import pipeline`) and is
 is first used: the command line needs none of it.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -25,6 +25,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from lite_runner.own_python import continue_in_own_python
+
+if __name__ == "__main__":
+    continue_in_own_python()
+
 from lite_runner import progress, str2bool
 from lite_runner.app import guarded
 from lite_runner.config.model import ModelConfig
@@ -114,7 +119,8 @@ def _measured(path: Path, tensors: Mapping[str, LazyTensor], heads: int | None) 
             f"{path}: no config.json beside the weights, which says the model's sizes",
             "put the model's config.json there (bloom: or --n_head and --hidden_size)",
         )
-    layers = {int(match[1]) for name in shapes if (match := re.match(r"h\.(\d{1,4})\.", name))}
+    blocks = (re.match(r"h\.(\d{1,4})\.", name) for name in shapes)
+    layers = {int(match[1]) for match in blocks if match}
     vocab, hidden = table
     heads = heads or max(1, hidden // 64)  # every gpt2 has heads of 64
     if hidden % heads:

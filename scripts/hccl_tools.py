@@ -20,6 +20,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from lite_runner.own_python import continue_in_own_python
+
+if __name__ == "__main__":
+    continue_in_own_python()
+
 from lite_runner.app import guarded
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.rank_table import Device, RankTable, Server, board_fault, device_range, is_ip
@@ -62,7 +67,8 @@ def chosen(devices: range, visible: Sequence[int]) -> list[int]:
             f"give at most '[0,{len(visible)})', or more --visible_devices",
         )
     ids = [visible[i] for i in devices]
-    if fault := board_fault(ids):
+    fault = board_fault(ids)
+    if fault:
         raise ConfigError(
             f"--device_num: {fault}", "give devices of one board, or all 8: '[0,4)', '[4,8)'"
         )

@@ -15,6 +15,11 @@ from importlib.util import module_from_spec
 from pathlib import Path
 from typing import NoReturn
 
+from lite_runner.own_python import continue_in_own_python
+
+if __name__ == "__main__":
+    continue_in_own_python()
+
 import lite_runner
 from lite_runner import app, environment
 from lite_runner.errors import ConfigError
@@ -102,7 +107,8 @@ def main() -> NoReturn:
             device.force(flags.device_target)
         return 0
 
-    if code := app.guarded(prepare):
+    code = app.guarded(prepare)
+    if code:
         sys.exit(code)
     run(flags.script, flags.path, flags.arguments)
     sys.exit()
