@@ -1,7 +1,8 @@
 """Rank tables: the JSON that tells Ascend which device of which machine is which rank.
 
-The format is that of MindFormers' hccl_tools.py, in which every value is a text. Ranks count
-through the file from 0, so here a rank is a place in the list and nothing that is stored.
+The format is HCCL's; what is written is what MindFormers' hccl_tools.py writes. Every value is a
+text. Ranks count through the file from 0, so here a rank is a place in the list and nothing that is
+stored.
 """
 
 from __future__ import annotations
@@ -10,26 +11,28 @@ import ipaddress
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
+from lite_runner.errors import ConfigError, EnvironmentFault
 
-MAX_FILE_BYTES = 1 << 20
 BOARD = 4  # devices 0..3 share a board, and so do the ones from 4 on
 WHOLE = (8, 16)  # sizes of a machine; only all of its devices may span the boards
-_WRITE_ONE = "write one with scripts/hccl_tools.py"
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device by its number in the machine, and the address of its network card."""
+    """A device by its number in the machine, N of /dev/davinciN, and its network addresses."""
 
     device_id: int
-    device_ip: str
+    device_ip: str | None = None  # several are split by commas; None: not given
+    more: Mapping[str, Any] = field(default_factory=dict)  # the other keys of the file
+
+    @property
+    def ips(self) -> list[str]:
+        return self.device_ip.split(",") if self.device_ip else []
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,12 @@ class Server:
 
     server_id: str  # its address, as hccl_tools.py writes it
     devices: tuple[Device, ...]
-    host_nic_ip: str = "reserve"
+    more: Mapping[str, Any] = field(default_factory=lambda: {"host_nic_ip": "reserve"})
+
+    @property
+    def address(self) -> str:
+        """Where other machines reach it; of a container its own address."""
+        return str(self.more.get("container_ip") or self.more.get("host_ip") or self.server_id)
 
     @property
     def device_ids(self) -> list[int]:
@@ -53,6 +61,7 @@ class Node:
     local_worker_num: int  # ranks on this machine
     master_addr: str
     node_rank: int
+    device_ids: tuple[int, ...]  # of this machine, in the order of its ranks
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,8 @@ class RankTable:
     """Machines in the order of their ranks."""
 
     servers: tuple[Server, ...]
+    version: str = "1.0"
+    more: Mapping[str, Any] = field(default_factory=dict)  # super_pod_list, ...
 
     @property
     def ranks(self) -> int:
@@ -77,11 +88,11 @@ class RankTable:
             if server.server_id in machines:
                 return f"the server {server.server_id} is in it twice"
             machines.add(server.server_id)
-            for device in server.devices:
-                owner = owners.setdefault(device.device_ip, server.server_id)
+            for ip in (ip for device in server.devices for ip in device.ips):
+                owner = owners.setdefault(ip, server.server_id)
                 if owner != server.server_id:
                     return (
-                        f"the device ip {device.device_ip} is both of server {owner} and of"
+                        f"the device ip {ip} is both of server {owner} and of"
                         f" server {server.server_id}"
                     )
         return ""
@@ -90,7 +101,7 @@ class RankTable:
         """Plain data, as it stands in the file."""
         ranks = iter(range(self.ranks))
         return {
-            "version": "1.0",
+            "version": self.version,
             "server_count": str(len(self.servers)),
             "server_list": [
                 {
@@ -98,16 +109,18 @@ class RankTable:
                     "device": [
                         {
                             "device_id": str(device.device_id),
-                            "device_ip": device.device_ip,
+                            **({} if device.device_ip is None else {"device_ip": device.device_ip}),
                             "rank_id": str(next(ranks)),
+                            **device.more,
                         }
                         for device in server.devices
                     ],
-                    "host_nic_ip": server.host_nic_ip,
+                    **server.more,
                 }
                 for server in self.servers
             ],
             "status": "completed",
+            **self.more,
         }
 
     def write(self, path: Path) -> None:
@@ -140,19 +153,14 @@ class RankTable:
                 f"the rank size is {size}, but the rank table has {self.ranks} ranks",
                 "give the rank table of this job, and the ranks of all machines",
             )
-        counts = [len(server.devices) for server in self.servers]
-        if len(set(counts)) > 1:  # msrun numbers ranks by node_rank * local_worker_num
-            raise ConfigError(
-                f"the machines of the rank table have {', '.join(map(str, counts))} ranks,"
-                " expected as many on each",
-                "use as many devices of each machine: scripts/hccl_tools.py --device_num",
-            )
+        self.check_even()
         begin, blocks = 0, []
         for i, server in enumerate(self.servers):
             end = begin + len(server.devices)
             alone = len(self.servers) == 1 and server.device_ids == list(range(first, last))
             if (begin, end) == (first, last) or alone:
-                return Node(self.ranks, end - begin, self.servers[0].server_id, i)
+                master = self.servers[0].address
+                return Node(self.ranks, end - begin, master, i, tuple(server.device_ids))
             blocks.append(f"[{begin},{end})")
             begin = end
         raise ConfigError(
@@ -160,6 +168,16 @@ class RankTable:
             f" {', '.join(blocks)}",
             "give the ranks of this machine",
         )
+
+    def check_even(self) -> None:
+        """msrun numbers ranks by node_rank * local_worker_num. Raises ConfigError."""
+        counts = [len(server.devices) for server in self.servers]
+        if len(set(counts)) > 1:
+            raise ConfigError(
+                f"the machines of the rank table have {', '.join(map(str, counts))} ranks,"
+                " expected as many on each",
+                "use as many devices of each machine: scripts/hccl_tools.py --device_num",
+            )
 
 
 def device_range(text: str) -> range:
@@ -189,6 +207,13 @@ def merge(tables: Mapping[str, RankTable]) -> RankTable:
 
     Raises ConfigError where they do not go together.
     """
+    for name, table in tables.items():
+        if table.version != "1.0":
+            raise ConfigError(
+                f"{name}: a rank table of version {table.version} cannot be merged: which machines"
+                " share a super pod stands in none of the files",
+                "give HCCL one table of all machines, from ascend-operator or written by hand",
+            )
     merged = RankTable(tuple(server for table in tables.values() for server in table.servers))
     if clash := merged.clash():
         raise ConfigError(
@@ -198,90 +223,6 @@ def merge(tables: Mapping[str, RankTable]) -> RankTable:
     return merged
 
 
-def read_rank_table(path: Path) -> RankTable:
-    """The rank table in a file of at most 1 MiB.
-
-    Raises ArtifactError where the file is missing, broken or not a rank table: the file is at
-    fault, whoever named it. What does not fit a job or a command line is a ConfigError, elsewhere.
-    """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ArtifactError(f"rank table {path}: {error.strerror or error}", _WRITE_ONE) from None
-    except ValueError as error:  # a NUL in the path
-        raise ArtifactError(f"rank table {path!r}: {error}", _WRITE_ONE) from None
-    if len(data) > MAX_FILE_BYTES:
-        raise ArtifactError(
-            f"rank table {path}: more than {MAX_FILE_BYTES} bytes; not a rank table", _WRITE_ONE
-        )
-    try:
-        return _table(json.loads(data, object_pairs_hook=_object))
-    except (ValueError, RecursionError) as error:  # ValueError: of json, of UTF-8 and of ours
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ArtifactError(f"rank table {path}: {reason}", _WRITE_ONE) from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; python's json would silently keep the last of two equal keys."""
-    read = dict(pairs)
-    if len(read) != len(pairs):
-        raise ValueError(f"a key is given twice among {_listed([key for key, _ in pairs])}")
-    return read
-
-
-def _table(raw: Any) -> RankTable:
-    whole = _fields(raw, "the file", ("version", "server_count", "server_list", "status"))
-    _expect(whole["version"], "version", "1.0")
-    _expect(whole["status"], "status", "completed")
-    listed = _list(whole["server_list"], "server_list")
-    _expect(whole["server_count"], "server_count", str(len(listed)))
-    servers: list[Server] = []
-    first = 0
-    for i, entry in enumerate(listed):
-        servers.append(_server(entry, f"server_list[{i}]", first))
-        first += len(servers[-1].devices)
-    return RankTable(tuple(servers))
-
-
-def _server(raw: Any, where: str, first: int) -> Server:
-    entry = _fields(raw, where, ("server_id", "device", "host_nic_ip"))
-    listed = _list(entry["device"], f"{where}.device")
-    server_id = _text(entry["server_id"], f"{where}.server_id")
-    if not re.fullmatch(r"\S{1,64}", server_id):
-        raise ValueError(
-            f"{where}.server_id: got {_short(server_id)}, expected an address: no spaces, and at"
-            " most 64 characters"
-        )
-    server = Server(
-        server_id,
-        tuple(
-            _device(device, f"{where}.device[{i}]", first + i) for i, device in enumerate(listed)
-        ),
-        _text(entry["host_nic_ip"], f"{where}.host_nic_ip"),
-    )
-    for name in ("device_id", "device_ip"):
-        counts = Counter(getattr(device, name) for device in server.devices)
-        value, count = counts.most_common(1)[0]
-        if count > 1:
-            raise ValueError(f"{where}: the {name} {value} is given twice")
-    if fault := board_fault(server.device_ids):
-        raise ValueError(f"{where}: {fault}")
-    return server
-
-
-def _device(raw: Any, where: str, rank: int) -> Device:
-    entry = _fields(raw, where, ("device_id", "device_ip", "rank_id"))
-    _expect(entry["rank_id"], f"{where}.rank_id", str(rank))
-    device_id = _text(entry["device_id"], f"{where}.device_id")
-    if not re.fullmatch(r"0|[1-9]\d{0,2}", device_id, re.ASCII):
-        raise ValueError(f"{where}.device_id: got {_short(device_id)}, expected a number")
-    device_ip = _text(entry["device_ip"], f"{where}.device_ip")
-    if not is_ip(device_ip):
-        raise ValueError(f"{where}.device_ip: got {_short(device_ip)}, expected an ip address")
-    return Device(int(device_id), device_ip)
-
-
 def is_ip(text: str) -> bool:
     """Whether `text` is an IPv4 or IPv6 address."""
     try:
@@ -289,38 +230,3 @@ def is_ip(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _fields(raw: Any, where: str, names: tuple[str, ...]) -> dict[str, Any]:
-    if not isinstance(raw, dict):
-        raise ValueError(f"{where}: got {_short(raw)}, expected an object with {_listed(names)}")
-    if set(raw) != set(names):
-        raise ValueError(f"{where}: got the keys {_listed(list(raw))}, expected {_listed(names)}")
-    return raw
-
-
-def _list(raw: Any, where: str) -> list[Any]:
-    if not isinstance(raw, list) or not raw:
-        raise ValueError(f"{where}: got {_short(raw)}, expected a list that is not empty")
-    return raw
-
-
-def _text(raw: Any, where: str) -> str:
-    if not isinstance(raw, str) or not raw:
-        raise ValueError(f"{where}: got {_short(raw)}, expected a text that is not empty")
-    return raw
-
-
-def _expect(raw: Any, where: str, expected: str) -> None:
-    if raw != expected:
-        raise ValueError(f'{where}: got {_short(raw)}, expected "{expected}"')
-
-
-def _listed(names: Sequence[str]) -> str:
-    return _short(", ".join(names)).strip('"') if names else "none"
-
-
-def _short(raw: Any) -> str:
-    """A value as JSON, cut where it is long: what is shown may be anybody's file."""
-    text = json.dumps(raw)
-    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -30,25 +30,33 @@ from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.rank_table import Device, RankTable, Server, board_fault, device_range, is_ip
 
 HCCN_CONF = Path("/etc/hccn.conf")
+MOST_DEVICES = 1000
 TOOL_SECONDS = 30  # hccn_tool answers at once, unless the driver hangs
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags of MindFormers' hccl_tools.py."""
+    """The flags of MindFormers' hccl_tools.py, of release 1.3.2."""
     flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = flags.add_argument
     add("--device_num", default="[0,8)", help="devices to use; '[0,8)' is 0 to 7")
+    add("--device_num_per_node", type=int, default=8, help="devices that the machine has")
     add(
         "--visible_devices",
-        default="0,1,2,3,4,5,6,7",
-        help="ids in the hardware of the devices that --device_num counts, as in a container",
+        help="ids in the hardware of the devices that --device_num counts, as in a container;"
+        " default: 0,1,2,... of --device_num_per_node",
     )
     add("--server_ip", help="address of this machine; default: that of its host name")
     return flags
 
 
-def visible_ids(text: str) -> list[int]:
-    """The numbers of "4,5,6,7". Raises ConfigError."""
+def visible_ids(text: str | None, count: int) -> list[int]:
+    """The numbers of "4,5,6,7"; None: 0 to `count` - 1. Raises ConfigError."""
+    if not 0 < count <= MOST_DEVICES:
+        raise ConfigError(
+            f"--device_num_per_node: got {count}, expected a number from 1 to {MOST_DEVICES}"
+        )
+    if text is None:
+        return list(range(count))
     words = [word.strip() for word in text.split(",")]
     if not all(re.fullmatch(r"\d{1,3}", word, re.ASCII) for word in words):
         raise ConfigError(f"--visible_devices: got {text!r}, expected numbers like 0,1,2,3")
@@ -58,8 +66,14 @@ def visible_ids(text: str) -> list[int]:
     return ids
 
 
-def chosen(devices: range, visible: Sequence[int]) -> list[int]:
-    """The ids of `devices` in the hardware. Raises ConfigError."""
+def chosen(devices: range, visible: Sequence[int], count: int) -> list[int]:
+    """The ids of `devices` in the hardware of a machine of `count`. Raises ConfigError."""
+    if devices.stop > count:
+        raise ConfigError(
+            f"--device_num: got [{devices.start},{devices.stop}), expected a range of the {count}"
+            " devices of this machine",
+            f"--device_num_per_node={devices.stop} where it has as many",
+        )
     if devices.stop > len(visible):
         raise ConfigError(
             f"--device_num: got [{devices.start},{devices.stop}), but there are"
@@ -140,7 +154,8 @@ def device_ips(ids: Sequence[int], conf: Path) -> list[str]:
 def write(arguments: argparse.Namespace, conf: Path) -> Path:
     """Write what the flags ask for and give the path. Raises RunnerError."""
     devices = device_range(arguments.device_num)
-    ids = chosen(devices, visible_ids(arguments.visible_devices))
+    count = arguments.device_num_per_node
+    ids = chosen(devices, visible_ids(arguments.visible_devices, count), count)
     if arguments.server_ip is not None and not is_ip(arguments.server_ip):
         raise ConfigError(f"--server_ip: got {arguments.server_ip!r}, expected an ip address")
     server_ip = arguments.server_ip or own_ip()

@@ -23,7 +23,8 @@ if __name__ == "__main__":
 
 from lite_runner.app import guarded
 from lite_runner.errors import ConfigError
-from lite_runner.rank_table import merge, read_rank_table
+from lite_runner.rank_table import merge
+from lite_runner.rank_table_file import read_rank_table
 
 
 def write(names: Sequence[str]) -> Path:

@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lite_runner.app import guarded
 from lite_runner.errors import ConfigError
-from lite_runner.rank_table import Node, device_range, read_rank_table
+from lite_runner.rank_table import Node, device_range
+from lite_runner.rank_table_file import read_rank_table
 
 
 def find(path: str, numbers: str, rank_size: str = "") -> Node:

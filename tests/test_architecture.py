@@ -35,7 +35,8 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"config", "errors"},
     "events": {"errors"},
     "rank_table": {"errors"},
-    "config": {"errors", "rank_table"},
+    "rank_table_file": {"errors", "rank_table"},
+    "config": {"errors", "rank_table_file"},
     "text": {"errors", "gguf_metadata"},
     "weights": {"config", "errors", "gguf_metadata", "progress"},
     "kernels": {"config", "errors", "weights"},
@@ -80,7 +81,7 @@ ALLOWED: dict[str, set[str]] = {
         *("signals", "worker"),
     },
     "launcher": {"config", "environment", "errors", "events", "progress", "signals"},
-    "distributed": {"backends", "environment", "errors", "launcher", "rank_table"},
+    "distributed": {"backends", "environment", "errors", "launcher", "rank_table_file"},
     "launch": {
         *("config", "environment", "errors", "launcher", "model_files", "online", "progress"),
         *("report", "session", "worker"),

@@ -14,7 +14,8 @@ from types import ModuleType
 
 import pytest
 
-from lite_runner.rank_table import Device, RankTable, Server, read_rank_table
+from lite_runner.rank_table import Device, RankTable, Server
+from lite_runner.rank_table_file import read_rank_table
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = ROOT / "tests/fixtures/rank_tables"
@@ -126,6 +127,17 @@ def test_visible_devices_are_the_ids_in_the_hardware(
     assert server.devices == (Device(5, documented[5]), Device(6, documented[6]))
 
 
+def test_a_machine_of_sixteen_devices(tmp_path: Path) -> None:
+    ips = {device: f"192.1.27.{device}" for device in range(16)}
+    fake_hccn_tool(tmp_path, ips)
+    common = ["--device_num_per_node", "16", "--server_ip", "10.0.0.1"]
+    for numbers, chosen in (("[0,16)", range(16)), ("[8,16]", range(8, 16))):
+        done = hccl_tools(tmp_path, "--device_num", numbers, *common, path=tmp_path)
+        assert done.returncode == 0, done.stderr
+        (server,) = read_rank_table(Path(done.stdout.strip())).servers
+        assert server.devices == tuple(Device(device, ips[device]) for device in chosen)
+
+
 def test_addresses_of_hccn_conf_where_hccn_tool_has_none(
     tmp_path: Path,
     documented: dict[int, str],
@@ -183,7 +195,9 @@ def test_a_machine_without_a_name_needs_an_address(
     [
         (["--device_num", "[3,6)"], "the devices 3,4,5 straddle two boards"),
         (["--device_num", "[0,7)"], "straddle two boards"),
-        (["--device_num", "[0,9)"], "got [0,9), but there are 8 visible devices"),
+        (["--device_num", "[0,9)"], "got [0,9), expected a range of the 8 devices of this machine"),
+        (["--device_num", "[0,16)", "--device_num_per_node", "8"], "a range of the 8 devices"),
+        (["--device_num_per_node", "0"], "--device_num_per_node: got 0, expected a number from 1"),
         (["--device_num", "[0,3)", "--visible_devices", "0,1"], "but there are 2 visible"),
         (["--device_num", "[0,2)", "--visible_devices", "3,4"], "the devices 3,4 straddle"),
         (["--device_num", "8"], "got the range '8', expected one like '[0,8)'"),

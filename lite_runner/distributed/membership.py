@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lite_runner.errors import EnvironmentFault
-from lite_runner.rank_table import read_rank_table
+from lite_runner.rank_table_file import read_rank_table
 
 
 @dataclass(frozen=True)
