@@ -19,6 +19,7 @@ from lite_runner.config.cluster import ranks_of
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.fields import Fault
 from lite_runner.config.schema import RunConfig
+from lite_runner.config.seeds import with_seed
 from lite_runner.distributed.join import Joined, join, schedule
 from lite_runner.distributed.membership import Member
 from lite_runner.errors import EXIT_FAILED, RunnerError
@@ -124,6 +125,8 @@ def _agree(config: RunConfig, joined: Joined) -> tuple[RunConfig, RunFolder]:
         local = len(joined.here)
         parallel = dataclasses.replace(config.parallel, local_worker_num=local)
         config = ready_for_ranks(dataclasses.replace(config, parallel=parallel))
+        if joined.rank == 0:
+            config = with_seed(config)
         made = RunFolder.create(config.output_dir, config.run_mode, config.model_name)
         made.write_config(config.without_secrets().to_dict())
         told = {"config": config.to_dict(), "folder": str(made.path)}

@@ -9,6 +9,7 @@ from lite_runner import environment, progress, worker
 from lite_runner.config.cluster import cluster_of, ranks_of
 from lite_runner.config.requests import read_requests
 from lite_runner.config.schema import RunConfig
+from lite_runner.config.seeds import with_seed
 from lite_runner.report import RunFolder
 
 LEAVE_S = 20.0  # until ranks that are done are ended
@@ -25,6 +26,8 @@ def launch(config: RunConfig) -> int:
     if config.predicts or config.run_mode == "eval":
         # Before anything is fetched: a yaml made for other machines needs an override.
         environment.resolve_device(config.context.device_target, several=config.use_parallel)
+    if config.parallel.node_rank == 0:  # ranks of other machines are told the first one's
+        config = with_seed(config)
     with RunFolder.create(config.output_dir, config.run_mode, config.model_name) as folder:
         folder.open_log()
         if starts_ranks(config):

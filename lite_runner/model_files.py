@@ -178,7 +178,9 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
                 "load_checkpoint=random has none",
                 "name a model (model=tiny_llama), or a checkpoint (load_checkpoint=DIR)",
             )
-        files = ModelFiles(source, None, model, config.seed, quantization=config.quantization)
+        files = ModelFiles(
+            source, None, model, config.checkpoint_seed, quantization=config.quantization
+        )
         return _with_own_lora(files, config)
     key = "pretrained_model_dir" if source == config.pretrained_model_dir else "load_checkpoint"
     path = fetch(source, progress.note, key, weights=weights)
@@ -201,7 +203,7 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
         source,
         path,
         model,
-        config.seed,
+        config.checkpoint_seed,
         strategy=Path(strategy).expanduser() if strategy else None,
         auto_trans=config.auto_trans_ckpt,
         quantization=_quantization(config, path),
@@ -256,7 +258,7 @@ def planned(config: RunConfig) -> ModelFiles:
             f"{source}: not in the cache, and model=auto has the model's sizes from it",
             "dry_run=true fetches nothing: name the model, or run without it once",
         )
-    return ModelFiles(source, None, model, config.seed, quantization=config.quantization)
+    return ModelFiles(source, None, model, config.checkpoint_seed, quantization=config.quantization)
 
 
 def _model_told(config: RunConfig) -> ModelConfig | None:
@@ -357,7 +359,9 @@ def files_of(given: GivenModel, config: RunConfig) -> ModelFiles:
             f"{given.folder}: exported with quant={held}, this run asks for quant={asked}",
             "leave quant= out: the export says which it is",
         )
-    return ModelFiles(manifest.source, None, model, config.seed, given, quantization=held)
+    return ModelFiles(
+        manifest.source, None, model, config.checkpoint_seed, given, quantization=held
+    )
 
 
 def tokenizer_of(config: RunConfig, files: ModelFiles, *, fetching: bool = True) -> Tokenizer:

@@ -132,6 +132,7 @@ class Result:
     engine: str
     world_size: int = 1
     load_checkpoint: str  # where the weights are from; "random" when made from the seed
+    seed: int | None = None  # that tokens were drawn by; left out where none were
     config_file: str = "config.yaml"  # beside result.json
     versions: Mapping[str, str] = field(default_factory=versions)
     results: Sequence[RowResult]
@@ -166,7 +167,7 @@ class Result:
     def to_json(self) -> str:
         """Readable JSON, text un-escaped. A NaN or infinity is a ValueError: JSON has none."""
         plain = asdict(self)
-        for name in ("adapters", "evaluation"):
+        for name in ("seed", "adapters", "evaluation"):
             if plain[name] is None:
                 del plain[name]
         return json.dumps(plain, ensure_ascii=False, indent=2, allow_nan=False) + "\n"

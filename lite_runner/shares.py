@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from lite_runner.config.ranks import Ranks
+from lite_runner.config.schema import RunConfig
+from lite_runner.config.seeds import samples
 from lite_runner.generation import GenerationTiming
 from lite_runner.report import AdapterReport, AdapterUse, RowResult, Timing, peak_rss_mib
 
@@ -58,6 +60,16 @@ def wait_for_all(ranks: Ranks) -> None:
         from lite_runner.backends import collectives
 
         collectives.gather(b"")
+
+
+def seed_of_all(config: RunConfig, ranks: Ranks) -> RunConfig:
+    """The config with the seed of the first rank, which may have been drawn."""
+    if ranks.size == 1 or not samples(config):
+        return config
+    from lite_runner.backends import collectives
+
+    seeds = collectives.gather(json.dumps(config.seed).encode())
+    return replace(config, seed=json.loads(seeds[0]))
 
 
 def gather(mine: Share, ranks: Ranks) -> Share:

@@ -15,7 +15,7 @@ from lite_runner.api.config import AutoConfig, PretrainedConfig, settings_of
 from lite_runner.api.ids import rows_of
 from lite_runner.api.options import OPTIONS, checked_options, merged_options
 from lite_runner.api.outputs import Steps
-from lite_runner.api.ranks import cut_by_hand, from_all, own_ranks
+from lite_runner.api.ranks import cut_by_hand, from_all, own_ranks, with_seed
 from lite_runner.api.streamers import InTurn, Streamer
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.backends.base import Backend
@@ -173,6 +173,7 @@ class PreTrainedModel:
             return []
         with self._lock, cut_by_hand():
             self._locate()
+            config = with_seed(config)
             if tokenizer is None:
                 exports = config.backend == "mslite" and self._files.given is None
                 needed = exports or bool(config.generation(self._files.model).stop)

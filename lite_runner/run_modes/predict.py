@@ -33,7 +33,7 @@ from lite_runner.session import (
     slots_for,
     with_backend,
 )
-from lite_runner.shares import Share, gather, wait_for_all
+from lite_runner.shares import Share, gather, seed_of_all, wait_for_all
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.text.transcript import Transcript
 
@@ -52,6 +52,7 @@ def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> Non
     ranks = ranks or Ranks()
     began = time.perf_counter()
     device = environment.resolve_device(config.context.device_target)
+    config = seed_of_all(config, ranks)
     prompts, names = read_requests(config)
     if config.adapter_path and not any(names):
         progress.note(f"adapter_path={config.adapter_path}: adapter_id= names none, the base runs")
@@ -85,6 +86,7 @@ def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> Non
         engine=engine,
         world_size=ranks.size,
         load_checkpoint=files.source,
+        seed=job.generation.seed if job.generation.do_sample else None,
         results=whole.rows,
         adapters=whole.adapters,
         timing=whole.timing(),

@@ -67,6 +67,8 @@ def test_sampling_is_repeatable_and_not_greedy(model: PreTrainedModel) -> None:
     drawn = model.generate(PROMPT, seed=1, **options)
     assert drawn == model.generate(PROMPT, seed=1, **options)
     assert drawn != model.generate(PROMPT, seed=2, **options)
+    unlike = [model.generate(PROMPT, **{**options, "top_k": 0, "temperature": 5.0}) for _ in "ab"]
+    assert unlike[0] != unlike[1]
     several = model.generate(PROMPT, num_return_sequences=2, seed=1, **options)
     assert len(several) == 2 and several[0] == drawn[0] != several[1]
 

@@ -40,6 +40,10 @@ PATHS = ("infer.prefill_model_path=d/a.mindir", "infer.increment_model_path=d/b.
         (["infer.enc_key=0123456789abcdef"], "infer.enc_key has a meaning only with"),
         ([SAMPLED], "is_sample_acceleration has a meaning only with"),
         (
+            ["backend=mslite", "infer.rank_id=1", "do_sample=true"],
+            "give all of them the same: seed=1",
+        ),
+        (
             ["backend=mslite", SAMPLED, "do_sample=true"],
             "chooses the likeliest token, so do_sample=true cannot be done",
         ),

@@ -75,6 +75,16 @@ def test_returns_and_beams(run: Run) -> None:
     assert [row["prompt"] for row in beams["results"]] == ["a", "a", "b", "b"]
 
 
+def test_a_seed_is_drawn_for_each_run_and_repeats_it(run: Run) -> None:
+    options = ["model=tiny_llama", "predict_data=x", "max_new_tokens=12", "eos_token_id=[]"]
+    assert "seed" not in run(*options)
+    drawn = [run(*options, "do_sample=true", "temperature=2.0") for _ in range(2)]
+    tokens = [result["results"][0]["token_ids"] for result in drawn]
+    assert drawn[0]["seed"] != drawn[1]["seed"] and tokens[0] != tokens[1]
+    again = run("--config", "outputs/latest/config.yaml")
+    assert (again["seed"], again["results"]) == (drawn[1]["seed"], drawn[1]["results"])
+
+
 def test_stop_text_ends_and_is_left_out(run: Run) -> None:
     options = ["model=tiny_bloom", "predict_data=x", "max_new_tokens=12", "eos_token_id=[]"]
     text = run(*options)["results"][0]["text"]

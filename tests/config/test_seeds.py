@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from lite_runner.config.schema import RunConfig
+from lite_runner.config.seeds import with_seed
+
+Resolve = Callable[..., RunConfig]
+SAMPLING = ("model=tiny_llama", "predict_data=x", "do_sample=true")
+
+
+def test_a_seed_that_nobody_gave_is_another_each_time(resolve: Resolve) -> None:
+    config = resolve(*SAMPLING)
+    drawn = [with_seed(config).seed for _ in range(4)]
+    assert config.seed is None and len(set(drawn)) == 4
+    assert all(seed is not None and 0 <= seed < 2**32 for seed in drawn)
+
+
+def test_random_weights_stay_what_they_were(resolve: Resolve) -> None:
+    config = with_seed(resolve(*SAMPLING))
+    assert config.checkpoint_seed == 0
+    assert RunConfig.from_dict(config.to_dict()) == config  # the run that is written repeats
+    assert resolve(*SAMPLING, "seed=5").checkpoint_seed == 5
+    assert with_seed(resolve(*SAMPLING, "weights_seed=7")).checkpoint_seed == 7
+
+
+def test_only_what_samples_needs_a_seed(resolve: Resolve) -> None:
+    for config in (
+        resolve("model=tiny_llama", "predict_data=x"),
+        resolve(*SAMPLING, "seed=0"),
+        replace(resolve(*SAMPLING), run_mode="export"),
+    ):
+        assert with_seed(config) == config
