@@ -10,11 +10,12 @@ run:  ## set up, then predict with a real model; ARGS="max_new_tokens=64" adds o
 	@scripts/setup.sh run
 	@.venv/bin/python run_lite.py run_mode=predict model=smollm2_135m predict_data='The capital of France is' $(ARGS)
 
-test: lint  ## set up, then lint, types, shell check and all tests
-	@scripts/setup.sh lite
+test:  ## set up, then lint, types, shell check and all tests
+	@scripts/setup.sh lite --optional
+	@$(MAKE) --no-print-directory lint
 	@.venv/bin/python -m pytest -n 2 --dist worksteal
 
-lite:  ## set up .venv-lite with MindSpore Lite; PYTHON37=... chooses its Python 3.7
+lite:  ## set up .venv-lite with MindSpore Lite, and its Python 3.7; PYTHON37=... chooses one
 	@scripts/setup.sh lite
 
 lint:  ## set up, then lint, types and shell check
@@ -104,6 +105,6 @@ lock:  ## resolve requirements/lock.txt anew from setup.cfg, with Python 3.10
 	@scripts/lock.sh
 
 clean:  ## remove environments, caches and build folders; outputs/ stays
-	rm -rf .venv .venv-bench .venv-lite .venv-mindformers build dist *.egg-info lite_runner/kernels/operators.so
+	rm -rf .venv .venv-bench .venv-lite .venv-mindformers .python3.* build dist *.egg-info lite_runner/kernels/operators.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

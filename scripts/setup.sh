@@ -5,12 +5,14 @@
 #   scripts/setup.sh run           .venv to run jobs
 #   scripts/setup.sh dev           .venv to run the tests too
 #   scripts/setup.sh peers         .venv-bench with torch, transformers and llama.cpp, to compare
-#   scripts/setup.sh lite          .venv-lite with MindSpore Lite, for the offline engine
+#   scripts/setup.sh lite          .venv-lite with MindSpore Lite, for the offline engine; with
+#                                  --optional, a machine that has no Python 3.7 goes without it
 #   scripts/setup.sh mindformers   .venv-mindformers with MindFormers 1.0.2, to compare with
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly target=${1:?usage: scripts/setup.sh run|dev|peers|lite|mindformers}
+readonly target=${1:?usage: scripts/setup.sh run|dev|peers|lite|mindformers [--optional]}
+readonly optional=${2:-}
 old="" product="" again="" # the one old Python that an environment needs, for what, made by what
 wish=${PYTHON:-} # of lite and mindformers another one: make test PYTHON=... means .venv
 case $target in
@@ -31,6 +33,8 @@ case $target in
 esac
 [[ -z $old ]] || supported=$old
 readonly venv lock supported wish old product again
+readonly own=.python$old # an old Python that this script got
+readonly uv=uv==0.6.17   # the last one that has Python 3.7
 readonly operators=lite_runner/kernels # what the set-up compiles
 readonly unfinished=$venv/.unfinished # stands while packages change; left behind by a killed set-up
 
@@ -63,13 +67,45 @@ is_ready() {
     { [[ -z $wish ]] || [[ $(version_of "$wish") == $(version_of "$venv/bin/python") ]]; }
 }
 
+# Gets a Python of the old version into $own, from conda-forge or with uv, and sets `python` to it.
+# Where there is none to be had, adds what was tried to `seen`.
+get_python() {
+  local tool helper log=$own/setup.log
+  for tool in micromamba mamba conda; do
+    command -v "$tool" >/dev/null || continue
+    say "getting Python $old with $tool, into $own"
+    mkdir -p "$own"
+    python=$own/conda/bin/python$old
+    if "$tool" create --yes --quiet --prefix "$own/conda" --channel conda-forge "python=$old" \
+      >>"$log" 2>&1 && [[ $(version_of "$python") == "$old" ]]; then
+      return
+    fi
+    seen+="; $tool got none (log: $log)"
+  done
+  for helper in .venv/bin/python python3; do
+    "$helper" -m pip --version >/dev/null 2>&1 || continue
+    say "getting Python $old with $uv, into $own"
+    mkdir -p "$own"
+    if "$helper" -m pip install --quiet --no-input --target "$own/uv" "$uv" >>"$log" 2>&1 &&
+      "$own/uv/bin/uv" python install --install-dir "$own" "$old" >>"$log" 2>&1; then
+      for python in "$own"/cpython-*/bin/"python$old"; do
+        [[ $(version_of "$python") != "$old" ]] || return 0
+      done
+    fi
+    seen+="; uv got none (log: $log)"
+    break
+  done
+  return 1
+}
+
 # Sets `python` to the first interpreter that will do, or fails with one line.
 find_python() {
   local candidate version seen=""
   local candidates=(python3.11 python3.12 python3.10 python3)
   # pyenv's python3.7 on PATH runs only where that version was chosen; its own place is sure.
   [[ -z $old ]] ||
-    candidates=("python$old" "${PYENV_ROOT:-${HOME:-}/.pyenv}"/versions/"$old".*/bin/"python$old")
+    candidates=("python$old" "${PYENV_ROOT:-${HOME:-}/.pyenv}"/versions/"$old".*/bin/"python$old"
+      "$own"/*/bin/"python$old")
   [[ -z $wish ]] || candidates=("$wish")
   for candidate in "${candidates[@]}"; do
     if ! version=$(version_of "$candidate"); then
@@ -84,9 +120,15 @@ find_python() {
     fi
   done
   if [[ -n $old ]]; then
-    fail "$product needs Python $old${seen:-; none is on PATH, and pyenv has none}" \
-      "pyenv install $old, or: conda create -n py${old/./} python=$old; then: \
+    seen=${seen:-; none is on PATH, and pyenv has none}
+    [[ -n $wish ]] || ! get_python || return 0
+    local what="$product needs Python $old$seen"
+    local remedy="pyenv install $old, or: conda create -n py${old/./} python=$old; then: \
 $again, or: $again PYTHON${old/./}=/path/to/python$old"
+    [[ -n $optional ]] || fail "$what" "$remedy"
+    say "without $product: $what"
+    say "  -> $remedy"
+    exit 0
   fi
   fail "Python 3.11 is needed (accepted: ${supported// /, })${seen:-; none is on PATH}; \
 choose one with: make run PYTHON=/path/to/python3.11"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -261,3 +262,103 @@ def test_lite_needs_its_python(checkout: Path, no_python: dict[str, str]) -> Non
     python_of("3.7", Path(no_python["PATH"]) / "python3.7")
     done = run("scripts/setup.sh", "lite", cwd=checkout, env={**no_python, "PYTHON": str(chosen)})
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("tool", ["micromamba", "mamba", "conda"])
+def test_lite_gets_its_python_from_conda_forge(
+    checkout: Path, no_python: dict[str, str], tool: str
+) -> None:
+    """A stand-in that takes the words of the three tools and makes the environment."""
+    made = python_of("3.7", checkout.parent / "made")
+    executable(
+        Path(no_python["PATH"]) / tool,
+        f"""
+[ "$*" = "create --yes --quiet --prefix .python3.7/conda --channel conda-forge python=3.7" ] ||
+  exit 2
+mkdir -p .python3.7/conda/bin; cp {made} .python3.7/conda/bin/python3.7
+""",
+    )
+    done = run("scripts/setup.sh", "lite", cwd=checkout, env=no_python)
+    assert done.returncode == 0, done.stderr
+    assert f"getting Python 3.7 with {tool}, into .python3.7" in done.stderr
+    assert "making .venv-lite with Python 3.7.1 (.python3.7/conda/bin/python3.7)" in done.stderr
+    shutil.rmtree(checkout / ".venv-lite")  # it is got once
+    again = run("scripts/setup.sh", "lite", cwd=checkout, env=no_python)
+    assert again.returncode == 0 and "getting" not in again.stderr
+
+
+def test_lite_gets_its_python_with_uv(checkout: Path, no_python: dict[str, str]) -> None:
+    """Through the pip of any Python; where uv finds none either, every try is named."""
+    tools = Path(no_python["PATH"])
+    executable(tools / "conda", "echo no network; exit 1")
+    uv = checkout.parent / "uv"
+    executable(
+        tools / "python3",
+        f"""
+case "$*" in
+  *version_info*) echo 3.12 ;;
+  *"--target .python3.7/uv uv==0.6.17") mkdir -p .python3.7/uv/bin; cp {uv} .python3.7/uv/bin ;;
+esac
+""",
+    )
+    executable(uv, "echo no network; exit 1")
+    failed = run("scripts/setup.sh", "lite", cwd=checkout, env=no_python)
+    assert failed.returncode == 3 and not (checkout / ".venv-lite").exists()
+    log = "got none (log: .python3.7/setup.log)"
+    error = next(line for line in failed.stderr.splitlines() if line.startswith("error: "))
+    assert error == (
+        "error: MindSpore Lite needs Python 3.7; none is on PATH, and pyenv has none; "
+        f"conda {log}; uv {log}"
+    )
+    assert (checkout / ".python3.7/setup.log").read_text() == "no network\n" * 2
+
+    made = python_of("3.7", checkout.parent / "made")
+    executable(
+        uv,
+        f"""
+[ "$*" = "python install --install-dir .python3.7 3.7" ] || exit 2
+mkdir -p .python3.7/cpython-3.7.9-x/bin; cp {made} .python3.7/cpython-3.7.9-x/bin/python3.7
+""",
+    )
+    done = run("scripts/setup.sh", "lite", cwd=checkout, env=no_python)
+    assert done.returncode == 0, done.stderr
+    assert "(.python3.7/cpython-3.7.9-x/bin/python3.7)" in done.stderr
+
+
+def test_tests_go_without_lite_where_there_is_no_python_for_it(
+    checkout: Path, no_python: dict[str, str]
+) -> None:
+    done = run("scripts/setup.sh", "lite", "--optional", cwd=checkout, env=no_python)
+    assert done.returncode == 0 and not (checkout / ".venv-lite").exists()
+    first, second = done.stderr.splitlines()
+    assert first.startswith("set-up: without MindSpore Lite: MindSpore Lite needs Python 3.7; none")
+    assert "pyenv install 3.7" in second and "make lite PYTHON37=" in second
+    # Anything else that fails is no machine without a Python.
+    python_of("3.7", Path(no_python["PATH"]) / "python3.7")
+    (checkout / "no-network").write_text("")
+    executable(Path(no_python["PATH"]) / "tail", "cat")
+    done = run("scripts/setup.sh", "lite", "--optional", cwd=checkout, env=no_python)
+    assert done.returncode == 3 and "installing the packages failed" in done.stderr
+
+
+def test_tests_that_are_left_out_are_named(checkout: Path, no_python: dict[str, str]) -> None:
+    tests = checkout / "tests"
+    tests.mkdir()
+    shutil.copy(ROOT / "tests/conftest.py", tests)
+    (tests / "test_some.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('layout', ['a', 'b'])\n"
+        "def test_offline(lite_python, layout): pass\n"
+        "def test_online(): pass\n"
+        "def test_other(): pytest.skip('other')\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests"]
+    done = run(*command, cwd=checkout, env=no_python)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed, 3 skipped" in done.stdout
+    told = done.stdout[done.stdout.index("left out: 2 tests, without MindSpore Lite") :]
+    assert told.splitlines()[1:3] == [
+        f"tests/test_some.py::test_offline[{layout}]" for layout in "ab"
+    ]
+    assert "MindSpore Lite needs Python 3.7; none is on PATH, and pyenv has none" in told
+    assert "pyenv install 3.7, or: conda create -n py37 python=3.7; then: make lite" in told
