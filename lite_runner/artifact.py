@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from lite_runner import environment, progress
-from lite_runner.backends.exported import Device, EngineOptions
+from lite_runner.backends.exported import Device, EngineOptions, check_reads
 from lite_runner.config.ge import FILE_NAME, ge_config, render
 from lite_runner.config.model import REGISTERED
 from lite_runner.config.model_dir import yamls_in
@@ -157,7 +157,8 @@ def export_artifact(
     the first does the rest.
 
     Raises ConfigError where something stands there already, ArtifactError where the engine
-    computes something else, EnvironmentFault where memory or disk do not suffice.
+    computes something else, EnvironmentFault where memory or disk do not suffice, or the engine
+    reads no MindIR of this MindSpore.
     """
     ranks = ranks or Ranks()
     if want.rounded != "float32":
@@ -169,6 +170,7 @@ def export_artifact(
         make_folder(parent)
         _check_room(parent, files, want)
     environment.import_mindspore()
+    check_reads(engine.name, want.layout)
     with _temporary(place, ranks) as folder:
         with progress.step(f"export {config.model_name} ({want.layout})"):
             graphs = _write_graphs(folder, config, files, want, place.stems, ranks)

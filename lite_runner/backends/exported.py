@@ -82,6 +82,14 @@ def choose_engine(
     raise faults[-1]
 
 
+def check_reads(engine: EngineName, layout: Layout) -> None:
+    """That an engine reads what MindSpore writes of a layout, else an EnvironmentFault."""
+    if engine == "lite" and layout != "resizable":  # which is rewritten for the oldest
+        from mindspore.train import mind_ir_pb2
+
+        lite.check_reads(max(mind_ir_pb2.Version.values()))
+
+
 def open_exported(
     graphs: Mapping[GraphName, Path], manifest: Manifest, options: EngineOptions, *, slots: int
 ) -> Backend:

@@ -1,19 +1,16 @@
-"""Reads a MindIR without its weights: the protobuf's fields are walked, and values left on disk.
-
-The wire format is public: a field is a varint of its number and kind, then a varint, 4 or 8 bytes,
-or a length and so many bytes (https://protobuf.dev/programming-guides/encoding).
-"""
+"""Reads a MindIR without its weights: the protobuf's fields are walked, and values left on disk."""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mindspore.train import mind_ir_pb2
 
 from lite_runner.errors import ArtifactError
+from lite_runner.export.wire import fields, varint
 
 MAX_KEPT = 64 * 2**20  # bytes of a graph without its values
 MAX_NODE = 64 * 2**10  # a larger node is a table, of which nobody asks the values
@@ -90,10 +87,10 @@ def _kept(
 ) -> bytes:
     """The message between two places: its `whole` fields, and the `nested` ones as they say."""
     made = bytearray()
-    for number, first, value, last in _fields(data, start, end):
+    for number, first, value, last in fields(data, start, end):
         if nested and number in nested:
             inner = nested[number](value, last)
-            made += _varint(number << 3 | 2) + _varint(len(inner)) + inner
+            made += varint(number << 3 | 2) + varint(len(inner)) + inner
         elif number in whole:
             if last - first > MAX_KEPT:
                 raise _TooLarge
@@ -101,44 +98,3 @@ def _kept(
         if len(made) > MAX_KEPT:
             raise _TooLarge
     return bytes(made)
-
-
-def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Of each field: its number, where it starts, where its value starts, where it ends."""
-    while at < end:
-        first = at
-        tag, at = _read_varint(data, at, end)
-        kind, value = tag & 7, at
-        if kind == 0:
-            _, at = _read_varint(data, at, end)
-        elif kind == 2:
-            size, value = _read_varint(data, at, end)
-            at = value + size
-        elif kind in (1, 5):
-            at += 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"a field of kind {kind} at byte {first}")
-        if at > end:
-            raise ValueError(f"a field at byte {first} goes beyond the end")
-        yield tag >> 3, first, value, at
-
-
-def _read_varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= end:
-            raise ValueError(f"it ends in the middle of a number, at byte {at}")
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise ValueError(f"a number of more than 10 bytes at byte {at}")
-
-
-def _varint(value: int) -> bytes:
-    made = bytearray()
-    while value > 0x7F:
-        made.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*made, value])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import mindspore as ms
 import numpy as np
@@ -42,6 +43,9 @@ def stem_of_rank(stem: str, rank: int) -> str:
     return f"{base}rank_{rank}" if base != stem else f"{stem}_rank_{rank}"
 
 
+Answer: TypeAlias = Tensor | tuple[Tensor, Tensor]  # [b, V], or [b, 1] and [b, 1]
+
+
 class _Step(nn.Cell):
     """What all four graphs share."""
 
@@ -53,10 +57,14 @@ class _Step(nn.Cell):
         self.slots = Tensor(np.arange(batch_size, dtype=np.int32))
         self.gather, self.scatter = ops.Gather(), ops.ScatterNd()
         self.argmax = ops.Argmax(-1, ms.int32)
+        self.certain = Tensor(np.ones((batch_size, 1), np.float32))
 
-    def answer(self, logits: Tensor) -> Tensor:
-        """Logits [b, V], or the token of the highest [b]."""
-        return self.argmax(logits) if self.sampled else logits
+    def answer(self, logits: Tensor) -> Answer:
+        """Logits [b, V]; or ones [b, 1] and the token of the highest [b, 1]: MindFormers' infer
+        draws one of the tokens in the second output by the weights in the first."""
+        if self.sampled:
+            return self.certain, self.argmax(logits).reshape(-1, 1)
+        return logits
 
 
 class GPTPrefill(_Step):
@@ -64,7 +72,7 @@ class GPTPrefill(_Step):
 
     def construct(
         self, input_ids: Tensor, current_index: Tensor, init_reset: Tensor, valid_length: Tensor
-    ) -> Tensor:
+    ) -> Answer:
         return self.answer(self.network(input_ids, self.start, valid_length, self.slots))
 
 
@@ -73,7 +81,7 @@ class GPTIncrement(_Step):
 
     def construct(
         self, input_ids: Tensor, current_index: Tensor, init_reset: Tensor, valid_length: Tensor
-    ) -> Tensor:
+    ) -> Answer:
         return self.answer(self.network(input_ids, valid_length - 1, valid_length, None))
 
 
@@ -82,7 +90,7 @@ class LlamaPrefill(_Step):
 
     def construct(
         self, input_ids: Tensor, valid_length: Tensor, batch_index: Tensor, zactivate_len: Tensor
-    ) -> Tensor:
+    ) -> Answer:
         slots = batch_index.astype(ms.int32)
         return self.answer(self.network(input_ids, self.start, valid_length, slots))
 
@@ -92,7 +100,7 @@ class LlamaIncrement(_Step):
 
     def construct(
         self, input_ids: Tensor, valid_length: Tensor, batch_index: Tensor, zactivate_len: Tensor
-    ) -> Tensor:
+    ) -> Answer:
         # The rows are put in the order of the slots, which is cheaper than moving the cache.
         slots = batch_index.astype(ms.int32)
         rows = self.scatter(slots.reshape(-1, 1), self.slots, self.slots.shape)
@@ -126,10 +134,11 @@ def export_static_pair(
     """Write `<stem>_graph.mindir` of each, above 1 GB with `<stem>_variables/` beside it; a stem
     may begin with a folder. With `parallel` they are of one rank, as the `weights` are.
 
-    Output: logits [b, V] after each row's last valid token, with `sampled` the token of the
-    highest logit [b] int32. A row with valid_length 0 in a prefill, or seq_length in an increment,
-    only touches the last position of its slot, which is never read before it is written.
-    A seq_length beyond the model's own is a ConfigError, and so is a family without steps.
+    Output: logits [b, V] after each row's last valid token; with `sampled` ones [b, 1] and the
+    token of the highest logit [b, 1] int32, as MindFormers 1.0's bloom.py returns. A row with
+    valid_length 0 in a prefill, or seq_length in an increment, only touches the last position of
+    its slot, which is never read before it is written. A seq_length beyond the model's own is a
+    ConfigError, and so is a family without steps.
     """
     check_length(model, seq_length)
     style = MAPPING[model.family]
@@ -149,12 +158,13 @@ def export_static_pair(
         target = folder / stem
         target.parent.mkdir(exist_ok=True)
         file = target.with_name(write_mindir(step, inputs, target.parent, target.name, enc_key))
-        outputs = (_output(batch_size, model.vocab_size, sampled),)
+        outputs = _outputs(batch_size, model.vocab_size, sampled)
         graphs[graph] = Graph(file.relative_to(folder).as_posix(), specs, outputs)
     return graphs
 
 
-def _output(batch: int, vocab: int, sampled: bool) -> TensorSpec:
+def _outputs(batch: int, vocab: int, sampled: bool) -> tuple[TensorSpec, ...]:
     if sampled:
-        return TensorSpec("tokens", (batch,), "int32")
-    return TensorSpec("logits", (batch, vocab), "float32")
+        certain = TensorSpec("probabilities", (batch, 1), "float32")
+        return certain, TensorSpec("tokens", (batch, 1), "int32")
+    return (TensorSpec("logits", (batch, vocab), "float32"),)

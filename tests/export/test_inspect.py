@@ -13,8 +13,11 @@ import pytest
 from mindspore import Tensor, nn
 from mindspore.train.mind_ir_pb2 import ModelProto
 
+from lite_runner.backends.base import Row
+from lite_runner.backends.exported import EngineOptions, open_exported
 from lite_runner.config.model import ModelConfig
 from lite_runner.errors import ArtifactError
+from lite_runner.export import static_pair
 from lite_runner.export.dynamic import export_dynamic
 from lite_runner.export.inspect import foreign_manifest, read_graph
 from lite_runner.export.manifest import Graph, GraphName
@@ -104,6 +107,23 @@ def test_graphs_that_sample_and_graphs_in_float16(exported: Callable[..., Export
     mixed = {"prefill": paths(one)["prefill"], "increment": paths(exported("gpt2"))["increment"]}
     with pytest.raises(ArtifactError, match="ends in tokens, the other in logits"):
         foreign_manifest(mixed, one[0], "tiny")
+
+
+def test_graphs_with_the_token_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, exported: Callable[..., Export]
+) -> None:
+    """What this project wrote before its sampled graphs had MindFormers' two outputs."""
+
+    def token_alone(self: Any, logits: Any) -> Any:
+        return self.argmax(logits)
+
+    monkeypatch.setattr(static_pair._Step, "answer", token_alone)
+    one = exported("gpt2", sampled=True, dtype="float32", seq_length=LENGTH - 1)
+    manifest = foreign_manifest(paths(one), one[0], "tiny")
+    assert manifest.sampled and manifest.graphs["prefill"].outputs[0].shape == (BATCH,)
+    backend = open_exported(paths(one), manifest, EngineOptions("graph-cell"), slots=BATCH)
+    answer = backend.forward([Row(0, np.array([5, 7], np.int32), 0)])
+    assert answer.sum() == 1.0 and answer.shape == (1, one[0].vocab_size)
 
 
 @pytest.mark.parametrize("slots", [1, 3])

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from lite_runner.backends.engines import mindir_version
 from lite_runner.backends.engines.lite_python import (
     find_lite_python,
     lite_command,
@@ -23,7 +24,8 @@ def convert_to_ms(mindir: Path, target: Path, *, weight_fp16: bool) -> None:
     """Write `target` (.ms; above 2 GB an .msw beside it) from a MindIR that Lite can load.
 
     The files appear under their names when they are whole. Raises ArtifactError where the converter
-    fails, whatever it returns, EnvironmentFault where there is no Lite or no room.
+    fails, whatever it returns, EnvironmentFault where there is no Lite, one that is too old for the
+    file, or no room.
     """
     if target.suffix != ".ms":
         raise ArtifactError(f"{target}: a Lite model's name ends in .ms")
@@ -79,6 +81,8 @@ def _convert(python: Path, mindir: Path, stem: str, folder: Path, weight_fp16: b
         fault = "does not report success"
     else:
         return
+    if (too_new := mindir_version.refused(mindir, log, "this MindSpore Lite")) is not None:
+        raise too_new
     raise ArtifactError(f"{mindir}: the converter of MindSpore Lite {fault}{quoted_tail(log)}")
 
 

@@ -1,34 +1,45 @@
 """MindSpore Lite in this process: a vendor wheel, on Ascend (through GE) or on the CPU.
 
 The wheels differ from version to version, so what one can do is read from its own attributes and
-signatures. Their documentation is that of mindspore_lite 2.2 to 2.7.
+signatures (documented for 2.2 to 2.7). What MindSpore 2.10 writes needs 2.6: mindir_version.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.backends.engines import mindir_version
 from lite_runner.config.ge import FILE_NAME, GeConfig, render
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, RunnerError
 from lite_runner.export.manifest import GraphName, TensorSpec
 
 ORDER: tuple[GraphName, ...] = ("model", "prefill", "increment")
 AGAIN = "export the model again"
-NEWER = "install a MindSpore Lite wheel for Ascend, 2.2 or newer, or choose another engine="
+NEWER = "install a MindSpore Lite wheel for Ascend, 2.6 or newer, or choose another engine="
 
 
 def available() -> bool:
     """Whether this Python has a mindspore_lite; looked for, not imported."""
     return importlib.util.find_spec("mindspore_lite") is not None
+
+
+def check_reads(version: int) -> None:
+    """Raises EnvironmentFault where the mindspore_lite of this Python is known not to read a
+    version of MindIR; looked up, not imported."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        lite = f"MindSpore Lite {metadata.version('mindspore_lite')}"
+        mindir_version.check_reads(lite, version)
 
 
 class LiteEngine:
@@ -77,7 +88,13 @@ class LiteEngine:
                 more = self._ge_arguments(ge, index, Path(folder)) | self._key_arguments(dec_key)
                 path = self._paths[graph].resolve()
                 doing = f"cannot load it{'' if dec_key is None else ' with this key'}"
-                self._call(graph, doing, model.build_from_file, str(path), kind, context, **more)
+                try:
+                    self._call(
+                        graph, doing, model.build_from_file, str(path), kind, context, **more
+                    )
+                except ArtifactError as error:
+                    said = str(error.__cause__)
+                    raise mindir_version.refused(path, said, self._version) or error from error
                 self._take_inputs(graph)
 
     def bind(self, graph: GraphName, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.backends.engines import mindir_version
 from lite_runner.backends.engines.lite_process import LiteProcess
 from lite_runner.backends.engines.lite_python import find_lite_python, lite_command
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
@@ -96,7 +97,8 @@ class WorkerEngine:
         """Start the process and load the graphs, .mindir or .ms, with one context each.
 
         `threads` None is every processor this process may use; `python` None is looked for.
-        Raises EnvironmentFault where Lite cannot be had, ArtifactError for a file it refuses.
+        Raises EnvironmentFault where Lite cannot be had or is too old for a file, ArtifactError
+        for a file that it refuses.
         """
         found = find_lite_python() if python is None else python
         for path in graphs.values():
@@ -200,19 +202,22 @@ class WorkerEngine:
     def _load(self, name: GraphName, threads: int) -> tuple[TensorSpec, ...]:
         graph = self._graphs[name]
         doing = f"loading {graph.path}"
-        answer = self._process.ask(
-            {
-                "op": "load",
-                "graph": name,
-                "path": str(graph.path),
-                "threads": threads,
-                "inputs": graph.inputs.descriptor,
-                "outputs": graph.outputs.descriptor,
-            },
-            seconds=LOAD_SECONDS,
-            doing=doing,
-            refused=ArtifactError,
-        )
+        request = {
+            "op": "load",
+            "graph": name,
+            "path": str(graph.path),
+            "threads": threads,
+            "inputs": graph.inputs.descriptor,
+            "outputs": graph.outputs.descriptor,
+        }
+        try:
+            answer = self._process.ask(
+                request, seconds=LOAD_SECONDS, doing=doing, refused=ArtifactError
+            )
+        except ArtifactError as error:
+            raise (
+                mindir_version.refused(graph.path, error.message, "this MindSpore Lite") or error
+            ) from error
         return self._specs(answer, doing)
 
     def _specs(self, answer: Mapping[str, Any], doing: str) -> tuple[TensorSpec, ...]:

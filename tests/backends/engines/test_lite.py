@@ -321,6 +321,20 @@ def test_a_wheel_without_ranks(
         engine({"model": count}, target="Ascend")
 
 
+def test_a_wheel_that_is_too_old_for_a_graph(
+    lite: ModuleType, count: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(self: Any, *given: Any) -> None:
+        raise RuntimeError("build_from_file failed! Error is Common error code.")
+
+    monkeypatch.setattr(lite.Model, "build_from_file", build)
+    with pytest.raises(ArtifactError, match="cannot load it: build_from_file failed"):
+        engine({"model": count})
+    monkeypatch.setattr(lite, "__version__", "2.2.14")
+    with pytest.raises(EnvironmentFault, match=r"of MindIR version 3, but .* at most version 1"):
+        engine({"model": count})
+
+
 def test_a_pair_on_the_cpu(lite: ModuleType, count: Path) -> None:
     with pytest.raises(EnvironmentFault, match="on Ascend only") as caught:
         engine({"prefill": count, "increment": count}, target="CPU")

@@ -1,0 +1,71 @@
+"""Protobuf's wire format, read without a schema: the fields of a message, and where they lie.
+
+The format is public: a field is a varint of its number and kind, then a varint, 4 or 8 bytes, or a
+length and so many bytes (https://protobuf.dev/programming-guides/encoding).
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+_MIND_IR_VERSION = 13  # the field of ModelProto in MindSpore's mind_ir.proto
+
+
+def mindir_version(path: Path) -> int | None:
+    """What a MindIR says of its version; None where a file says nothing of it, or is none."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for number, _, value, end in fields(data, 0, len(data)):
+                if number == _MIND_IR_VERSION:
+                    return read_varint(data, value, end)[0]
+    except (OSError, ValueError):  # missing, empty, encrypted, ...
+        return None
+    return None
+
+
+def fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Of each field: its number, where it starts, where its value starts, where it ends.
+
+    Raises ValueError for what is no message.
+    """
+    while at < end:
+        first = at
+        tag, at = read_varint(data, at, end)
+        kind, value = tag & 7, at
+        if kind == 0:
+            _, at = read_varint(data, at, end)
+        elif kind == 2:
+            size, value = read_varint(data, at, end)
+            at = value + size
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"a field of kind {kind} at byte {first}")
+        if at > end:
+            raise ValueError(f"a field at byte {first} goes beyond the end")
+        yield tag >> 3, first, value, at
+
+
+def read_varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
+    """The number at a place, and where it ends. Raises ValueError where it does not."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= end:
+            raise ValueError(f"it ends in the middle of a number, at byte {at}")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError(f"a number of more than 10 bytes at byte {at}")
+
+
+def varint(value: int) -> bytes:
+    """A number as it is written."""
+    made = bytearray()
+    while value > 0x7F:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*made, value])
