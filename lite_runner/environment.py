@@ -8,8 +8,10 @@ import importlib
 import os
 import sys
 from importlib import metadata
+from pathlib import Path
 
 from lite_runner.errors import EXIT_ENVIRONMENT, EnvironmentFault
+from lite_runner.interrupts import leave_interrupts
 from lite_runner.signals import deferred
 
 INSTALL = 'pip install "mindspore==2.10.0" "numpy<2"'
@@ -31,10 +33,13 @@ def check_packages() -> None:
 
 
 def import_mindspore() -> None:
-    """Import it before anything that needs it. Raises EnvironmentFault where it is broken."""
+    """Import it before anything that needs it; Ctrl-C stays Python's.
+
+    Raises EnvironmentFault where it is broken.
+    """
     try:
         with deferred():  # half imported, it ends the process with an abort
-            importlib.import_module("mindspore")
+            mindspore = importlib.import_module("mindspore")
     except Exception as error:  # a shared library is missing, or made for another processor, ...
         if "mindspore._c_expression" in sys.modules:
             atexit.register(_leave)  # runs before MindSpore's own, which then aborts the process
@@ -44,6 +49,7 @@ def import_mindspore() -> None:
             f"{reason[0]}",
             f"{INSTALL} --force-reinstall",
         ) from error
+    leave_interrupts(Path(mindspore.__file__ or "").parent)
 
 
 def _leave() -> None:
