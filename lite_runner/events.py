@@ -25,7 +25,7 @@ MAX_LINE_BYTES = 1 << 22  # of one event; a longer one is not ours
 MAX_TEXT = 1 << 18  # characters of one event's texts; longer text goes in pieces
 MET = "met the other ranks"  # the stage after the collectives' init; ends rendezvous_timeout
 
-Kind = Literal["stage", "text", "note", "error", "done"]
+Kind = Literal["stage", "text", "title", "note", "error", "done"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,7 @@ class Event:
     stage: `text` is what the rank does now, in a few words, e.g. "load tiny_llama: 30%"; the first
            one, "started", is sent right after connecting.
     text:  `text` for standard output, as it is (rank 0 only).
+    title: `text` is a line for standard output where that is a terminal (rank 0 only).
     note:  `text` is a line for the user that stays, on standard error (rank 0 only).
     error: `exit_code`, `message`, `hint` as of a RunnerError, `traceback` for what is not one.
     done:  the rank's work is complete and its results are written; it exits with 0.
@@ -89,6 +90,10 @@ class Sender:
         """Text for standard output."""
         for start in range(0, len(text), MAX_TEXT):
             self._send(Event(rank=self.rank, event="text", text=text[start : start + MAX_TEXT]))
+
+    def title(self, text: str) -> None:
+        """A line over a text, for a terminal."""
+        self._send(Event(rank=self.rank, event="title", text=text[:MAX_TEXT]))
 
     def note(self, text: str) -> None:
         """A line for the user."""

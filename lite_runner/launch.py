@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lite_runner import environment, progress, worker
 from lite_runner.config.cluster import cluster_of, ranks_of
+from lite_runner.config.request import items_of
 from lite_runner.config.requests import read_requests
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
@@ -82,13 +83,14 @@ def ready_for_ranks(config: RunConfig) -> RunConfig:
         files.cut(ranks_of(config), vocab_parallel=config.vocab_parallel)
         return config
     # Standard input is this process's alone, and can be read once.
-    prompts, names = read_requests(config)
-    config = dataclasses.replace(config, predict_data=tuple(prompts))
+    requests = read_requests(config)
     if config.adapter_path:
-        config = dataclasses.replace(config, adapter_id=tuple(names))
+        names = tuple(request.adapter for request in requests)
+        config = dataclasses.replace(config, adapter_id=names)
+    config = dataclasses.replace(config, predict_data=items_of(requests))
     files = model_files.locate(config)
     raise_faults(list(division_faults(config, files.model)))
-    job = session.prepare(config, files, model_files.tokenizer_of(config, files), prompts, names)
+    job = session.prepare(config, files, model_files.tokenizer_of(config, files), requests)
     ranks, device = ranks_of(config), environment.resolve_device(config.context.device_target)
     if files.given is None and config.backend == "ms":
         check_rounding(config, files, device, ranks)

@@ -33,6 +33,7 @@ class Outlet(Protocol):
     def stage(self, text: str) -> None: ...  # what goes on now
     def note(self, text: str) -> None: ...  # a line that stays
     def text(self, text: str) -> None: ...  # for standard output
+    def title(self, text: str) -> None: ...  # a line for standard output where that is a terminal
 
 
 class Step:
@@ -149,6 +150,14 @@ class Progress:
             sys.stdout.flush()
             self._mid_line = not text.endswith("\n")
 
+    def title(self, text: str) -> None:
+        """A line over a text that follows, for who reads it: nothing but on a terminal."""
+        with self._lock:
+            if self._outlet is not None:
+                self._outlet.title(text)
+            elif _is_terminal(sys.stdout):
+                self.text(f"{text}\n")
+
     def _advance(self, step: Step, amount: float) -> None:
         with self._lock:
             step.done += amount
@@ -225,3 +234,4 @@ note = _shared.note
 detail = _shared.detail
 status = _shared.status
 text = _shared.text
+title = _shared.title

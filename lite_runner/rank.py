@@ -139,6 +139,14 @@ class Outlet:
         else:
             self._sender.text(text)
 
+    def title(self, text: str) -> None:
+        if not self._speaks:
+            return
+        if self._sender is not None:
+            self._sender.title(text)
+        elif sys.stdout.isatty():
+            print(text, flush=True)
+
 
 def _tell(
     sender: Sender | None, exit_code: int, message: str, hint: str = "", trace: str = ""

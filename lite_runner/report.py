@@ -53,6 +53,8 @@ class RowResult:
     generated_tokens: int
     finish_reason: FinishReason
     adapter: str | None = None  # None: the base model
+    id: int | str | None = None  # of the prompt, where it was given one
+    messages: Sequence[Mapping[str, str]] | None = None  # of a chat; prompt is the last of them
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,10 @@ class Result:
         for name in ("seed", "adapters", "evaluation"):
             if plain[name] is None:
                 del plain[name]
+        for row in plain["results"]:
+            for name in ("id", "messages"):
+                if row[name] is None:
+                    del row[name]
         return json.dumps(plain, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
 
 

@@ -11,10 +11,11 @@ from lite_runner.adapters import AdapterJob, check_values, open_wanted, pieces_o
 from lite_runner.backends.base import Backend
 from lite_runner.config.checks import fits_model
 from lite_runner.config.compose import raise_faults
-from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.generation import GenerationConfig, OwnOptions, of_each
 from lite_runner.config.model import ModelConfig
 from lite_runner.config.plan import check_memory, free_memory, run_memory
 from lite_runner.config.ranks import Ranks
+from lite_runner.config.request import Request
 from lite_runner.config.schema import RunConfig
 from lite_runner.generation import check_lengths, longest_prompt
 from lite_runner.model_files import RANDOM, ModelFiles
@@ -32,13 +33,18 @@ PROMPTS_AT_ONCE = 32  # where predict_batch_size leaves it open
 class Job:
     """All that is known before a weight is read."""
 
-    prompts: Sequence[str]
+    requests: Sequence[Request]  # none where the prompts came as tokens
     tokens: Sequence[Sequence[int]]  # of each prompt
     generation: GenerationConfig
     slots: int
     length: int  # tokens of the longest sequence, prompt and new ones
     first: int = 0  # index of the first prompt, where these are one copy's share
     adapters: AdapterJob | None = None  # None: the base model alone
+
+    @property
+    def own(self) -> list[OwnOptions]:
+        """What each prompt has of its own."""
+        return [request.own for request in self.requests]
 
     def adapter_name(self, prompt_index: int) -> str | None:
         """Of a prompt's adapter; None: the base model."""
@@ -49,19 +55,18 @@ def prepare(
     config: RunConfig,
     files: ModelFiles,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
-    names: Sequence[str | None] = (),
+    requests: Sequence[Request],
 ) -> Job:
-    """Encode the prompts and check that everything fits; `names` are those of their adapters.
+    """Encode the prompts and check that everything fits.
 
     Raises ConfigError, and ArtifactError for an adapter.
     """
-    adapters = open_wanted(config, files.model, names)
+    adapters = open_wanted(config, files.model, [request.adapter for request in requests])
     if config.chat:
-        tokens = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in prompts]
+        tokens = [tokenizer.encode_chat(request.chat(config.system)) for request in requests]
     else:
-        tokens = [tokenizer.encode(text) for text in prompts]
-    job = fit(config, files, tokenizer, tokens, prompts)
+        tokens = [tokenizer.encode(request.text) for request in requests]
+    job = fit(config, files, tokenizer, tokens, requests)
     if adapters is not None:
         check_values(adapters, files)
     return replace(job, adapters=adapters)
@@ -72,7 +77,7 @@ def fit(
     files: ModelFiles,
     tokenizer: Tokenizer | None,
     tokens: Sequence[list[int]],
-    prompts: Sequence[str] = (),
+    requests: Sequence[Request] = (),
 ) -> Job:
     """The job for prompts in token ids; without a tokenizer only the model says what ends a text.
 
@@ -85,16 +90,18 @@ def fit(
         ends = model_files.end_tokens(files.model, tokenizer)
         generation = replace(generation, eos_token_id=ends)
     context = files.model.seq_length
+    own = [request.own for request in requests]
+    each = of_each(generation, own, len(tokens))
     if config.truncate == "left":
         bos = files.model.bos_token_id if tokenizer is None else tokenizer.bos_token_id
-        longest = longest_prompt(generation, context)
-        cut = [truncated(ids, longest, bos) for ids in tokens]
+        longest = [longest_prompt(mine, context) for mine in each]
+        cut = [truncated(ids, most, bos) for ids, most in zip(tokens, longest, strict=True)]
         if cut != tokens:
-            progress.note(f"truncate=left: prompts cut to their last {longest} tokens")
+            progress.note(f"truncate=left: prompts cut to their last {min(longest)} tokens")
         tokens = cut
-    check_lengths([len(ids) for ids in tokens], generation, context)
-    length = max(sequence_length(len(ids), generation, context) for ids in tokens)
-    return Job(prompts, tokens, generation, slots_for(config, generation, len(tokens)), length)
+    check_lengths([len(ids) for ids in tokens], generation, context, own)
+    length = longest_sequence([len(ids) for ids in tokens], each, context)
+    return Job(requests, tokens, generation, slots_for(config, generation, len(tokens)), length)
 
 
 def truncated(ids: list[int], longest: int, bos: int | None) -> list[int]:
@@ -109,6 +116,12 @@ def sequence_length(prompt: int, generation: GenerationConfig, context: int) -> 
     room = min(context, generation.max_length or context)
     new = generation.max_new_tokens
     return room if new is None else min(room, prompt + new)
+
+
+def longest_sequence(prompts: Sequence[int], each: Sequence[GenerationConfig], context: int) -> int:
+    """Tokens of the longest sequence, of prompts of so many tokens with options of their own."""
+    pairs = zip(prompts, each, strict=True)
+    return max(sequence_length(prompt, mine, context) for prompt, mine in pairs)
 
 
 def slots_for(
@@ -127,7 +140,7 @@ def share(config: RunConfig, job: Job, ranks: Ranks) -> Job:
     first, end = -(-count * copy // ranks.data), -(-count * (copy + 1) // ranks.data)
     return replace(
         job,
-        prompts=job.prompts[first:end],
+        requests=job.requests[first:end],
         tokens=job.tokens[first:end],
         slots=slots_for(config, job.generation, end - first, ranks.data),
         first=first,

@@ -148,15 +148,16 @@ def test_shares_are_put_together_in_the_order_of_the_copies() -> None:
 
 @pytest.mark.parametrize(("prompts", "copies"), [(7, 3), (2, 4), (4, 2), (1, 1)])
 def test_prompts_are_shared_evenly_and_in_order(prompts: int, copies: int) -> None:
+    from lite_runner.config.request import Request
     from lite_runner.session import Job, share
 
     config = resolved("predict_data=hi")
-    texts = [str(index) for index in range(prompts)]
-    whole = Job(texts, [[index] for index in range(prompts)], config.generation(), prompts, 9)
+    every = [Request(str(index)) for index in range(prompts)]
+    whole = Job(every, [[index] for index in range(prompts)], config.generation(), prompts, 9)
     parts = [share(config, whole, Ranks(rank, copies)) for rank in range(copies)]
-    assert [text for part in parts for text in part.prompts] == texts
+    assert [one for part in parts for one in part.requests] == every
     assert max(len(part.tokens) for part in parts) - min(len(part.tokens) for part in parts) <= 1
-    assert [part.first for part in parts if part.prompts] == [
-        int(part.prompts[0]) for part in parts if part.prompts
+    assert [part.first for part in parts if part.requests] == [
+        int(part.requests[0].text) for part in parts if part.requests
     ]
     assert len(parts[0].tokens) >= 1  # rank 0, which writes the results, always has work

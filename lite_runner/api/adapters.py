@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lite_runner.adapters import AdapterJob, check_adapters, open_wanted
-from lite_runner.config.requests import adapter_name
+from lite_runner.config.request import adapter_name
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model_files import ModelFiles, adapters_of

@@ -32,7 +32,7 @@ OF_A_RUN = frozenset(
     """
     convert_format convert_output dry_run eval_data eval_stride eval_window export_output merge
     model only_save_strategy overwrite predict_data quantize_output run_mode shard_format
-    shard_output stream trainer transform_process_num transform_rank verbosity
+    shard_output stream system output_format trainer transform_process_num transform_rank verbosity
     """.split()
 )
 

@@ -253,9 +253,9 @@ class PreTrainedModel:
             transcript.put(token)
             return transcript.stopped
 
-        def on_finish(prompt: int, _part: int) -> None:
+        def on_finish(completion: Completion) -> None:
             if turn is not None:
-                turn.on_finish(prompt - job.first)
+                turn.on_finish(completion.prompt_index - job.first)
 
         try:
             outcome = generate(

@@ -18,8 +18,9 @@ from lite_runner.config.lengths import context_faults, length_faults
 from lite_runner.config.model import ModelConfig
 from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.parallel import division_faults, parallel_faults
-from lite_runner.config.prompts import is_file, prompt_file
+from lite_runner.config.prompts import prompt_faults
 from lite_runner.config.quantization_checks import quantization_faults
+from lite_runner.config.request import is_utf8
 from lite_runner.config.requests import adapter_names, request_faults
 from lite_runner.config.schema import (
     AdapterFormat,
@@ -244,23 +245,14 @@ def _rope(settings: LlamaSettings) -> Iterator[Fault]:
 
 
 def _prompts(config: RunConfig) -> Iterator[Fault]:
-    data = config.predict_data
-    example = "predict_data='The capital of France is'"
-    if not data and not config.dry_run and not config.only_save_strategy:
-        yield fault("predict_data", f"predict_data is empty; give a prompt: {example}")
-    for i, text in enumerate((data,) if isinstance(data, str) else data):
-        where = "predict_data" if isinstance(data, str) else f"predict_data[{i}]"
-        if not text and not isinstance(data, str):
-            yield fault("predict_data", f"{where}: an empty prompt")
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            yield fault("predict_data", f"{where}: not valid UTF-8")
-    path = prompt_file(data)
-    if path is not None and not is_file(path):
+    for text in prompt_faults(config):
+        yield fault("predict_data", text)
+    if config.system and not config.chat:
         yield fault(
-            "predict_data",
-            f"predict_data: no file {path}; a text that ends in .txt names a file with a prompt"
-            f" a line (as a prompt: predict_data=['{path}'])",
+            ("system", "chat"), "system= needs chat=true: it is the first message of a chat"
         )
+    if not is_utf8(config.system):
+        yield fault("system", "system: not valid UTF-8")
 
 
 def _sampling(config: RunConfig) -> Iterator[Fault]:

@@ -2,8 +2,8 @@
 
 A dataclass says all there is to say: the types, the choices (`Literal`), the ranges
 (`Annotated[int, Range(1)]`), sections (a nested dataclass) and variants (a union of
-dataclasses, told apart by their field `type`) and free mappings (`Mapping[str, Any]`: scalars
-under any names, nested at will).
+dataclasses, told apart by their field `type`, or by their names where they have none) and free
+mappings (`Mapping[str, Any]`: scalars under any names, nested at will).
 """
 
 from __future__ import annotations
@@ -228,7 +228,12 @@ def variant(annotation: Any, raw: Any) -> Any:
     sections = [member for member in _members(annotation) if _is_section(member)]
     if len(sections) == 1:
         return sections[0]
-    kind = raw.get("type") if isinstance(raw, Mapping) else None
+    if not isinstance(raw, Mapping):
+        return None
+    untyped = [section for section in sections if not variant_names(section)]
+    if untyped:  # told apart by their names
+        return max(untyped, key=lambda section: len(raw.keys() & hints_of(section).keys()))
+    kind = raw.get("type")
     return next((section for section in sections if kind in variant_names(section)), None)
 
 

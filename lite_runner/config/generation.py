@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -27,3 +28,24 @@ class GenerationConfig:
     pad_token_id: int | None = None
     stop: tuple[str, ...] = ()  # texts that end a completion; not part of the result
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class OwnOptions:
+    """What one prompt has of its own; None: as all of them."""
+
+    max_new_tokens: int | None = None
+    seed: int | None = None  # its text is drawn as if it were the only prompt
+
+    def over(self, shared: GenerationConfig) -> GenerationConfig:
+        """`shared` as it is for this prompt."""
+        if self.max_new_tokens is not None:
+            shared = replace(shared, max_new_tokens=self.max_new_tokens, max_length=None)
+        return shared if self.seed is None else replace(shared, seed=self.seed)
+
+
+def of_each(
+    shared: GenerationConfig, own: Sequence[OwnOptions], prompts: int
+) -> list[GenerationConfig]:
+    """The options of each of so many prompts; `own` is empty, or one for each."""
+    return [options.over(shared) for options in own] if own else [shared] * prompts

@@ -7,10 +7,12 @@ Hydra's: `max_new_tokens=24`, `eos_token_id=[1,2]`, `seed=1,2` with -m.
 from __future__ import annotations
 
 import functools
+import json
 import types
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from lite_runner.config.fields import accepts
+from lite_runner.config.request import Request, is_prompt
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -43,29 +45,41 @@ def value_of(text: str, annotation: Any) -> Any:
         if text == "null" and accepts(annotation, types.NoneType):
             return None
         listed = accepts(annotation, tuple) and text.startswith("[") and text.endswith("]")
-        texts = _list_of_texts(text, null=_takes_null(annotation)) if listed else None
-        return text if texts is None else texts
+        found = _list(text, annotation) if listed else None
+        return text if found is None else found
     override = _parse(text)
     if override.is_sweep_override():
         raise ValueError("several values; add -m to run them one after another")
     return override.value()
 
 
-def _takes_null(annotation: Any) -> bool:
-    """Whether null may stand in the list that an annotation takes."""
-    lists = (member for member in get_args(annotation) if get_origin(member) is tuple)
-    return any(accepts(get_args(one)[0], types.NoneType) for one in lists)
+def _list(text: str, annotation: Any) -> list[Any] | None:
+    """The list that a text means for such a key; None where it is a text that looks like one.
+
+    It is a list where each item is a text, null if the key takes that, or, where it takes prompts,
+    one of those with more than a text: `{role: user, content: hi}`, in JSON as well.
+    """
+    value = _value(text)
+    items = [get_args(member)[0] for member in get_args(annotation) if get_origin(member) is tuple]
+    kinds = (str, types.NoneType) if any(accepts(i, types.NoneType) for i in items) else str
+    prompts = any(accepts(item, Request) for item in items)
+
+    def fits(entry: Any) -> bool:
+        return isinstance(entry, kinds) or (prompts and is_prompt(entry))
+
+    return value if isinstance(value, list) and all(map(fits, value)) else None
 
 
-def _list_of_texts(text: str, *, null: bool) -> list[str | None] | None:
+def _value(text: str) -> Any:
     try:
-        value = _parse(text).value()
+        return _parse(text).value()
     except ValueError:
+        pass
+    try:  # where the grammar takes no quotes, around keys, JSON has them
+        value = json.loads(text)
+    except (ValueError, RecursionError):
         return None
-    kinds = (str, types.NoneType) if null else str
-    if isinstance(value, list) and all(isinstance(entry, kinds) for entry in value):
-        return value
-    return None
+    return value if "{" in text else None
 
 
 def swept_values(text: str, options: list[str]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.fields import Fault
 from lite_runner.config.model import REGISTERED, ModelConfig
-from lite_runner.config.prompts import STANDARD_INPUT, prompt_file
+from lite_runner.config.prompts import STANDARD_INPUT, prompt_count, prompt_file
 from lite_runner.config.schema import RunConfig
 
 _KEYS = ("parallel_config.model_parallel", "parallel", "use_parallel")
@@ -66,7 +66,7 @@ def _prompts(config: RunConfig) -> Iterator[Fault]:
     data = config.predict_data
     if not data or data == STANDARD_INPUT or prompt_file(data) is not None:
         return
-    prompts = 1 if isinstance(data, str) else len(data)
+    prompts = 1 if isinstance(data, str) else prompt_count(data)
     if copies > prompts:
         yield Fault(
             (*_DATA_KEYS, "predict_data"),

@@ -1,13 +1,13 @@
-"""The prompts that predict_data stands for: a text, a list, a .txt file or standard input.
-
-In a file a backslash and an n are a line break, as in run_mindformer: a line is a prompt.
-"""
+"""The prompts that predict_data stands for: a text, a list, a file or standard input."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from lite_runner.config.prompt_files import READERS
+from lite_runner.config.request import Item, Items, Request, faults_of, is_utf8, requests_of
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 
@@ -15,11 +15,17 @@ MAX_PROMPT_BYTES = 64 << 20
 STANDARD_INPUT = "-"
 
 
-def prompt_file(predict_data: str | tuple[str, ...]) -> Path | None:
-    """The file that is meant by a single text that ends in .txt; a list holds texts only."""
-    if not isinstance(predict_data, str) or "\n" in predict_data or "\0" in predict_data:
+def prompt_file(predict_data: str | Items) -> Path | None:
+    """The file that is meant by a single text; a list holds texts only.
+
+    A text that ends in .txt always means one, and the other kinds where it is one word, or a file
+    that is there.
+    """
+    path = _path(predict_data)
+    if path is None or path.suffix.lower() not in READERS:
         return None
-    return Path(predict_data).expanduser() if predict_data.endswith(".txt") else None
+    named = str(predict_data).endswith(".txt") or not any(map(str.isspace, str(predict_data)))
+    return path if named or is_file(path) else None
 
 
 def is_file(path: Path) -> bool:
@@ -30,21 +36,58 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def read_prompts(config: RunConfig) -> list[str]:
+def prompt_faults(config: RunConfig) -> Iterator[str]:
+    """What is wrong with predict_data, as far as no file needs to be read for it."""
+    data = config.predict_data
+    if not data:
+        if not config.dry_run and not config.only_save_strategy:
+            example = "predict_data='The capital of France is'"
+            yield f"predict_data is empty; give a prompt: {example}"
+        return
+    if isinstance(data, str):
+        if not is_utf8(data):
+            yield "predict_data: not valid UTF-8"
+        if data != STANDARD_INPUT:
+            yield from _file_faults(data)
+        return
+    try:
+        requests = requests_of(data)
+    except ValueError as error:
+        yield f"predict_data: {error}"
+        return
+    for i, request in enumerate(requests):
+        where = f"predict_data[{i}]" if len(requests) == len(data) else "predict_data"
+        for text in _faults(config, request):
+            yield f"{where}: {text}"
+
+
+def _file_faults(data: str) -> Iterator[str]:
+    as_text = f"as a prompt: predict_data=['{data}']"
+    path = prompt_file(data)
+    if path is not None and not is_file(path):
+        yield (
+            f"predict_data: no file {path}; a text that ends in {path.suffix} names a file of"
+            f" prompts ({as_text})"
+        )
+    elif path is None and (there := _path(data)) is not None and is_file(there):
+        kinds = ", ".join(READERS)
+        yield f"predict_data: {data} is a file, expected one of {kinds} ({as_text})"
+
+
+def read_prompts(config: RunConfig) -> list[str | Request]:
     """The prompts of a run, as typed; the lines of a file and standard input without their end.
 
     Standard input can be read once. Raises ConfigError for a file or an input that cannot be
-    read, is not UTF-8, or holds no prompt.
+    read, is not UTF-8, or holds no prompt, and for what is wrong in it.
     """
     data = config.predict_data
     path = prompt_file(data)
     if path is not None:
         text = decoded(_read_file(path), f"predict_data: {path}").removeprefix("\ufeff")
-        lines = [line.removesuffix("\r") for line in text.split("\n")]
-        prompts = [line.replace("\\n", "\n") for line in lines if line.strip()]
-        if not prompts:
+        found = READERS[path.suffix.lower()](path, text, lambda one: _faults(config, one))
+        if not found:
             raise ConfigError(f"predict_data: {path} has no lines; expected a prompt a line")
-        return prompts
+        return list(found)
     if data == STANDARD_INPUT:
         raw = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
         text = decoded(raw, "predict_data: standard input").removesuffix("\n").removesuffix("\r")
@@ -53,7 +96,30 @@ def read_prompts(config: RunConfig) -> list[str]:
         return [text]
     if isinstance(data, str):
         return [data] if data else []
-    return list(data)
+    texts = [item for item in data if isinstance(item, str)]
+    return [*texts] if len(texts) == len(data) else [*requests_of(data)]
+
+
+def prompt_count(items: Sequence[Item]) -> int:
+    """How many prompts a list is; as many as it has items where it is none."""
+    try:
+        return len(requests_of(items))
+    except ValueError:
+        return len(items)
+
+
+def _faults(config: RunConfig, request: Request) -> list[str]:
+    return faults_of(request, chat=config.chat, adapters=bool(config.adapter_path))
+
+
+def _path(predict_data: str | Items) -> Path | None:
+    """The path that a single text would be."""
+    if not isinstance(predict_data, str) or "\n" in predict_data or "\0" in predict_data:
+        return None
+    try:
+        return Path(predict_data).expanduser()
+    except RuntimeError:  # ~name of nobody
+        return Path(predict_data)
 
 
 def _read_file(path: Path) -> bytes:
@@ -63,7 +129,8 @@ def _read_file(path: Path) -> bytes:
     except OSError as error:
         raise ConfigError(
             f"predict_data: {path}: {error.strerror}",
-            f"a text that ends in .txt is a file of prompts; as a prompt: predict_data=['{path}']",
+            f"a text that ends in {path.suffix} is a file of prompts; as a prompt:"
+            f" predict_data=['{path}']",
         ) from None
 
 

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from lite_runner.config.fields import Fault, fault
-from lite_runner.config.prompts import STANDARD_INPUT, prompt_file, read_prompts
+from lite_runner.config.prompts import STANDARD_INPUT, prompt_count, prompt_file, read_prompts
+from lite_runner.config.request import Item, Request, adapter_name
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 
-BASE = ("", "null", "none", "base")  # what the model without an adapter may be called
 
+def read_requests(config: RunConfig) -> list[Request]:
+    """The prompts of a run, each with its adapter, None for the base model.
 
-def read_requests(config: RunConfig) -> tuple[list[str], list[str | None]]:
-    """The prompts of a run and the adapter of each, None for the base model.
-
-    A file of run_mode=slora without adapter_id has lines `adapter<TAB>prompt`; elsewhere no name is
-    the base model. Raises ConfigError, also where there are not as many adapters as prompts.
+    A .txt file of run_mode=slora without adapter_id has lines `adapter<TAB>prompt`; elsewhere no
+    name is the base model. Raises ConfigError, also where there are not as many adapters as
+    prompts.
     """
-    lines = read_prompts(config)
-    ids = config.adapter_id
-    if config.run_mode == "slora" and ids is None and prompt_file(config.predict_data) is not None:
+    prompts, ids = read_prompts(config), config.adapter_id
+    file, lines = prompt_file(config.predict_data), [one for one in prompts if isinstance(one, str)]
+    if config.run_mode == "slora" and ids is None and file is not None and lines:
         return _split(config, lines)
-    if ids is None or isinstance(ids, str):
-        return lines, [adapter_name(ids)] * len(lines)
-    if text := _miscounted(ids, len(lines)):
+    requests = [Request(prompt=one) if isinstance(one, str) else one for one in prompts]
+    if isinstance(ids, tuple) and (text := _miscounted(ids, requests)):
         raise ConfigError(text)
-    return lines, [adapter_name(one) for one in ids]
-
-
-def adapter_name(given: str | None) -> str | None:
-    """None for one of the names of the base model."""
-    return None if given is None or given.lower() in BASE else given
+    several = ids if isinstance(ids, tuple) else [ids] * len(requests)
+    return [
+        replace(request, adapter=adapter_name(name if request.adapter is None else request.adapter))
+        for request, name in zip(requests, several, strict=True)
+    ]
 
 
 def adapter_names(ids: str | Sequence[str | None] | None) -> list[str]:
@@ -53,23 +52,26 @@ def request_faults(config: RunConfig) -> Iterator[Fault]:
             " run_mode=export adapter_id= exports a model with an adapter merged into it",
         )
     if isinstance(ids, tuple) and data and not file:
-        text = _miscounted(ids, 1 if isinstance(data, str) else len(data))
-        if text:
+        texts = (data,) if isinstance(data, str) else data
+        if prompt_count(texts) == len(texts) and (text := _miscounted(ids, texts)):
             yield fault(("adapter_id", "predict_data"), text)
 
 
-def _miscounted(ids: Sequence[str | None], prompts: int) -> str:
+def _miscounted(ids: Sequence[str | None], prompts: Sequence[Item]) -> str:
     """What is wrong with the number of adapters, "" where it fits."""
-    if len(ids) == prompts:
+    if any(isinstance(one, Request) and one.adapter is not None for one in prompts):
+        return "adapter_id: got a list, and prompts with adapters of their own; give one of them"
+    count = len(prompts)
+    if len(ids) == count:
         return ""
     return (
-        f"adapter_id: got {len(ids)} for {prompts} prompt{'s' * (prompts > 1)}, expected one for"
-        " each, or one name for all"
+        f"adapter_id: got {len(ids)} for {count} prompt{'s' * (count > 1)}, expected one for each,"
+        " or one name for all"
     )
 
 
-def _split(config: RunConfig, lines: Sequence[str]) -> tuple[list[str], list[str | None]]:
-    prompts, names = [], []
+def _split(config: RunConfig, lines: Sequence[str]) -> list[Request]:
+    found = []
     for number, line in enumerate(lines, 1):
         name, tab, prompt = line.partition("\t")
         if not tab or not prompt:
@@ -78,6 +80,5 @@ def _split(config: RunConfig, lines: Sequence[str]) -> tuple[list[str], list[str
                 f" adapter<TAB>prompt, got {line[:40]!r}",
                 "or one adapter for all of them: adapter_id=NAME",
             )
-        names.append(adapter_name(name.strip()))
-        prompts.append(prompt)
-    return prompts, names
+        found.append(Request(prompt=prompt, adapter=adapter_name(name.strip())))
+    return found

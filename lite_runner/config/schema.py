@@ -16,6 +16,7 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.model import ModelConfig, RopeScaling
 from lite_runner.config.quantization import CacheType, Quant, QuantGroup, Quantization
 from lite_runner.config.release import Release
+from lite_runner.config.request import Items, Request
 from lite_runner.config.secret import hidden
 from lite_runner.errors import ConfigError
 
@@ -268,7 +269,7 @@ class RunConfig:
     quant_group: QuantGroup | None  # of a16w4; null: as the checkpoint is, or 32
     kv_cache: CacheType
     only_save_strategy: bool
-    predict_data: str | tuple[str, ...]
+    predict_data: str | Items
     predict_batch_size: Count | None  # null: the run mode decides
     adapter_path: str  # "": none
     adapter_root: str  # "": the adapters may be anywhere
@@ -276,8 +277,10 @@ class RunConfig:
     max_loaded_adapters: Count | None  # null: as many as run together
     adapter_dtype: Literal["auto", "bf16"]  # auto: without a loss
     chat: bool
+    system: str  # of chats that begin without one; "": none
     truncate: Literal["none", "left"]
     stream: bool
+    output_format: Literal["text", "jsonl"]
     dry_run: bool
     verbosity: Annotated[int, Range(0, 2)]
     do_sample: bool | None
@@ -333,6 +336,11 @@ class RunConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for yaml or json; `from_dict` gives back an equal config."""
         plain: dict[str, Any] = _plain(dataclasses.asdict(self))
+        if isinstance(self.predict_data, tuple):  # what a prompt has none of is left out
+            plain["predict_data"] = [
+                item.plain() if isinstance(item, Request) else _plain(row)
+                for item, row in zip(self.predict_data, plain["predict_data"], strict=True)
+            ]
         for field in dataclasses.fields(self):
             if field.default is None and plain[field.name] is None:
                 del plain[field.name]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.backends.base import Backend, Row
-from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.generation import GenerationConfig, OwnOptions, of_each
 from lite_runner.errors import ConfigError
 from lite_runner.generation.beam import Beams
 from lite_runner.generation.result import (
@@ -57,7 +57,7 @@ class Pool(Protocol):
 
 
 def longest_prompt(config: GenerationConfig, max_length: int) -> int:
-    """Tokens a prompt may have so that all the new tokens asked for fit `max_length`."""
+    """Tokens a prompt may have so that all the new tokens asked for it fit `max_length`."""
     return _room(config, max_length) - _least_new(config)
 
 
@@ -71,15 +71,23 @@ def _least_new(config: GenerationConfig) -> int:
     return config.max_new_tokens or 1 if config.max_length is None else 1
 
 
-def check_lengths(lengths: Sequence[int], config: GenerationConfig, max_length: int) -> None:
+def check_lengths(
+    lengths: Sequence[int],
+    config: GenerationConfig,
+    max_length: int,
+    own: Sequence[OwnOptions] = (),
+) -> None:
     """ConfigError naming every prompt that is empty or does not fit; call before loading.
 
-    `lengths` are those of the prompts in tokens, `max_length` the tokens the model can hold.
+    `lengths` are those of the prompts in tokens, `max_length` the tokens the model can hold, `own`
+    what each prompt has of its own.
     """
-    longest, new = longest_prompt(config, max_length), _least_new(config)
-    room = min(max_length, longest + new)
     faults = []
-    for index, length in enumerate(lengths):
+    for index, (length, mine) in enumerate(
+        zip(lengths, of_each(config, own, len(lengths)), strict=True)
+    ):
+        longest, new = longest_prompt(mine, max_length), _least_new(mine)
+        room = min(max_length, longest + new)
         if length == 0:
             faults.append(f"prompt {index} is empty: it has no tokens")
         elif length > longest:
@@ -98,6 +106,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     config: GenerationConfig,
     *,
+    own: Sequence[OwnOptions] = (),
     adapters: Sequence[int] | None = None,
     pool: Pool | None = None,
     first_index: int = 0,
@@ -109,20 +118,21 @@ def generate(
 
     There may be more prompts than slots; pass them all in one call, since a prompt's index is
     part of its seed. Where they are a part of a longer list, `first_index` is the first one's
-    place in it. `adapters` is one for each prompt; none: the base model. A prompt whose adapter
-    finds no room in the `pool` waits.
+    place in it. `own` is what each prompt has of its own, empty: nothing; with a seed of its own
+    its text is what it is alone. `adapters` is one for each prompt; none: the base model. A prompt
+    whose adapter finds no room in the `pool` waits.
     `on_token(prompt, return, token)` sees every new token but eos, and ends the sequence by
     answering true (stop texts); beam search, where no token is sure until the end, never calls
-    it. `on_finish(prompt, return)` follows the last token of each completion. `on_logits` sees what
+    it. `on_finish(completion)` follows the last token of each. `on_logits` sees what
     each token is chosen by, that of eos too, and no beams either.
     KeyboardInterrupt ends the loop with what there is.
     Raises ConfigError where a prompt does not fit or the slots are too few, RunnerError where
     the logits are not finite.
     """
-    check_lengths([len(prompt) for prompt in prompts], config, backend.max_length)
+    check_lengths([len(prompt) for prompt in prompts], config, backend.max_length, own)
     if config.num_beams > backend.slots:
         raise ConfigError(f"num_beams={config.num_beams}, but there are {backend.slots} slots")
-    jobs = list(_jobs(backend, prompts, config, adapters, first_index, on_token, on_logits))
+    jobs = list(_jobs(backend, prompts, config, own, adapters, first_index, on_token, on_logits))
     schedule = _Schedule(backend, jobs, pool, on_finish)
     interrupted = False
     try:
@@ -136,13 +146,15 @@ def generate(
 def _jobs(
     backend: Backend,
     prompts: Sequence[Sequence[int]],
-    config: GenerationConfig,
+    shared: GenerationConfig,
+    own: Sequence[OwnOptions],
     adapters: Sequence[int] | None,
     first_index: int,
     on_token: OnToken | None,
     on_logits: OnLogits | None,
 ) -> Iterator[Job]:
-    for place, tokens in enumerate(prompts):
+    configs = of_each(shared, own, len(prompts))
+    for place, (tokens, config) in enumerate(zip(prompts, configs, strict=True)):
         index = first_index + place
         prompt = np.asarray(tokens, dtype=np.int32)
         adapter = adapters[place] if adapters is not None else 0
@@ -160,6 +172,7 @@ def _jobs(
                 config,
                 limit=limit,
                 adapter=adapter,
+                alone=bool(own) and own[place].seed is not None,
                 on_token=on_token,
                 on_logits=on_logits,
             )
@@ -251,12 +264,12 @@ class _Schedule:
     def _retire(self) -> None:
         """Tell of what is final, and drop the jobs that are done."""
         for job in self._running:
-            for return_index in job.finished():
-                key = (job.prompt_index, return_index)
-                if key not in self._reported:
-                    self._reported.add(key)
-                    if self._on_finish:
-                        self._on_finish(*key)
+            keys = {(job.prompt_index, part) for part in job.finished()} - self._reported
+            self._reported |= keys
+            if keys and self._on_finish:
+                for completion in job.completions():
+                    if (completion.prompt_index, completion.return_index) in keys:
+                        self._on_finish(completion)
         self._running = [job for job in self._running if job.slots_in_use()]
 
     def _report_first_token(self) -> None:

@@ -15,8 +15,6 @@ FinishReason = Literal["stop", "length", "interrupted"]
 OnToken = Callable[[int, int, int], "bool | None"]
 # (prompt index, return index, logits [vocab], what the token was chosen by [vocab]).
 OnLogits = Callable[[int, int, NDArray[np.float32], NDArray[np.floating[Any]]], None]
-# (prompt index, return index), as soon as that completion is final.
-OnFinish = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,10 @@ class Completion:
     def drawn(self) -> list[int]:
         """Every token that was chosen: token_ids and the end token."""
         return self.token_ids if self.end_token is None else [*self.token_ids, self.end_token]
+
+
+# Hears of each completion as soon as it is final.
+OnFinish = Callable[[Completion], None]
 
 
 @dataclass

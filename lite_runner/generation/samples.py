@@ -36,6 +36,7 @@ class Samples:
         *,
         limit: int,
         adapter: int,
+        alone: bool = False,
         on_token: OnToken | None,
         on_logits: OnLogits | None = None,
     ) -> None:
@@ -49,7 +50,8 @@ class Samples:
         self._on_logits = on_logits
         self._config = config
         self._sequences = [
-            _Sequence(index, Sampler(config, prompt, prompt_index, index)) for index in returns
+            _Sequence(index, Sampler(config, prompt, prompt_index, index, alone=alone))
+            for index in returns
         ]
 
     def begin(self, slots: Sequence[int], logits: NDArray[np.float32]) -> None:

@@ -36,12 +36,16 @@ class Sampler:
         prompt: NDArray[np.int32],
         prompt_index: int = 0,
         return_index: int = 0,
+        *,
+        alone: bool = False,
     ) -> None:
+        """With `alone` it draws as for the first prompt, whatever the prompt's index."""
         self._config = config
         self._seen = prompt
         self._chosen = 0
         self._prompt_index = prompt_index
-        self._random = np.random.default_rng([config.seed, prompt_index, return_index])
+        place = 0 if alone else prompt_index
+        self._random = np.random.default_rng([config.seed, place, return_index])
         self.scores: Floats = np.zeros(0, np.float32)  # the last logits, processed [vocab]
 
     def choose(self, logits: Floats) -> int:

@@ -138,6 +138,8 @@ class Watch:
             state.met = state.met or event.text == MET
         elif event.event == "text":
             progress.text(event.text)
+        elif event.event == "title":
+            progress.title(event.text)
         elif event.event == "note":
             progress.note(event.text)
         elif event.event == "done":

@@ -63,7 +63,7 @@ def test_hooks(backend: Callable[..., Any]) -> None:
         [[1], [2]],
         config,
         on_token=lambda prompt, ret, token: seen.append(token),
-        on_finish=lambda prompt, ret: finished.append((prompt, ret)),
+        on_finish=lambda one: finished.append((one.prompt_index, one.return_index)),
     ).completions
     assert seen == []
     assert sorted(finished) == [(c.prompt_index, c.return_index) for c in completions]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lite_runner.backends.base import Row
-from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.generation import GenerationConfig, OwnOptions
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.generation import check_lengths, generate, longest_prompt
 from lite_runner.text import byte_tokenizer
@@ -140,6 +141,22 @@ def test_min_new_tokens_holds_eos_off(backend: Backends) -> None:
     assert texts(generate(backend(logits), [[0]], config)) == [([13, 13, 13], "stop")]
 
 
+def test_a_prompt_may_have_a_length_and_a_seed_of_its_own(backend: Backends) -> None:
+    config = GenerationConfig(do_sample=True, temperature=2.0, max_new_tokens=6, seed=1)
+    own = [OwnOptions(), OwnOptions(max_new_tokens=3), OwnOptions(seed=9)]
+    result = generate(backend(slots=2), PROMPTS[:3], config, own=own)
+    plain = generate(backend(slots=2), PROMPTS[:3], config)
+    alone = generate(backend(), PROMPTS[2:3], replace(config, seed=9))
+    tokens = [one.token_ids for one in result.completions]
+    usual = [one.token_ids for one in plain.completions]
+    assert (
+        tokens == [usual[0], usual[1][:3], alone.completions[0].token_ids] and tokens[2] != usual[2]
+    )
+    assert result.completions[1].finish_reason == "length"
+    with pytest.raises(ConfigError, match="prompt 1 does not fit: 1 tokens and 900 new"):
+        check_lengths([1, 1], config, 10, [OwnOptions(), OwnOptions(max_new_tokens=900)])
+
+
 def test_on_token_sees_all_and_can_end_a_sequence(backend: Backends) -> None:
     seen: dict[int, list[int]] = {}
     finished: list[tuple[int, int]] = []
@@ -153,7 +170,7 @@ def test_on_token_sees_all_and_can_end_a_sequence(backend: Backends) -> None:
         PROMPTS[:3],
         GenerationConfig(max_new_tokens=4),
         on_token=on_token,
-        on_finish=lambda prompt, ret: finished.append((prompt, ret)),
+        on_finish=lambda one: finished.append((one.prompt_index, one.return_index)),
     )
     assert [len(c.token_ids) for c in result.completions] == [4, 2, 4]
     assert [c.finish_reason for c in result.completions] == ["length", "stop", "length"]

@@ -85,6 +85,20 @@ def test_a_seed_is_drawn_for_each_run_and_repeats_it(run: Run) -> None:
     assert (again["seed"], again["results"]) == (drawn[1]["seed"], drawn[1]["results"])
 
 
+def test_a_file_of_records_and_lines_of_json(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": "first", "id": "q1", "max_new_tokens": 2}, {"prompt": "b", "seed": 3}]
+    Path("p.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    options = ["model=tiny_llama", "do_sample=true", "max_new_tokens=5", "eos_token_id=[]"]
+    result = run(*options, "predict_data=p.jsonl", "output_format=jsonl")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["id"], line["tokens"]) for line in lines] == [("q1", 2), (1, 5)]
+    found = result["results"]
+    assert [line["text"] for line in lines] == [row["text"] for row in found]
+    assert found[0]["id"] == "q1" and "id" not in found[1]
+    alone = run(*options, "predict_data=b", "seed=3", "weights_seed=0")["results"]
+    assert alone[0]["token_ids"] == found[1]["token_ids"]
+
+
 def test_stop_text_ends_and_is_left_out(run: Run) -> None:
     options = ["model=tiny_bloom", "predict_data=x", "max_new_tokens=12", "eos_token_id=[]"]
     text = run(*options)["results"][0]["text"]

@@ -1,0 +1,200 @@
+"""What a file of prompts holds: .txt lines, .jsonl and .json records, or the rows of a .csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lite_runner import progress
+from lite_runner.config.fields import Fault, read, show
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.request import Message, Request
+from lite_runner.config.suggest import NEAR_NAME, did_you_mean, nearest
+from lite_runner.errors import ConfigError
+
+KEYS = tuple(field.name for field in fields(Request))
+# What a run says for all of its prompts; in a record it was meant to do something.
+OF_ALL = {*GenerationConfig.__dataclass_fields__, "adapter_id", "system"} - {*KEYS}
+_SHOWN = 10  # faults of a file that are listed
+
+# What is wrong with a request of this run.
+Check = Callable[[Request], list[str]]
+
+
+def lines_of(_path: Path, text: str, _: Check) -> list[str]:
+    """The lines of a .txt file that are not blank; a backslash and an n are a line break in one."""
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return [line.replace("\\n", "\n") for line in lines if line.strip()]
+
+
+def rows_of_jsonl(path: Path, text: str, check: Check) -> list[Request]:
+    """A request for each line that is not blank."""
+    records = [
+        (f"{path}:{number}", _json(line, f"{path}:{number}"))
+        for number, line in enumerate(text.split("\n"), 1)
+        if line.strip()
+    ]
+    return _requests(path, records, check)
+
+
+def rows_of_json(path: Path, text: str, check: Check) -> list[Request]:
+    """The requests of one value: a record, a list of them, or the messages of a chat."""
+    value = _json(text, str(path))
+    if not isinstance(value, list) or _is_chat(value):
+        return _requests(path, [(str(path), value)], check)
+    return _requests(path, [(f"{path}[{i}]", entry) for i, entry in enumerate(value)], check)
+
+
+def rows_of_csv(path: Path, text: str, check: Check) -> list[Request]:
+    """A request for each row: the column `prompt`, or the only one there is, beside those that are
+    named as the other keys of a record. The first row names the columns."""
+    before = csv.field_size_limit(max(len(text), 1))
+    try:
+        return _requests(path, list(_csv_records(path, text)), check)
+    finally:
+        csv.field_size_limit(before)
+
+
+READERS: dict[str, Callable[[Path, str, Check], Sequence[str | Request]]] = {
+    ".txt": lines_of,
+    ".jsonl": rows_of_jsonl,
+    ".json": rows_of_json,
+    ".csv": rows_of_csv,
+}
+
+
+def _csv_records(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    columns: list[str] = []
+    try:
+        for row in reader:
+            if not any(cell.strip() for cell in row):
+                continue
+            where = f"{path}:{reader.line_num}"
+            if not columns:
+                columns = _columns(where, row)
+                continue
+            if len(row) != len(columns):
+                raise ConfigError(
+                    f"{where}: got {len(row)} columns, expected {len(columns)}:"
+                    f" {', '.join(columns)}",
+                    "a value with a comma or a line break in it stands in double quotes",
+                )
+            # A cell that is empty says nothing; the prompt's is an empty prompt.
+            cells = zip(columns, row, strict=True)
+            yield where, {n: _cell(n, c, where) for n, c in cells if c or n == "prompt"}
+    except csv.Error as error:
+        raise ConfigError(f"{path}:{reader.line_num}: no CSV: {error}") from None
+
+
+def _columns(where: str, row: list[str]) -> list[str]:
+    names = [name.strip() for name in row]
+    listed = ", ".join(map(repr, names))
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{where}: got the columns {listed}, expected each name once")
+    if "prompt" in names:
+        return names
+    if len(names) > 1:
+        raise ConfigError(
+            f"{where}: got the columns {listed}, expected one that is called prompt, or only one",
+            "name the column of the prompts: prompt",
+        )
+    if any(mark in names[0] for mark in ";\t|"):
+        raise ConfigError(f"{where}: got {names[0]!r}, expected columns with commas between them")
+    progress.note(f"{where}: the prompts are in the column {names[0]!r}, as its first line says")
+    return ["prompt"]
+
+
+def _cell(name: str, text: str, where: str) -> Any:
+    if name not in ("max_new_tokens", "seed"):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{where}: {name}: got {show(text)}, expected an integer") from None
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+    except json.JSONDecodeError as error:
+        # A line of .jsonl has no lines of its own.
+        line = f":{error.lineno}" if "\n" in text else ""
+        text = f"{where}{line}: no JSON at column {error.colno}: {error.msg}"
+        raise ConfigError(text) from None
+    except RecursionError:
+        raise ConfigError(f"{where}: no JSON: nested too deeply") from None
+    except ValueError as error:
+        raise ConfigError(f"{where}: no JSON: {error}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is given twice")
+    return found
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _is_chat(value: Any) -> bool:
+    """Whether a JSON value is a list of messages."""
+    return isinstance(value, list) and any(
+        isinstance(entry, dict) and "role" in entry for entry in value
+    )
+
+
+def _requests(path: Path, records: list[tuple[str, Any]], check: Check) -> list[Request]:
+    """Records as requests. Keys that nothing reads are the user's own data, and named in a note."""
+    faults: list[str] = []
+    unread: set[str] = set()
+    found: list[Request] = []
+    for where, record in records:
+        mine: list[Fault] = []
+        request = _request(record, unread, mine)
+        texts = [fault.text for fault in mine] or check(request)
+        faults += [f"{where}: {text}" for text in texts]
+        found.append(request)
+    if not found:
+        raise ConfigError(f"{path} has no prompts; the keys of one are {', '.join(KEYS)}")
+    raise_some(faults, f"the keys of a prompt in a file are {', '.join(KEYS)}")
+    if unread:
+        progress.note(f"{path}: not read: {', '.join(sorted(unread))}")
+    return found
+
+
+def _request(record: Any, unread: set[str], faults: list[Fault]) -> Any:
+    if isinstance(record, str):
+        return Request(prompt=record)
+    if _is_chat(record):
+        return Request(messages=read(record, tuple[Message, ...], "messages", faults))
+    if not isinstance(record, dict):
+        faults.append(Fault((), f"got {show(record)}, expected an object with a prompt"))
+        return None
+    for name in record.keys() - {*KEYS}:
+        near = nearest(name, [key for key in KEYS if key != "id"], cutoff=NEAR_NAME)
+        if name in OF_ALL:
+            text = f"{name} is said for all prompts of a run, as {name}=, and not for one"
+            faults.append(Fault((name,), text))
+        elif near:
+            faults.append(Fault((name,), f"{name}: no such key{did_you_mean(near)}"))
+        else:
+            unread.add(name)
+    return read({name: record[name] for name in KEYS if name in record}, Request, "", faults)
+
+
+def raise_some(faults: Sequence[str], hint: str = "") -> None:
+    """The first of `faults` as one ConfigError; nothing where there are none."""
+    if not faults:
+        return
+    more = [f"and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []
+    error = ConfigError.of([*faults[:_SHOWN], *more])
+    error.hint = hint
+    raise error

@@ -1,0 +1,141 @@
+"""A prompt with all that it has of its own: in predict_data, and in a line of a prompt file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
+
+from lite_runner.config.fields import Range
+from lite_runner.config.generation import OwnOptions
+
+BASE = ("", "null", "none", "base")  # what the model without an adapter may be called
+
+
+def adapter_name(given: str | None) -> str | None:
+    """None for one of the names of the base model."""
+    return None if given is None or given.lower() in BASE else given
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a chat."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt or the messages of a chat; null is what the run says for all."""
+
+    prompt: str | None = None
+    messages: tuple[Message, ...] | None = None
+    adapter: str | None = None
+    max_new_tokens: Annotated[int, Range(1)] | None = None
+    seed: Annotated[int, Range(0, 2**32 - 1)] | None = None
+    id: int | str | None = None  # comes back with the text
+
+    @property
+    def text(self) -> str:
+        """What is shown as the prompt: of messages the last one."""
+        return self.prompt or (self.messages[-1].content if self.messages else "")
+
+    @property
+    def own(self) -> OwnOptions:
+        """What generating its text has of its own."""
+        return OwnOptions(self.max_new_tokens, self.seed)
+
+    def chat(self, system: str) -> list[dict[str, str]]:
+        """Its messages, a prompt being the user's; behind `system` where they have none ("" : no
+        such message)."""
+        given = self.messages or (Message("user", self.text),)
+        if system and given[0].role != "system":
+            given = (Message("system", system), *given)
+        return [asdict(message) for message in given]
+
+    def size(self, system: str) -> int:
+        """Bytes of its texts, which no token is shorter than; a chat template adds to them."""
+        if self.messages is None:
+            return len(self.text.encode())
+        return sum(len(message["content"].encode()) for message in self.chat(system))
+
+    @property
+    def is_text(self) -> bool:
+        """Whether a prompt is all that it has."""
+        return self == Request(prompt=self.prompt)
+
+    def plain(self) -> dict[str, Any]:
+        """As a file has it."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+# An item of predict_data, and all of them.
+Item = str | Request | Message | tuple[Message, ...]
+Items = tuple[Item, ...]
+
+
+def is_prompt(value: Any) -> bool:
+    """Whether plain data is meant as an item that is more than a text, right or not."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(one, dict) and "role" in one for one in value)
+    return isinstance(value, dict) and not value.keys().isdisjoint({"prompt", "messages", "role"})
+
+
+def requests_of(items: Sequence[Item]) -> list[Request]:
+    """The requests that a list means: each item is one, but {role, content} alone make one chat.
+
+    Raises ValueError where messages and prompts stand side by side.
+    """
+    messages = [item for item in items if isinstance(item, Message)]
+    if messages and len(messages) < len(items):
+        raise ValueError(
+            "messages ({role, content}) and prompts side by side; expected a list in brackets, or"
+            " {messages: [...]}, for each chat"
+        )
+    if messages:
+        return [Request(messages=tuple(messages))]
+    return [_request(item) for item in items]
+
+
+def items_of(requests: Sequence[Request]) -> Items:
+    """Requests as predict_data has them, without their adapters: adapter_id has those."""
+    plain = [replace(request, adapter=None) for request in requests]
+    return tuple(one.prompt if one.is_text and one.prompt else one for one in plain)
+
+
+def _request(item: Item) -> Request:
+    if isinstance(item, Request):
+        return item
+    if isinstance(item, str):
+        return Request(prompt=item)
+    assert isinstance(item, tuple)
+    return Request(messages=item)
+
+
+def faults_of(request: Request, *, chat: bool, adapters: bool) -> list[str]:
+    """What is wrong with a request in a run with `chat` and with `adapters`, as far as it shows."""
+    found = []
+    if request.prompt is not None and request.messages is not None:
+        found.append("got both prompt and messages, expected one of them")
+    elif request.messages is not None and not chat:
+        found.append("messages need chat=true, which puts them into the model's chat template")
+    if request.prompt is None and not request.messages:
+        found.append("no prompt; expected prompt or messages")
+    elif request.prompt == "":
+        found.append("an empty prompt")
+    texts = [request.prompt or ""]
+    for message in request.messages or ():
+        texts += [message.role, message.content]
+        if not message.role:
+            found.append("a message without a role")
+    if not all(map(is_utf8, texts)):
+        found.append("not valid UTF-8")
+    if request.adapter is not None and adapter_name(request.adapter) and not adapters:
+        found.append(f"adapter {request.adapter!r} needs adapter_path=lora_adapter.json")
+    return found
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text has no lone surrogates, which stand for what was no UTF-8."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)

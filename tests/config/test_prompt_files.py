@@ -1,0 +1,126 @@
+"""Files of prompts: what each kind holds, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lite_runner.config.prompts import read_prompts
+from lite_runner.config.request import Message, Request
+from lite_runner.config.schema import RunConfig
+from lite_runner.errors import ConfigError
+
+Resolve = Callable[..., RunConfig]
+Read = Callable[..., list[str | Request]]
+CHAT = (Message("system", "Be brief."), Message("user", "中文?"))
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "中文?"}]
+
+
+@pytest.fixture
+def read(resolve: Resolve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
+    """The prompts of a file of this name and content, in a run with these settings."""
+    monkeypatch.chdir(tmp_path)
+
+    def read(name: str, content: str | bytes, *settings: str) -> list[str | Request]:
+        data = content.encode() if isinstance(content, str) else content
+        (tmp_path / name).write_bytes(data)
+        return read_prompts(resolve("model=tiny_llama", f"predict_data={name}", *settings))
+
+    return read
+
+
+def test_jsonl(read: Read) -> None:
+    lines = [
+        {"prompt": "a\nb", "adapter": "fr", "max_new_tokens": 3, "seed": 4, "id": "q1"},
+        "only a text",
+        {"prompt": "中文", "id": 7, "adapter": None},
+    ]
+    text = "\ufeff" + "\r\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
+    assert read("p.jsonl", text, "adapter_path=x.json") == [
+        Request("a\nb", None, "fr", 3, 4, "q1"),
+        Request("only a text"),
+        Request("中文", id=7),
+    ]
+
+
+def test_chats(read: Read) -> None:
+    one = json.dumps({"messages": MESSAGES, "id": 1})
+    assert read("p.jsonl", f"{one}\n{json.dumps(MESSAGES)}\n", "chat=true") == [
+        Request(messages=CHAT, id=1),
+        Request(messages=CHAT),
+    ]
+    assert read("c.json", json.dumps(MESSAGES), "chat=true") == [Request(messages=CHAT)]
+    assert read("c.json", json.dumps([MESSAGES, "b"]), "chat=true") == [
+        Request(messages=CHAT),
+        Request("b"),
+    ]
+
+
+def test_json(read: Read) -> None:
+    assert read("p.json", '{"prompt": "a"}') == [Request("a")]
+    assert read("p.JSON", '["a", {"prompt": "b", "id": "x"}]') == [
+        Request("a"),
+        Request("b", id="x"),
+    ]
+
+
+def test_csv(read: Read, capsys: pytest.CaptureFixture[str]) -> None:
+    text = 'id,prompt,max_new_tokens,label\r\n7,"a, ""b""\nc",4,x\r\n\r\n8,d,,y\r\n'
+    assert read("p.csv", text) == [
+        Request('a, "b"\nc', max_new_tokens=4, id="7"),
+        Request("d", id="8"),
+    ]
+    assert "p.csv: not read: label" in capsys.readouterr().err
+    assert read("p.csv", "question\nwhy\n") == [Request("why")]
+    assert "in the column 'question'" in capsys.readouterr().err
+    assert read("p.csv", "prompt\n" + "x" * 200_000) == [Request("x" * 200_000)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("p.jsonl", "\n\n", "p.jsonl has no prompts"),
+        ("p.jsonl", '{"prompt": "a"}\n{"prompt": ', "p.jsonl:2: no JSON at column 12"),
+        ("p.jsonl", '{"prompt": "a", "prompt": "b"}', "p.jsonl:1: no JSON: a key is given twice"),
+        ("p.jsonl", '{"prompt": "a", "seed": NaN}', "NaN is no number"),
+        ("p.jsonl", "[" * 100_000, "p.jsonl:1: no JSON: nested too deeply"),
+        ("p.jsonl", "7", "p.jsonl:1: got 7, expected an object"),
+        ("p.jsonl", '{"text": "a"}', "p.jsonl:1: no prompt; expected prompt or messages"),
+        ("p.jsonl", '{"prompt": ""}', "p.jsonl:1: an empty prompt"),
+        ("p.jsonl", '{"prompt": "\\ud800"}', "p.jsonl:1: not valid UTF-8"),
+        ("p.jsonl", '{"prompt": 5}', "p.jsonl:1: prompt: got 5, expected a text"),
+        ("p.jsonl", '{"prompts": "a"}', "p.jsonl:1: prompts: no such key; did you mean prompt?"),
+        ("p.jsonl", '{"prompt": "a", "seed": -1}', "p.jsonl:1: seed: got -1, expected"),
+        ("p.jsonl", '{"prompt": "a", "max_new_tokens": 0}', "max_new_tokens: got 0, expected"),
+        ("p.jsonl", '{"prompt": "a", "temperature": 1}', "temperature is said for all prompts"),
+        ("p.jsonl", '{"prompt": "a", "adapter": "fr"}', "adapter 'fr' needs adapter_path="),
+        ("p.jsonl", '{"messages": [{"role": "user", "content": "a"}]}', "messages need chat=true"),
+        ("p.json", '{\n"prompt": \n"a" 1}', "p.json:3: no JSON at column 5"),
+        ("p.json", "[]", "p.json has no prompts"),
+        ("p.json", "[{}]", "p.json[0]: no prompt"),
+        ("p.csv", "", "p.csv has no prompts"),
+        ("p.csv", "a,b\n1,2\n", "p.csv:1: got the columns 'a', 'b', expected one that is called"),
+        ("p.csv", "prompt;id\na;1\n", "expected columns with commas"),
+        ("p.csv", "prompt,prompt\na,b\n", "each name once"),
+        ("p.csv", "prompt,id\na\n", "p.csv:2: got 1 columns, expected 2: prompt, id"),
+        ("p.csv", "prompt,seed\na,x\n", "p.csv:2: seed: got 'x', expected an integer"),
+        ("p.csv", 'prompt\n"a\n', "no CSV: unexpected end"),
+        ("p.csv", b"prompt\n\xff\n", "is not UTF-8: byte 0xff"),
+    ],
+)
+def test_what_is_wrong_says_where(
+    read: Read, name: str, content: str | bytes, expected: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(name, content)
+    assert expected in str(caught.value)
+
+
+def test_many_faults_are_told_at_once_but_not_all(read: Read) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read("p.jsonl", '{"prompt": 1}\n' * 30)
+    assert "p.jsonl:10: " in caught.value.message and "and 20 more" in caught.value.message
+    assert "p.jsonl:11: " not in caught.value.message

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lite_runner.config.request import Message, Request
+from lite_runner.config.requests import read_requests
+from lite_runner.config.schema import RunConfig
+from lite_runner.errors import ConfigError
+
+Resolve = Callable[..., RunConfig]
+INLINE = "predict_data=[{role: system, content: Be brief.}, {role: user, content: 'Why, then?'}]"
+CHAT = Request(messages=(Message("system", "Be brief."), Message("user", "Why, then?")))
+
+
+def requests(resolve: Resolve, *settings: str) -> list[Request]:
+    config = resolve("model=tiny_llama", *settings)
+    assert RunConfig.from_dict(config.to_dict()) == config
+    return read_requests(config)
+
+
+def test_messages_on_the_command_line(resolve: Resolve) -> None:
+    assert requests(resolve, "chat=true", INLINE) == [CHAT]
+    in_json = INLINE.replace("{role", '{"role"').replace(" content", ' "content"')
+    in_json = in_json.replace("'", '"').replace("system,", '"system",').replace("user,", '"user",')
+    in_json = in_json.replace("Be brief.", '"Be brief."')
+    assert requests(resolve, "chat=true", in_json) == [CHAT]
+    both = INLINE.replace("[", "[[").replace("]", "], {prompt: b, id: 2, seed: 3}]")
+    assert requests(resolve, "chat=true", both) == [CHAT, Request("b", id=2, seed=3)]
+
+
+def test_what_looks_like_json_and_is_no_prompt_stays_a_text(resolve: Resolve) -> None:
+    for text in ('[{"id": 3}]', "[1, 2]", "{prompt: x}", "[{]"):
+        assert requests(resolve, f"predict_data={text}") == [Request(text)]
+
+
+def test_the_system_message(resolve: Resolve) -> None:
+    assert CHAT.chat("other")[0] == {"role": "system", "content": "Be brief."}
+    assert Request("b").chat("Be kind.") == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "b"},
+    ]
+    assert Request("b").chat("") == [{"role": "user", "content": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ([INLINE], "predict_data: messages need chat=true"),
+        (["predict_data=x", "system=y"], "system= needs chat=true"),
+        (["predict_data=[{prompt: a, sed: 3}]"], "predict_data[0].sed: no such key; did you mean"),
+        (["predict_data=[{role: user}]"], "predict_data[0].content: missing"),
+        (["predict_data=[a, {prompt: ''}]"], "predict_data[1]: an empty prompt"),
+        (["predict_data=[a, {role: user, content: b}]"], "messages ({role, content}) and prompts"),
+        (["predict_data=[{prompt: a, adapter: fr}]"], "predict_data[0]: adapter 'fr' needs"),
+        (["predict_data=[{prompt: a, max_new_tokens: 0}]"], "max_new_tokens: got 0, expected"),
+        (["predict_data=nowhere.jsonl"], "no file nowhere.jsonl; a text that ends in .jsonl"),
+        (["predict_data=notes.md"], "notes.md is a file, expected one of .txt, .jsonl, .json,"),
+        (["predict_data=notes.md"], "as a prompt: predict_data=['notes.md']"),
+    ],
+)
+def test_what_is_wrong_shows_before_anything_is_read(
+    resolve: Resolve,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: list[str],
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes.md").write_text("x")
+    with pytest.raises(ConfigError) as caught:
+        resolve("model=tiny_llama", *settings)
+    assert expected in str(caught.value)
+
+
+def test_a_text_is_no_file_for_looking_like_one(
+    resolve: Resolve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.json").mkdir()
+    for text in ("what is package.json", "folder", "~nobody/x", "~ about", "x" * 5000, "a.b"):
+        assert requests(resolve, f"predict_data={text}") == [Request(text)]
+    (tmp_path / "my prompts.jsonl").write_text('{"prompt": "a"}')
+    assert requests(resolve, "predict_data=my prompts.jsonl") == [Request("a")]
+
+
+def test_adapters_of_prompts(resolve: Resolve) -> None:
+    rows = "[{prompt: a, adapter: fr}, b, {prompt: c, adapter: base}]"
+    given = ["run_mode=slora", "adapter_path=x.json", f"predict_data={rows}"]
+    assert [one.adapter for one in requests(resolve, *given)] == ["fr", None, None]
+    by_run = requests(resolve, *given, "adapter_id=de")
+    assert [one.adapter for one in by_run] == ["fr", "de", None]
+    with pytest.raises(ConfigError, match="prompts with adapters of their own"):
+        resolve("model=tiny_llama", *given, "adapter_id=[de,de,de]")
