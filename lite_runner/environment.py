@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import glob
 import importlib
 import os
+import re
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -15,6 +18,9 @@ from lite_runner.interrupts import leave_interrupts
 from lite_runner.signals import deferred
 
 INSTALL = 'pip install "mindspore==2.10.0" "numpy<2"'
+# Atlas A2 (Ascend910B1 and on) and A3 (Ascend910_9391 and on), by the names that CANN gives them.
+# Those of Atlas 800 are called Ascend910A, Ascend910B and Ascend910ProA.
+_FUSED = re.compile(r"Ascend910(B\d|_93)")
 
 
 def check_packages() -> None:
@@ -61,6 +67,36 @@ def _leave() -> None:
 def ascend_devices() -> int:
     """How many Ascend processors the driver shows."""
     return len(glob.glob("/dev/davinci[0-9]*"))
+
+
+@cache
+def ascend_soc() -> str:
+    """The Ascend processor of this machine, as CANN names it: Ascend910B3.
+
+    Raises EnvironmentFault without CANN, which MindSpore needs there too.
+    """
+    try:
+        query = ctypes.CDLL("libascendcl.so").aclrtGetSocName
+    except (OSError, AttributeError) as error:
+        raise EnvironmentFault(
+            f"this machine shows Ascend devices, but CANN cannot be loaded: {error}",
+            "source the set_env.sh of its toolkit, or context.device_target=CPU",
+        ) from error
+    query.restype = ctypes.c_char_p
+    name: bytes | None = query()
+    if not name:
+        raise EnvironmentFault(
+            "CANN does not tell which Ascend processor this is (aclrtGetSocName)",
+            "check driver and firmware with npu-smi info, or context.device_target=CPU",
+        )
+    return name.decode()
+
+
+def has_fused_operators(device: str) -> bool:
+    """Whether a device of this machine ("CPU" or "Ascend") has MindSpore's fused operators:
+    attention over a paged cache, and products of integers. Raises EnvironmentFault as `ascend_soc`.
+    """
+    return device == "Ascend" and _FUSED.match(ascend_soc()) is not None
 
 
 def resolve_device(wanted: str, *, several: bool = False) -> str:

@@ -74,7 +74,7 @@ def ready_for_ranks(config: RunConfig) -> RunConfig:
     from lite_runner.config.compose import raise_faults
     from lite_runner.config.parallel import division_faults
     from lite_runner.launcher.preflight import check_machine
-    from lite_runner.online import check_rounding
+    from lite_runner.online import check_supported
 
     # Fetched once, here: the ranks find it in the cache. What is wrong shows before they start.
     if config.run_mode == "export":
@@ -93,7 +93,7 @@ def ready_for_ranks(config: RunConfig) -> RunConfig:
     job = session.prepare(config, files, model_files.tokenizer_of(config, files), requests)
     ranks, device = ranks_of(config), environment.resolve_device(config.context.device_target)
     if files.given is None and config.backend == "ms":
-        check_rounding(config, files, device, ranks)
+        check_supported(config, files, device, ranks)
         files.tensors(ranks, vocab_parallel=config.vocab_parallel)
     first = session.share(config, job, ranks)  # the first copy has the most prompts
     adapters = session.adapter_bytes(config, files.model, first, device, ranks)

@@ -11,12 +11,14 @@ from lite_runner.backends.base import Backend
 from lite_runner.config.model import REGISTERED
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
-from lite_runner.errors import ConfigError
+from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.model_files import ModelFiles
 from lite_runner.weights import rounding
 from lite_runner.weights.adapter import Adapter
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 from lite_runner.weights.tensor import LazyTensor
+
+LARGEST_HEAD = 256  # that MindSpore's PagedAttention takes
 
 
 @dataclass(frozen=True)
@@ -56,17 +58,17 @@ def _without_kernels(
 def integers_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> bool:
     """Whether MindSpore's operators multiply by the integers of quantized weights themselves."""
     return (
-        device == "Ascend"
-        and ranks.tensor == 1  # cut weights are floats
+        ranks.tensor == 1  # cut weights are floats
         and files.quantization.quant != "none"
         and config.compute_dtype(device) != "float32"
         and files.model.family not in REGISTERED
+        and environment.has_fused_operators(device)
     )
 
 
-def check_rounding(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> None:
-    """Raises ConfigError for a kv_cache or adapter_dtype that only our own operators have, where
-    these do not serve."""
+def check_supported(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> None:
+    """Raises ConfigError for what is asked of operators that do not serve here, and
+    EnvironmentFault for a `quant` that this machine's Ascend processors have none for."""
     for key, exact in ("kv_cache", "fp32"), ("adapter_dtype", "auto"):
         wanted = getattr(config, key)
         if wanted != exact and (fallback := _without_kernels(config, files, device, ranks)):
@@ -75,12 +77,27 @@ def check_rounding(config: RunConfig, files: ModelFiles, device: str, ranks: Ran
                 f"{fallback.why}",
                 f"{fallback.remedy}; or {key}={exact}",
             )
+    fused, model = environment.has_fused_operators, files.model
+    if device == "Ascend" and config.quantization.quant != "none" and not fused(device):
+        raise EnvironmentFault(
+            f"quant={config.quant}: {environment.ascend_soc()} has no operators that multiply by"
+            " integers; Atlas A2 and A3 have",
+            "quant=none, or on this machine's processor with context.device_target=CPU",
+        )
+    wide = model.head_dim > LARGEST_HEAD and model.family not in REGISTERED
+    if wide and config.compute_dtype(device) != "float32" and fused(device):
+        raise ConfigError(
+            f"model.model_config.head_dim: got {model.head_dim}, but attention on Ascend takes at"
+            f" most {LARGEST_HEAD}",
+            "model.model_config.compute_dtype=float32, which takes other operators; or"
+            " context.device_target=CPU",
+        )
 
 
 def kernels_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> bool:
     """Whether our own operators compute this run; where they were expected and do not, the run
-    says why, and what would help. Raises ConfigError as `check_rounding`."""
-    check_rounding(config, files, device, ranks)
+    says why, and what would help. Raises RunnerError as `check_supported`."""
+    check_supported(config, files, device, ranks)
     quantized, dtype = files.quantization.quant != "none", config.rounded_dtype(device)
     fallback = _without_kernels(config, files, device, ranks)
     if dtype != "float32" and (fallback or quantized):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner import kernels, session
+from lite_runner import environment, kernels, session
 from lite_runner.app import main
 from lite_runner.backends.base import Backend, Row
 from lite_runner.config.plan import memory_need
@@ -202,3 +202,64 @@ def test_a_rounded_cache_takes_less_memory() -> None:
     ]
     scales = 2 * model.num_layers * model.n_kv_heads * 2 * 100 * 4
     assert needs[1] * 2 == needs[0] and (needs[2] - scales) * 4 == needs[0]
+
+
+@pytest.fixture
+def ascend(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """`ascend("Ascend910A")`: a machine with two such processors, whose CPU computes."""
+
+    def machine(name: str) -> None:
+        monkeypatch.setattr(environment, "ascend_devices", lambda: 2)
+        monkeypatch.setattr(environment, "ascend_soc", lambda: name)
+        monkeypatch.setattr("lite_runner.backends.online.set_device", lambda *_, **__: None)
+
+    return machine
+
+
+@pytest.mark.parametrize("parallel", ["single", "dp2"])
+def test_integers_need_atlas_a2(
+    parallel: str,
+    ascend: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(job, "run_ranks", lambda *_, **__: pytest.fail("ranks were started"))
+    ascend("Ascend910A")
+    assert main([*SHORT, "quant=a16w8", f"parallel={parallel}"]) == 3
+    told = capsys.readouterr().err
+    assert "quant=a16w8: Ascend910A has no operators that multiply by integers" in told
+    assert "quant=none, or on this machine's processor with context.device_target=CPU" in told
+    assert "make random weights" not in told
+    assert main([*SHORT, "quant=a16w8", "context.device_target=CPU"]) == 0
+
+
+def test_atlas_800_computes_with_what_integers_stand_for(
+    ascend: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run_mode=quantize", "model=tiny_llama", "quant=a16w8", "quantize_output=small"]
+    assert main(command) == 0
+    ascend("Ascend910A")
+    capsys.readouterr()
+    assert main([*SHORT, "load_checkpoint=small"]) == 0
+    told = capsys.readouterr().err
+    assert "compute with the floats that the integers stand for" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "code"),
+    [("Ascend910B3", "auto", 2), ("Ascend910B3", "float32", 0), ("Ascend910A", "auto", 0)],
+)
+def test_wide_heads_are_refused_where_attention_is_fused(
+    name: str,
+    dtype: str,
+    code: int,
+    ascend: Callable[[str], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ascend(name)
+    wide = [f"model.model_config.{key}" for key in ("head_dim=272", f"compute_dtype={dtype}")]
+    assert main([*SHORT, *wide]) == code
+    told = capsys.readouterr().err
+    refused = "model.model_config.head_dim: got 272, but attention on Ascend takes at most 256"
+    assert (refused in told) == (code == 2)
+    assert ("make random weights" in told) == (code == 0)

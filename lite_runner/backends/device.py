@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import mindspore as ms
 
+from lite_runner import environment, progress
 from lite_runner.errors import EnvironmentFault
+
+CANN_KERNELS = "MS_DISABLE_INTERNAL_KERNELS_LIST"  # for these operators, in place of MindSpore's
 
 
 def set_device(
@@ -16,8 +21,6 @@ def set_device(
     compiled graph.
     """
     jit_config = {"jit_level": "O0"}
-    if device == "Ascend":
-        jit_config["infer_boost"] = "on"  # PagedAttention and ReshapeAndCache are of these kernels
     ms.set_context(mode=ms.PYNATIVE_MODE if pynative else ms.GRAPH_MODE, jit_config=jit_config)
     try:
         ms.set_device(device, device_id)
@@ -29,5 +32,22 @@ def set_device(
                 f"device ({str(error).strip().splitlines()[0]})",
                 "run on this machine's processor with context.device_target=CPU",
             ) from error
+    if environment.has_fused_operators(device):
+        # PagedAttention and ReshapeAndCache are of MindSpore's kernels for inference.
+        ms.set_context(jit_config=jit_config | {"infer_boost": "on"})
     if threads is not None:
         ms.set_context(runtime_num_threads=threads)
+
+
+def choose_attention() -> None:
+    """Have CANN's kernel compute FlashAttentionScore, before a graph with it is compiled.
+
+    MindSpore's own takes other masks, and a shift only where queries and keys are as many. What
+    the user has set stays.
+    """
+    listed = os.environ.setdefault(CANN_KERNELS, "FlashAttentionScore")
+    if "FlashAttentionScore" not in listed.split(","):
+        progress.note(
+            f"{CANN_KERNELS}={listed} is kept, so MindSpore's own FlashAttentionScore may compute"
+            " prompts, whose inputs are made for CANN's -> add FlashAttentionScore to the list"
+        )

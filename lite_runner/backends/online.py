@@ -18,11 +18,11 @@ import numpy as np
 from mindspore import Tensor, nn
 from numpy.typing import NDArray
 
-from lite_runner import progress
+from lite_runner import environment, progress
 from lite_runner.backends.adapter_pool import AdapterPool, pool_size
 from lite_runner.backends.base import Row
 from lite_runner.backends.collectives import tensor_parallel
-from lite_runner.backends.device import set_device
+from lite_runner.backends.device import choose_attention, set_device
 from lite_runner.backends.graph_cache import GraphCache
 from lite_runner.backends.likelihood import log_likelihoods_of, rows_at_once
 from lite_runner.backends.sizes import cache_length, chunk_length
@@ -78,6 +78,9 @@ class OnlineBackend:
         Several ranks must have met before: see `lite_runner.backends.collectives`.
         """
         set_device(options.device, options.device_id, options.threads, pynative=options.pynative)
+        fused = environment.has_fused_operators(options.device)
+        if fused:
+            choose_attention()
         self.vocab_size = config.vocab_size
         self.slots = options.slots
         self.max_length = cache_length(options.length, config.seq_length)
@@ -90,7 +93,7 @@ class OnlineBackend:
             getattr(ms, options.dtype),
             parallel,
             pool,
-            options.device,
+            fused,
             options.integer_input,
         )
         local = local_model(config, options.ranks.tensor)
@@ -215,7 +218,7 @@ class OnlineBackend:
         position = np.full(self.slots, self.max_length - 1, np.int32)  # the scratch place
         tokens[slots, 0] = [row.tokens[0] for row in rows]
         position[slots] = [row.position for row in rows]
-        inputs = [tokens, position]
+        inputs = [tokens, position, position + 1]
         if self.adapters is not None:
             place = np.full(self.slots, self.adapters.places, np.int32)
             place[slots] = self.adapters.places_of([row.adapter for row in rows])
@@ -247,7 +250,7 @@ class OnlineBackend:
         else:
             graph = (Decode if self.adapters is None else LoraDecode)(self._network)
             each = Tensor(np.zeros(self.slots, np.int32))
-            each_row = [each] * (1 if self.adapters is None else 2)
+            each_row = [each] * (2 if self.adapters is None else 3)
             inputs = [Tensor(np.zeros((self.slots, 1), np.int32)), *each_row]
         graph.set_train(False)
         if self._pynative:

@@ -1,9 +1,9 @@
 """Layers of MindSpore's fused operators, for Ascend; what they stand for says `layers`.
 
 The cache is held in blocks of BLOCK positions, [slots * blocks, BLOCK, K, D], of which a slot owns
-as many neighbours as it needs. Queries are scaled before the operators see them, and what may not
-be seen is masked by what is added to the scores: the documents of FlashAttentionScore differ on
-whether scale or shift comes first, and on the type of a mask of its own.
+as many neighbours as it needs. Queries are scaled before the operators see them: the documents of
+FlashAttentionScore differ on whether scale or shift comes first. Of its two kernels that of CANN is
+meant, which takes a mask of booleans and a shift over any two lengths: `device.choose_attention`.
 
 A prompt's chunk looks at all positions of its slot, so that the first chunk and those that follow
 take the same graph.
@@ -36,11 +36,11 @@ from lite_runner.models.layers import (
 BLOCK = 64  # a multiple of 16; with the largest head, 256, the most that PagedAttention takes
 HEAD_DIM_STEP = 16  # FlashAttentionScore takes multiples of this only
 TYPES = (ms.float16, ms.bfloat16)  # that the attention operators take
-MASKED = -3.0e4  # far below any score; with ALiBi's shift and a score still a float16
+LOWEST = -3.0e4  # shift of a score by ALiBi; with the score still a float16
 
-# (tokens that each row's key/value cache holds [R], or None in a prefill; shift of the scores
-# [R, H, T, S], or None)
-Seen: TypeAlias = tuple[Tensor | None, Tensor | None]
+# (tokens that each row's key/value cache holds [R], None in a prefill; where keys are hidden
+# [R, 1, T, S], None in a decode; ALiBi's shift of the scores [R, H, T, S], or None)
+Seen: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def supports(dtype: ms.Type, config: ModelConfig) -> bool:
@@ -76,7 +76,7 @@ class PagedInputs(nn.Cell):
         """`slopes` [H]: ALiBi's; `kv_heads` matters to the stock layers only."""
         super().__init__()
         del kv_heads
-        self.heads, self.dtype = heads, options.dtype
+        self.dtype = options.dtype
         self.cache = options.cache
         if (cache := options.cache) is not None:
             self.room = blocks_of(cache) * BLOCK
@@ -85,7 +85,7 @@ class PagedInputs(nn.Cell):
         self.slopes = None
         if slopes is not None:
             self.slopes = Tensor(slopes.astype(np.float32).reshape(1, heads, 1, 1))
-        self.zero, self.masked = Tensor(0.0, ms.float32), Tensor(MASKED, ms.float32)
+        self.lowest = Tensor(LOWEST, ms.float32)
 
     def construct(
         self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
@@ -101,22 +101,15 @@ class PagedInputs(nn.Cell):
         else:
             keys = self.key_index
             rows = owner.reshape(-1, 1) * self.room + positions
-        # PagedAttention knows by the length alone what a single token may see.
-        count = length if slot is None else None
+        count, step = positions.shape
+        distance = keys - positions.reshape(count, 1, step, 1)  # at most 0 for what may be seen
         shift = None
-        if slot is not None or self.slopes is not None:
-            shift = self.shift(keys, positions)
-        return positions.reshape(-1), rows.reshape(-1), (count, shift)
-
-    def shift(self, keys: Tensor, positions: Tensor) -> Tensor:
-        """keys [S], positions [R, T] -> what is added to the scores [R, H, T, S]."""
-        rows, tokens = positions.shape
-        distance = keys - positions.reshape(rows, 1, tokens, 1)  # at most 0 for what may be seen
-        bias = ops.select(distance <= 0, self.zero, self.masked)
         if self.slopes is not None:
-            bias = ops.maximum(bias + self.slopes * ops.minimum(distance, 0), self.masked)
-        shape = (rows, self.heads, bias.shape[2], keys.shape[0])
-        return ops.broadcast_to(bias.astype(self.dtype), shape)
+            shift = ops.maximum(self.slopes * ops.minimum(distance, 0), self.lowest)
+            shift = shift.astype(self.dtype)
+        # PagedAttention knows by the length alone what a single token may see.
+        seen = (length, None, shift) if slot is None else (None, distance > 0, shift)
+        return positions.reshape(-1), rows.reshape(-1), seen
 
 
 class FusedAttention(nn.Cell):
@@ -145,7 +138,7 @@ class FusedAttention(nn.Cell):
         self, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, seen: Seen, slot: Tensor | None
     ) -> Tensor:
         """q [n, H * D], k and v [n, K * D], the rest from PagedInputs -> [n, H * D]."""
-        length, shift = seen
+        length, hidden, shift = seen
         q, k, v = (q * self.scale).astype(self.dtype), k.astype(self.dtype), v.astype(self.dtype)
         if self.cached:
             k, v = k.reshape(-1, 1, self.kv_width), v.reshape(-1, 1, self.kv_width)
@@ -158,11 +151,11 @@ class FusedAttention(nn.Cell):
                 return x.reshape(-1, self.width).astype(ms.float32)
             k = self.of_slot(ops.depend(self.keys, written), slot)
             v = self.of_slot(ops.depend(self.values, written), slot)
-        assert shift is not None  # in a prefill
-        count = shift.shape[0]
+        assert hidden is not None  # in a prefill
+        count = hidden.shape[0]
         q = q.reshape(count, -1, self.width)
         k, v = k.reshape(count, -1, self.kv_width), v.reshape(count, -1, self.kv_width)
-        x = self.flash(q, k, v, shift)[3]
+        x = self.flash(q, k, v, shift, None, None, hidden)[3]
         return x.reshape(-1, self.width).astype(ms.float32)
 
     def of_single(self, q: Tensor, length: Tensor, shift: Tensor | None) -> Tensor:

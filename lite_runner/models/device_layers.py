@@ -1,4 +1,4 @@
-"""Which layers a network is built of: stock operators, or those that a device has fused."""
+"""Which layers a network is built of: stock operators, or those that Ascend has fused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lite_runner.weights.quantized import QuantizedTensor
 
 @dataclass(frozen=True)
 class Layers:
-    """The cells of one device that stand for the same layers of a network."""
+    """The cells that stand for the layers of a network."""
 
     norm: Callable[[Array, float], nn.Cell]
     inputs: Callable[[BuildOptions, int, int, Array | None], nn.Cell]
@@ -38,13 +38,12 @@ def _step_inputs(
 
 
 STOCK = Layers(RMSNorm, _step_inputs, Attention)
-FUSED = {"Ascend": Layers(FusedRMSNorm, PagedInputs, FusedAttention)}
+FUSED = Layers(FusedRMSNorm, PagedInputs, FusedAttention)
 
 
 def layers_for(options: BuildOptions, config: ModelConfig) -> Layers:
-    """The device's own, where it has some that can compute this network."""
-    fused = FUSED.get(options.device)
-    return fused if fused and supports(options.dtype, config) else STOCK
+    """The fused ones, where the device has them and they can compute this network."""
+    return FUSED if options.fused and supports(options.dtype, config) else STOCK
 
 
 def inputs_for(options: BuildOptions, config: ModelConfig, slopes: Array | None = None) -> nn.Cell:
@@ -65,7 +64,7 @@ def linear(
     bias: Array | None = None,
     combine: Combine | None = None,
 ) -> Linear | QuantizedLinear:
-    """See Linear; `weight` [out, in] may be integers where the device is Ascend."""
+    """See Linear; `weight` [out, in] may be integers where the device has the operators."""
     if isinstance(weight, QuantizedTensor):
         return QuantizedLinear(options, weight, bias, combine)
     return Linear(options, weight, bias, combine)

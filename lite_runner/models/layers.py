@@ -46,7 +46,7 @@ class BuildOptions:
     dtype: ms.Type  # of weights, cache and matrix products; the rest is float32
     parallel: TensorParallel | None = None  # None: the whole model is here
     lora: LoraSize | None = None  # None: no adapters
-    device: str = "CPU"  # which layers: see device_layers
+    fused: bool = False  # by Ascend's fused operators: see device_layers
     integer_input: bool = False  # a8w8: what is multiplied with int8 weights is rounded too
 
     @property

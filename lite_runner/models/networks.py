@@ -34,14 +34,18 @@ class Prefill(nn.Cell):
 
 
 class Decode(nn.Cell):
-    """Every slot, one token each."""
+    """Every slot, one token each.
+
+    MindSpore's PagedAttention reads the lengths on the host, from the graph's input of just this
+    name; those that a graph computes it does not see.
+    """
 
     def __init__(self, network: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.network = network
 
-    def construct(self, tokens: Tensor, position: Tensor) -> Tensor:
-        return self.network(tokens, position, position + 1, None)
+    def construct(self, tokens: Tensor, position: Tensor, batch_valid_length: Tensor) -> Tensor:
+        return self.network(tokens, position, batch_valid_length, None)
 
 
 class Score(nn.Cell):
@@ -69,11 +73,13 @@ class LoraPrefill(nn.Cell):
 
 
 class LoraDecode(nn.Cell):
-    """Decode, every slot by the adapter at its place of the pool [slots]."""
+    """As Decode, every slot by the adapter at its place of the pool [slots]."""
 
     def __init__(self, network: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.network = network
 
-    def construct(self, tokens: Tensor, position: Tensor, place: Tensor) -> Tensor:
-        return self.network(tokens, position, position + 1, None, place)
+    def construct(
+        self, tokens: Tensor, position: Tensor, batch_valid_length: Tensor, place: Tensor
+    ) -> Tensor:
+        return self.network(tokens, position, batch_valid_length, None, place)

@@ -95,8 +95,9 @@ class PagedAttentionMask(nn.Cell):
 
 
 class FlashAttentionScore(nn.Cell):
-    """softmax(scale * (real_shift + q k^T)) v, layout BSH: q [B, S1, H * D], k and v
-    [B, S2, K * D], real_shift [B, H, S1, S2]; the last of four is the result."""
+    """softmax(mask(scale * (real_shift + q k^T))) v, layout BSH: q [B, S1, H * D], k and v
+    [B, S2, K * D], real_shift [B, H, S1, S2]; attn_mask [B, 1, S1, S2] is true where a score is
+    left out; the last of four is the result."""
 
     def __init__(self, head_num: int, scale_value: float, input_layout: str) -> None:
         super().__init__()
@@ -104,14 +105,23 @@ class FlashAttentionScore(nn.Cell):
         self.heads, self.scale = head_num, scale_value
 
     def construct(
-        self, query: Tensor, key: Tensor, value: Tensor, real_shift: Tensor
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        real_shift: Tensor | None = None,
+        drop_mask: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         rows, dim = query.shape[0], query.shape[2] // self.heads
         q, k, v = (
             one.reshape(rows, -1, one.shape[2] // dim, dim).transpose(0, 2, 1, 3)
             for one in (query, key, value)
         )
-        bias = self.scale * real_shift.astype(ms.float32)
+        bias = ops.select(attn_mask, Tensor(-np.inf, ms.float32), Tensor(0.0, ms.float32))
+        if real_shift is not None:
+            bias = bias + self.scale * real_shift.astype(ms.float32)
         out = attend(q, k, v, bias, self.scale).astype(query.dtype)
         return out, out, out, out
 

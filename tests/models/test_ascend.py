@@ -21,6 +21,7 @@ from mindspore import Tensor, nn
 from mindspore.train.mind_ir_pb2 import ModelProto
 from numpy.typing import NDArray
 
+from lite_runner import environment
 from lite_runner.backends import graph_cache, online
 from lite_runner.backends.base import Row
 from lite_runner.backends.device import set_device
@@ -29,7 +30,7 @@ from lite_runner.config.model import ModelConfig
 from lite_runner.config.quantization import Quant, Quantization
 from lite_runner.models import ascend, device_layers
 from lite_runner.models.device_layers import linear
-from lite_runner.models.layers import BuildOptions, CacheSize
+from lite_runner.models.layers import Attention, BuildOptions, CacheSize
 from lite_runner.models.networks import NETWORKS, Decode, Prefill
 from lite_runner.models.quantized import LinearIntegers, signed_nibbles
 from lite_runner.weights.quantization import with_quantization
@@ -74,7 +75,8 @@ def primitives(network: nn.Cell, kind: str, slots: int, folder: Path) -> Counter
         inputs = [Tensor(shape=[1, None], dtype=ms.int32), one, one, one]
     else:
         step = Decode(network)
-        inputs = [Tensor(np.zeros((slots, 1), np.int32)), Tensor(np.zeros(slots, np.int32))]
+        each = Tensor(np.zeros(slots, np.int32))
+        inputs = [Tensor(np.zeros((slots, 1), np.int32)), each, each]
     step.set_train(False)
     ms.export(step, *inputs, file_name=str(folder / kind), file_format="MINDIR")
     model = ModelProto()
@@ -103,7 +105,7 @@ def attention_of(family: str, kind: str) -> dict[str, int]:
 )
 def test_the_front_end_takes_the_graphs(family: str, dtype: ms.Type, tmp_path: Path) -> None:
     config = FAMILIES[family]
-    options = BuildOptions(CacheSize(3, 200), dtype, device="Ascend")
+    options = BuildOptions(CacheSize(3, 200), dtype, fused=True)
     network = NETWORKS[family](config, ReadAhead(random_checkpoint(config, 0)), options)
     linears = 7 * LAYERS if family == "llama" else 6 * LAYERS
     for kind in ("prefill", "decode"):
@@ -119,9 +121,7 @@ def test_the_front_end_takes_the_graphs(family: str, dtype: ms.Type, tmp_path: P
 def test_the_front_end_takes_quantized_graphs(family: str, quant: Quant, tmp_path: Path) -> None:
     config = FAMILIES[family]
     tensors = with_quantization(random_checkpoint(config, 0), config, Quantization.of(quant, None))
-    options = BuildOptions(
-        CacheSize(3, 200), ms.float16, device="Ascend", integer_input=quant == "a8w8"
-    )
+    options = BuildOptions(CacheSize(3, 200), ms.float16, fused=True, integer_input=quant == "a8w8")
     weights = LinearIntegers(QuantizedWeights(tensors, config), config)
     network = NETWORKS[family](config, weights, options)
     linears = 7 * LAYERS if family == "llama" else 6 * LAYERS
@@ -138,18 +138,18 @@ def test_the_front_end_takes_quantized_graphs(family: str, quant: Quant, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "family", "head_dim"),
+    ("fused", "dtype", "family", "head_dim"),
     [
-        ("CPU", ms.float16, "llama", 16),
-        ("Ascend", ms.float32, "llama", 16),
-        ("Ascend", ms.float16, "llama", 24),
-        ("Ascend", ms.bfloat16, "bloom", 16),
+        (False, ms.float16, "llama", 16),
+        (True, ms.float32, "llama", 16),
+        (True, ms.float16, "llama", 24),
+        (True, ms.bfloat16, "bloom", 16),
     ],
 )
 def test_stock_layers_where_the_fused_ones_do_not_serve(
-    device: str, dtype: ms.Type, family: str, head_dim: int
+    fused: bool, dtype: ms.Type, family: str, head_dim: int
 ) -> None:
-    options = BuildOptions(CacheSize(3, 200), dtype, device=device)
+    options = BuildOptions(CacheSize(3, 200), dtype, fused=fused)
     config = replace(FAMILIES[family], head_dim=head_dim)
     assert device_layers.layers_for(options, config) is device_layers.STOCK
 
@@ -161,6 +161,8 @@ def test_stock_layers_where_the_fused_ones_do_not_serve(
 def on_ascend(stand_ins: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend for Ascend runs on CPU, in any type and with the heads of the fixtures."""
     monkeypatch.setattr(online, "set_device", lambda *_, **__: None)
+    monkeypatch.setattr(environment, "ascend_soc", lambda: "Ascend910B3")
+    monkeypatch.setenv("MS_DISABLE_INTERNAL_KERNELS_LIST", "FlashAttentionScore")  # as we set it
     monkeypatch.setattr(device_layers, "supports", lambda *_: True)
     monkeypatch.setattr(ascend, "BLOCK", 16)  # several blocks a slot, the last of them not full
     monkeypatch.setattr(graph_cache, "_claimed", True)  # a stand-in is nothing to keep
@@ -173,6 +175,17 @@ def test_logits_equal_transformers(case: str, reference: Reference, relative_err
     model = known.online(len(known.prompts), known.length, device="Ascend")
     assert isinstance(model._network.blocks[0].attention, ascend.FusedAttention)
     assert relative_error(known.run(model), known.logits) <= 1e-4
+
+
+def test_plain_operators_on_atlas_800(
+    reference: Reference, relative_error: Error, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "set_device", lambda *_, **__: None)
+    monkeypatch.setattr(environment, "ascend_soc", lambda: "Ascend910A")
+    known = reference("llama")
+    model = known.online(len(known.prompts), known.length, device="Ascend", dtype="float16")
+    assert isinstance(model._network.blocks[0].attention, Attention)
+    assert relative_error(known.run(model), known.logits) <= 1e-2
 
 
 @pytest.mark.usefixtures("on_ascend")
@@ -257,7 +270,7 @@ def test_a_linear_layer_of_integers(
 ) -> None:
     weight = weight_of(10, 96, bits, group)
     bias = np.arange(10, dtype=np.float32)
-    layer = linear(BuildOptions(None, dtype, device="Ascend"), weight, bias)
+    layer = linear(BuildOptions(None, dtype, fused=True), weight, bias)
     x = np.random.default_rng(4).standard_normal((5, 96)).astype(np.float32)
     wanted = x @ weight.float32().T + bias
     assert layer.widths == (96, 10)
@@ -270,7 +283,7 @@ def test_a_linear_layer_of_integers(
 @pytest.mark.parametrize("group", [0, 32])
 def test_a_linear_layer_of_integers_by_integers(group: int, relative_error: Error) -> None:
     weight = weight_of(10, 96, 8, group)
-    options = BuildOptions(None, ms.float32, device="Ascend", integer_input=True)
+    options = BuildOptions(None, ms.float32, fused=True, integer_input=True)
     x = np.random.default_rng(4).standard_normal((5, 96)).astype(np.float32)
     scales = np.abs(x).max(1, keepdims=True) / 127
     by_row = quantize(weight.float32(), 8, 0)
