@@ -18,7 +18,8 @@ from typing import Literal
 
 from lite_runner import environment, progress
 from lite_runner.backends.exported import Device, EngineOptions, check_reads
-from lite_runner.config.ge import FILE_NAME, ge_config, render
+from lite_runner.backends.ge_options import ge_to_write
+from lite_runner.config.ge import FILE_NAME, render
 from lite_runner.config.model import REGISTERED
 from lite_runner.config.model_dir import yamls_in
 from lite_runner.config.model_yaml import is_ours, model_yaml
@@ -260,7 +261,7 @@ def _write_settings(folder: Path, config: RunConfig, manifest: Manifest, place: 
     if manifest.model.family not in REGISTERED and not place.has_own_yaml():
         text = model_yaml(manifest.model, config, manifest.seq_length, manifest.model_type.lower())
         (folder / f"{config.model_name}.yaml").write_text(text, encoding="utf-8")
-    ge = ge_config(config)
+    ge = ge_to_write(config, manifest.target)
     if ge is not None and ge.sections:
         (folder / FILE_NAME).write_text(render(ge.sections), encoding="utf-8")
 

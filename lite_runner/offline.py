@@ -21,6 +21,7 @@ from lite_runner.backends.exported import (
     choose_engine,
     open_exported,
 )
+from lite_runner.backends.ge_options import ge_of_run, tell_ge
 from lite_runner.backends.sizes import cache_length, step_capacity
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.engines import ENGINES
@@ -142,12 +143,15 @@ def engine_for(
     """
     device = cast(Device, environment.resolve_device(config.context.device_target))
     name = choose_engine(layout, config.engine, device)
-    ge = ge_config(config) or (GeConfig(files=ge_files) if ge_files else None)
-    if ge is not None and not serves(name, device):
-        if config.run_mode != "export":  # which only writes them down
-            options = ", ".join(map(str, ge.files)) or "ge="
+    ge = None
+    if serves(name, device):
+        ge = ge_of_run(config, ge_files)
+        tell_ge(config, ge)
+    elif config.run_mode != "export":  # which only writes them down
+        given = ge_config(config) or (GeConfig(files=ge_files) if ge_files else None)
+        if given is not None:
+            options = ", ".join(map(str, given.files)) or "ge="
             progress.note(f"{options}: for GE on Ascend; this runs in {name} on {device}")
-        ge = None
     return EngineOptions(
         name=name,
         device=device,

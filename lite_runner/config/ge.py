@@ -23,11 +23,24 @@ MAX_FILE_BYTES = 1 << 20
 # Sections that MindSpore Lite 2.2 to 2.7 reads; it says nothing of one that it does not know.
 SECTIONS = (
     *("ascend_context", "ge_global_options", "ge_session_options", "ge_graph_options"),
+    "graph_kernel_param",
     *("acl_init_options", "acl_build_options", "acl_option_cfg_param"),
     *("aoe_global_options", "aoe_tuning_options", "common_context", "execution_plan"),
     *("model_file", "weight", "ms_cache", "gpu_context", "shared_thread_pool", "om_converter"),
     *("transformer_context", "inner_common", "lite_inner_group", "inner_model_parallel_runner"),
 )
+# The group of conf/ge for an Ascend processor, by the name that CANN gives it: Atlas A2 and A3
+# (Ascend910B3, Ascend910_9391), then Atlas 800 (Ascend910A, Ascend910B, Ascend910ProA, ...).
+PRESETS = (
+    (re.compile(r"Ascend910(B\d|_93)"), "atlas_800t_a2"),
+    (re.compile(r"Ascend910(A|B|ProA|ProB|PremiumA)$"), "atlas_800"),
+)
+# What MindSpore Lite does where no section sets an option.
+_UNSET = {
+    "ge.exec.precision_mode": "it computes in float16 whatever float32 there is (force_fp16):"
+    " norms, and the mask of attention; must_keep_origin_dtype keeps it",
+    "ge.externalWeight": "the two graphs of a pair do not share their weights; 1 shares them",
+}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 Sections = Mapping[str, Mapping[str, str]]
@@ -39,6 +52,17 @@ class GeConfig:
 
     files: tuple[Path, ...] = ()
     sections: Sections = field(default_factory=dict)
+
+    def unset(self) -> list[str]:
+        """What MindSpore Lite does because of options that are not set; reads the files."""
+        sections = [self.sections, *(read_ini(path) for path in self.files)]
+        names = {name for one in sections for options in one.values() for name in options}
+        return [f"without {name} {does}" for name, does in _UNSET.items() if name not in names]
+
+
+def preset_of(soc: str) -> str | None:
+    """The group of conf/ge for an Ascend processor; None where nobody recommends options."""
+    return next((name for pattern, name in PRESETS if pattern.match(soc)), None)
 
 
 def ge_config(config: RunConfig) -> GeConfig | None:

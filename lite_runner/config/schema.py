@@ -241,6 +241,7 @@ class Infer:
     enc_key: str  # "": not encrypted
     rank_id: Index  # of this process among those that share the model
     ge_config_path: str | tuple[str, ...]  # one file, or [prefill, increment]
+    ge_preset: Literal["auto"] | None  # auto: those of the machine's processor come first
     ge_options: Mapping[str, Any] | None  # section -> options, whose dots are nesting
 
 

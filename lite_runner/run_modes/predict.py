@@ -173,9 +173,10 @@ def adapter_report(
 
 
 def with_ge_file(config: RunConfig, folder: RunFolder) -> RunConfig:
-    """GE options of the config written as config.ini into the run folder, and read from there."""
+    """GE options that are all in the config, written as config.ini into the run folder and read
+    from there."""
     ge = ge_config(config)
-    if ge is None or not ge.sections:
+    if ge is None or not ge.sections or config.infer.ge_preset is not None:
         return config
     path = folder.write_text(FILE_NAME, render(ge.sections))
     return replace(config, infer=replace(config.infer, ge_config_path=str(path), ge_options=None))

@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.engines import mindir_version
 from lite_runner.backends.engines.graph_cell import GraphCellEngine
+from lite_runner.config.argv import parse
+from lite_runner.config.compose import heads, resolve
+from lite_runner.config.ge import SECTIONS, GeConfig, ge_config
 from lite_runner.export.inspect import read_graph
 from lite_runner.export.manifest import Graph, GraphName
 from lite_runner.export.pair_inputs import arrays_of, inputs_named
@@ -105,3 +108,23 @@ def test_which_lite_reads_which_mindir() -> None:
             if str(fact["release"]).startswith(f"{first}.")
         ]
         assert of_release and min(of_release) == version
+
+
+def test_the_groups_of_ge_are_the_documents() -> None:
+    for fact in FACTS["GE options"]:
+        if "group" not in fact:
+            continue
+        line = ["model=tiny_llama", "backend=mslite", "predict_data=x", f"ge={fact['group']}"]
+        ge = ge_config(resolve(parse(line, heads()))[0])
+        wanted = {
+            section: {name: str(value) for name, value in fact[section].items()}
+            for section in ("ascend_context", "ge_session_options")
+        }
+        assert ge is not None and ge.sections == wanted
+
+
+def test_every_section_that_lite_reads_is_known() -> None:
+    for fact in FACTS["GE options"]:
+        assert set(fact.get("sections", ())) <= set(SECTIONS)
+        for name, value in fact.get("default", {}).items():
+            assert any(name in text and value in text for text in GeConfig().unset())

@@ -13,6 +13,7 @@ import pytest
 from lite_runner.config.ge import (
     MAX_FILE_BYTES,
     SECTIONS,
+    GeConfig,
     ge_config,
     read_ini,
     render,
@@ -84,9 +85,23 @@ def test_the_groups_are_what_mindformers_recommends(device: str, resolve: Resolv
     assert ge_config(RunConfig.from_dict(config.to_dict())) == ge
 
 
-def test_there_are_none_unless_they_are_asked_for(resolve: Resolve) -> None:
-    config = resolve(*given())
-    assert config.infer.ge_options is None and ge_config(config) is None
+@pytest.mark.parametrize(("group", "preset"), [("auto", "auto"), ("none", None)])
+def test_no_group_but_a_device_sets_any(resolve: Resolve, group: str, preset: str | None) -> None:
+    config = resolve(*given(f"ge={group}"))
+    assert (config.infer.ge_preset, config.infer.ge_options) == (preset, None)
+    assert ge_config(config) is None
+    assert resolve(*given()).infer.ge_preset == "auto"
+
+
+def test_what_is_left_to_lite(tmp_path: Path) -> None:
+    precision, weights = GeConfig().unset()
+    assert "force_fp16" in precision and "norms, and the mask of attention" in precision
+    assert weights.startswith("without ge.externalWeight the two graphs")
+    assert GeConfig(sections=parsed(RECOMMENDED["atlas_800"])).unset() == []
+    files = tmp_path / "a.ini", tmp_path / "b.ini"
+    files[0].write_text("[ge_global_options]\nge.exec.precision_mode=allow_fp32_to_fp16\n")
+    files[1].write_text("[ge_session_options]\nge.event=notify\n")
+    assert GeConfig(files=files).unset() == [weights]
 
 
 def test_any_option_can_be_set_added_and_left_out(resolve: Resolve) -> None:

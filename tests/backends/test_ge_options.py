@@ -1,0 +1,108 @@
+"""GE options on Ascend: the preset of a processor, what is laid over it, what comes before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lite_runner import environment, offline
+from lite_runner.backends.engines import lite
+from lite_runner.backends.ge_options import ge_of_run, ge_to_write
+from lite_runner.config.argv import parse
+from lite_runner.config.compose import heads, resolve
+from lite_runner.config.ge import GeConfig, ge_config
+from lite_runner.config.schema import RunConfig
+
+FORMAT_MODE = "ge.exec.formatMode"
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """`machine("Ascend910B3")`: this one has such a processor, and a MindSpore Lite for it."""
+
+    def become(soc: str) -> None:
+        monkeypatch.setattr(environment, "ascend_devices", lambda: 1)
+        monkeypatch.setattr(environment, "ascend_soc", lambda: soc)
+        monkeypatch.setattr(lite, "available", lambda: True)
+
+    return become
+
+
+def config_of(*settings: str) -> RunConfig:
+    line = ["model=tiny_llama", "backend=mslite", "predict_data=x", *settings]
+    return resolve(parse(line, heads()))[0]
+
+
+def session(ge: GeConfig | None) -> dict[str, str]:
+    assert ge is not None and not ge.files
+    return dict(ge.sections["ge_session_options"])
+
+
+@pytest.mark.parametrize(
+    ("soc", "preset"),
+    [
+        ("Ascend910B3", "atlas_800t_a2"),
+        ("Ascend910B4-1", "atlas_800t_a2"),
+        ("Ascend910_9391", "atlas_800t_a2"),
+        ("Ascend910A", "atlas_800"),
+        ("Ascend910B", "atlas_800"),
+        ("Ascend910ProA", "atlas_800"),
+    ],
+)
+def test_the_preset_of_a_processor(machine: Callable[[str], None], soc: str, preset: str) -> None:
+    machine(soc)
+    assert ge_of_run(config_of()) == ge_config(config_of(f"ge={preset}"))
+
+
+def test_a_processor_nobody_recommends_options_for(machine: Callable[[str], None]) -> None:
+    machine("Ascend310P3")
+    assert ge_of_run(config_of()) is None
+    own = config_of("infer.ge_options.ascend_context.provider=ge")
+    assert ge_of_run(own) == GeConfig(sections={"ascend_context": {"provider": "ge"}})
+
+
+def test_what_is_set_is_laid_over_the_preset(machine: Callable[[str], None]) -> None:
+    machine("Ascend910B3")
+    section = "infer.ge_options.ge_session_options"
+    found = session(ge_of_run(config_of(f"{section}.{FORMAT_MODE}=null", f"{section}.ge.new=x")))
+    assert FORMAT_MODE not in found
+    assert found["ge.new"] == "x" and found["ge.externalWeight"] == "1"
+
+
+def test_what_comes_before_the_preset(machine: Callable[[str], None], tmp_path: Path) -> None:
+    machine("Ascend910B3")
+    beside, own = tmp_path / "config.ini", tmp_path / "own.ini"
+    for path in (beside, own):
+        path.write_text("[ascend_context]\nprovider=ge\n")
+    given = config_of(f"infer.ge_config_path={own}")
+    assert ge_of_run(given, (beside,)) == GeConfig(files=(own,))
+    assert ge_of_run(config_of(), (beside,)) == GeConfig(files=(beside,))
+    assert FORMAT_MODE not in session(ge_of_run(config_of("ge=atlas_800"), (beside,)))
+    assert ge_of_run(config_of("ge=none"), (beside,)) is None  # as it was asked for
+
+
+def test_where_they_come_from_is_told(
+    machine: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine("Ascend910B3")
+    engine = offline.engine_for(config_of(), "static_pair")
+    assert (engine.name, engine.ge) == ("lite", ge_config(config_of("ge=atlas_800t_a2")))
+    said = capsys.readouterr().err
+    assert said.strip() == "GE options: ge=atlas_800t_a2, for Ascend910B3"
+    assert offline.engine_for(config_of("ge=none"), "static_pair").ge is None
+    precision, weights = capsys.readouterr().err.splitlines()
+    assert "without ge.exec.precision_mode it computes in float16" in precision
+    assert "without ge.externalWeight the two graphs" in weights
+
+
+def test_what_goes_beside_an_export(
+    machine: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of()
+    assert ge_to_write(config, "Ascend") is None  # for a processor that is not here
+    assert "no config.ini is written: a run takes the GE options" in capsys.readouterr().err
+    assert ge_to_write(config, "CPU") is None and capsys.readouterr().err == ""
+    machine("Ascend910A")
+    assert ge_to_write(config, "Ascend") == ge_config(config_of("ge=atlas_800"))
