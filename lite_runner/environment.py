@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import glob
 import importlib
 import os
 import re
@@ -13,6 +12,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+from lite_runner.ascend_devices import seen_ids
 from lite_runner.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from lite_runner.interrupts import leave_interrupts
 from lite_runner.signals import deferred
@@ -65,8 +65,8 @@ def _leave() -> None:
 
 
 def ascend_devices() -> int:
-    """How many Ascend processors the driver shows."""
-    return len(glob.glob("/dev/davinci[0-9]*"))
+    """How many Ascend processors this process may use."""
+    return len(seen_ids())
 
 
 @cache

@@ -21,7 +21,7 @@ from lite_runner.config.fields import Fault
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
 from lite_runner.distributed.join import Joined, join, schedule
-from lite_runner.distributed.membership import Member
+from lite_runner.distributed.membership import Member, device_of
 from lite_runner.errors import EXIT_FAILED, RunnerError
 from lite_runner.launch import launch, ready_for_ranks
 from lite_runner.rank import Outlet, placed
@@ -100,8 +100,8 @@ def _on_machine(config: RunConfig, member: Member) -> RunConfig:
 def _join(config: RunConfig, member: Member) -> int:
     device = environment.resolve_device(config.context.device_target)
     device_id = config.context.device_id
-    if device == "Ascend" and member.device_id is not None:
-        device_id = member.device_id
+    if device == "Ascend":
+        device_id = device_of(member, device_id)
     progress.redirect(Outlet(-1 if member.rank is None else member.rank, None))
     with progress.step(f"meet the {member.size} ranks"):
         joined = join(member, device, device_id, config.parallel.rendezvous_timeout)
@@ -110,7 +110,7 @@ def _join(config: RunConfig, member: Member) -> int:
     with folder:
         folder.open_log(f"rank_{joined.rank}.log")
         ranks = dataclasses.replace(ranks_of(config), rank=joined.rank)
-        worker.run(placed(config, device), folder, ranks)
+        worker.run(placed(config, device, device_id), folder, ranks)
     joined.place.done()
     joined.place.leave()
     return 0

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
+import os
+from dataclasses import replace
 from pathlib import Path
 
 from lite_runner import environment, progress, worker
+from lite_runner.ascend_devices import index_of
+from lite_runner.config.checks import rank_table_faults
 from lite_runner.config.cluster import cluster_of, ranks_of
+from lite_runner.config.compose import raise_faults
 from lite_runner.config.request import items_of
 from lite_runner.config.requests import read_requests
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
+from lite_runner.rank_table_file import read_rank_table
 from lite_runner.report import RunFolder
 
 LEAVE_S = 20.0  # until ranks that are done are ended
@@ -20,6 +25,7 @@ RANK_PROGRAM = Path(__file__).with_name("rank.py")
 def launch(config: RunConfig) -> int:
     """Do what `config` says and give the exit code. Raises RunnerError for the caller to show."""
     progress.configure(config.verbosity)
+    config = with_rank_table(config)
     if config.dry_run:
         worker.dry_run(config)
         return 0
@@ -39,6 +45,35 @@ def launch(config: RunConfig) -> int:
     return 0
 
 
+def with_rank_table(config: RunConfig) -> RunConfig:
+    """The config with the rank table that the environment names (RANK_TABLE_FILE, as operators of
+    Kubernetes set it) where it is wanted, and with the device of a table of one rank.
+
+    Raises ConfigError where that table is of another job, ArtifactError for a broken one.
+    """
+    parallel, offered = config.parallel, os.environ.get("RANK_TABLE_FILE")
+    works = config.predicts or config.run_mode == "export"
+    on_ascend = works and _is_ascend(config)
+    table = parallel.rank_table_file
+    if table is None:
+        wanted = on_ascend and starts_ranks(config)
+        table = offered if offered and wanted else ""
+        if offered and works and not wanted:
+            why = "is for Ascend" if not on_ascend else "this is one process"
+            progress.note(f"RANK_TABLE_FILE={offered} is not used: {why}")
+        config = replace(config, parallel=replace(parallel, rank_table_file=table))
+        if table:
+            raise_faults(list(rank_table_faults(config)))
+    if table and on_ascend and not starts_ranks(config):
+        device_id = index_of(read_rank_table(Path(table)).device_of(0))
+        config = replace(config, context=replace(config.context, device_id=device_id))
+    return config
+
+
+def _is_ascend(config: RunConfig) -> bool:
+    return config.context.device_target != "CPU" and environment.ascend_devices() > 0
+
+
 def starts_ranks(config: RunConfig) -> bool:
     """Whether several processes do the work; other run modes only name ranks."""
     works = config.predicts or config.run_mode == "export"
@@ -47,12 +82,16 @@ def starts_ranks(config: RunConfig) -> bool:
 
 def _launch_ranks(config: RunConfig, folder: RunFolder) -> None:
     """Start what `config` says as ranks, which read it from the run folder."""
+    from lite_runner.launcher import ascend
     from lite_runner.launcher.job import Limits, run_ranks
 
-    config = ready_for_ranks(config)
     cluster, parallel = cluster_of(config), config.parallel
-    snapshot = folder.write_config(config.to_dict())
     on_ascend = environment.resolve_device(config.context.device_target) == "Ascend"
+    table = parallel.rank_table_file if on_ascend else ""
+    rank_table = read_rank_table(Path(table)) if table else None
+    variables = ascend.variables(cluster, rank_table) if on_ascend else {}
+    config = ready_for_ranks(config)
+    snapshot = folder.write_config(config.to_dict())
     # Devices want to be released, and the scheduler is other machines' too; on CPU nothing is left.
     leave_s = LEAVE_S if on_ascend or cluster.local_worker_num < cluster.worker_num else 0.0
     run_ranks(
@@ -61,7 +100,8 @@ def _launch_ranks(config: RunConfig, folder: RunFolder) -> None:
         folder.path,
         Limits(parallel.rendezvous_timeout, parallel.timeout, leave_s),
         log_dir=Path(parallel.log_dir).expanduser().absolute() if parallel.log_dir else None,
-        rank_table_file=parallel.rank_table_file if on_ascend else "",
+        rank_table_file=table or "",
+        ascend=variables,
     )
 
 
@@ -71,7 +111,6 @@ def ready_for_ranks(config: RunConfig) -> RunConfig:
     To be called by one process of a machine, before its ranks read anything. Raises RunnerError.
     """
     from lite_runner import model_files, session
-    from lite_runner.config.compose import raise_faults
     from lite_runner.config.parallel import division_faults
     from lite_runner.launcher.preflight import check_machine
     from lite_runner.online import check_supported
@@ -86,8 +125,8 @@ def ready_for_ranks(config: RunConfig) -> RunConfig:
     requests = read_requests(config)
     if config.adapter_path:
         names = tuple(request.adapter for request in requests)
-        config = dataclasses.replace(config, adapter_id=names)
-    config = dataclasses.replace(config, predict_data=items_of(requests))
+        config = replace(config, adapter_id=names)
+    config = replace(config, predict_data=items_of(requests))
     files = model_files.locate(config)
     raise_faults(list(division_faults(config, files.model)))
     job = session.prepare(config, files, model_files.tokenizer_of(config, files), requests)

@@ -22,6 +22,7 @@ from lite_runner import environment, progress, worker
 from lite_runner.config.cluster import cluster_of, ranks_of
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
+from lite_runner.distributed.membership import device_of, membership
 from lite_runner.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -72,7 +73,7 @@ def _run(config_file: Path, run_folder: Path, rank: int) -> None:
         progress.configure(config.verbosity)
         ranks = replace(ranks_of(config), rank=rank)
         device = environment.resolve_device(config.context.device_target)
-        config = placed(config, device)
+        config = placed(config, device, _device_id() if device == "Ascend" else 0)
         _meet(device, config.context.device_id, ranks)
         worker.run(config, folder, ranks)
 
@@ -98,11 +99,18 @@ def _read(config_file: Path) -> RunConfig:
     return RunConfig.from_dict(raw)
 
 
-def placed(config: RunConfig, device: str) -> RunConfig:
+def _device_id() -> int:
+    """Of this rank, as msrun or its rank table says."""
+    member = membership()
+    assert member is not None
+    return device_of(member, 0)
+
+
+def placed(config: RunConfig, device: str, device_id: int) -> RunConfig:
     """The config with this rank's device, or its share of this machine's processors."""
     context = config.context
     if device == "Ascend":
-        context = replace(context, device_id=int(os.environ.get("DEVICE_ID", "0")))
+        context = replace(context, device_id=device_id)
     elif context.threads is None:
         processors = len(os.sched_getaffinity(0))
         context = replace(

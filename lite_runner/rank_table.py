@@ -77,6 +77,10 @@ class RankTable:
         """Ranks on all machines."""
         return sum(len(server.devices) for server in self.servers)
 
+    def device_of(self, rank: int) -> int:
+        """The physical number of a rank's device."""
+        return [device_id for server in self.servers for device_id in server.device_ids][rank]
+
     def clash(self) -> str:
         """What two machines of the table share but may not, as a sentence; "" if nothing.
 

@@ -16,7 +16,7 @@ readonly here
 source "$here/own_python.sh"
 
 node=$("$python" "$here/table_node.py" "$2" "$3" "$4")
-read -r workers local_workers master node_rank <<<"$node"
+read -r workers local_workers master node_rank devices <<<"$node"
 
 table=$(realpath -- "$2")
 case $1 in
@@ -26,6 +26,8 @@ case $1 in
     ;;
   *) # a script over Python's interface, as MindFormers' generate_custom.py
     export RANK_TABLE_FILE=$table
+    # msrun numbers the devices of its ranks from 0, among those that they see.
+    [[ -z $devices ]] || export ASCEND_RT_VISIBLE_DEVICES=$devices
     words=()
     [[ -z ${INPUT_DATA:-} ]] || words+=(--input_data "$INPUT_DATA")
     ;;

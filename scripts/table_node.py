@@ -1,9 +1,11 @@
 """Print what run_distribute.sh and run_dist_gen.sh tell msrun_launcher.sh of this machine.
 
-    python scripts/table_node.py RANK_TABLE_FILE '[8,16]' 16    # 16 8 10.0.0.1 1
+    python scripts/table_node.py RANK_TABLE_FILE '[8,16]' 16    # 16 8 10.0.0.1 1 0,1,2,3,4,5,6,7
 
-These are WORKER_NUM LOCAL_WORKER MASTER_ADDR NODE_RANK, from the rank table and the range of ranks
-of this machine. Exit codes: 2 a range that is no machine of the table, 4 a file that is no table.
+These are WORKER_NUM LOCAL_WORKER MASTER_ADDR NODE_RANK VISIBLE_DEVICES, from the rank table and the
+range of ranks of this machine. VISIBLE_DEVICES is for ASCEND_RT_VISIBLE_DEVICES, and left out where
+there is no Ascend. Exit codes: 2 a range that is no machine of the table, 3 a device that is not
+there, 4 a file that is no table.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lite_runner.app import guarded
+from lite_runner.ascend_devices import physical_ids, visible_devices
 from lite_runner.errors import ConfigError
 from lite_runner.rank_table import Node, device_range
 from lite_runner.rank_table_file import read_rank_table
@@ -38,7 +41,8 @@ def main(argv: Sequence[str]) -> int:
 
     def action() -> int:
         node = find(*argv)
-        print(node.worker_num, node.local_worker_num, node.master_addr, node.node_rank)
+        devices = visible_devices(node.device_ids) if physical_ids() else ""
+        print(node.worker_num, node.local_worker_num, node.master_addr, node.node_rank, devices)
         return 0
 
     return guarded(action)

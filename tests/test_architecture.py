@@ -30,7 +30,8 @@ ALLOWED: dict[str, set[str]] = {
     "progress": set(),
     "signals": set(),
     "interrupts": set(),
-    "environment": {"errors", "interrupts", "signals"},
+    "ascend_devices": {"errors"},
+    "environment": {"ascend_devices", "errors", "interrupts", "signals"},
     "gguf_metadata": {"errors"},
     "registering": {"errors"},
     "report": {"config", "errors"},
@@ -79,14 +80,19 @@ ALLOWED: dict[str, set[str]] = {
     },
     "worker": {"config", "errors", "progress", "report", "run_modes"},
     "rank": {
-        *("backends", "config", "environment", "errors", "events", "progress", "report"),
-        *("signals", "worker"),
+        *("backends", "config", "distributed", "environment", "errors", "events", "progress"),
+        *("report", "signals", "worker"),
     },
-    "launcher": {"config", "environment", "errors", "events", "progress", "signals"},
-    "distributed": {"backends", "environment", "errors", "launcher", "rank_table_file"},
+    "launcher": {
+        *("ascend_devices", "config", "environment", "errors", "events", "progress", "rank_table"),
+        "signals",
+    },
+    "distributed": {
+        *("ascend_devices", "backends", "environment", "errors", "launcher", "rank_table_file"),
+    },
     "launch": {
-        *("config", "environment", "errors", "launcher", "model_files", "online", "progress"),
-        *("report", "session", "worker"),
+        *("ascend_devices", "config", "environment", "errors", "launcher", "model_files"),
+        *("online", "progress", "rank_table_file", "report", "session", "worker"),
     },
     "api": {
         *(

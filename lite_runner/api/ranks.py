@@ -25,7 +25,7 @@ from lite_runner.config.schema import ParallelConfig, RunConfig
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.distributed.join import Joined, join, schedule
 from lite_runner.distributed.meeting import MeetingPlace
-from lite_runner.distributed.membership import membership
+from lite_runner.distributed.membership import device_of, membership
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.generation import Completion
 
@@ -93,8 +93,8 @@ def join_job(device: str, device_id: int) -> tuple[int, int]:
     if member.is_scheduler:
         schedule()
         sys.exit(0)
-    if device == "Ascend" and member.device_id is not None:
-        device_id = member.device_id
+    if device == "Ascend":
+        device_id = device_of(member, device_id)
     _joined = join(member, device, device_id, RENDEZVOUS_S)
     atexit.register(_end, _joined.place)
     from lite_runner.backends.collectives import announce_semi_auto

@@ -86,7 +86,7 @@ def run_faults(config: RunConfig) -> Iterator[Fault]:
     yield from parallel_faults(config)
     yield from cluster_faults(config)
     yield from _places(config)
-    yield from _rank_table(config)
+    yield from rank_table_faults(config)
 
 
 def fits_model(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
@@ -458,8 +458,11 @@ def _places(config: RunConfig) -> Iterator[Fault]:
         yield fault("output_dir", "output_dir is empty; expected a folder")
 
 
-def _rank_table(config: RunConfig) -> Iterator[Fault]:
-    """Raises ArtifactError for a file that is missing or no rank table."""
+def rank_table_faults(config: RunConfig) -> Iterator[Fault]:
+    """Why the rank table is of another job.
+
+    Raises ArtifactError for a file that is missing or no rank table.
+    """
     path, ranks = config.parallel.rank_table_file, config.parallel_config
     key = "parallel.rank_table_file"
     if not path:

@@ -210,7 +210,7 @@ class Parallel:
     master_addr: str
     master_port: Annotated[int, Range(1024, 65535)] | None  # null: a free one
     node_rank: Index
-    rank_table_file: str  # "": none
+    rank_table_file: str | None  # "": none; null: that of RANK_TABLE_FILE
     log_dir: str  # of msrun, its scheduler and the ranks; "": msrun/ in the run folder
     rendezvous_timeout: Count  # seconds
     timeout: Count | None  # seconds; null: none

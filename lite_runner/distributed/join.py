@@ -37,8 +37,8 @@ def join(member: Member, device: str, device_id: int, timeout: int) -> Joined:
     """
     os.environ.setdefault("MS_TOPO_TIMEOUT", str(timeout))
     place = None
-    if member.table is not None:
-        assert member.rank is not None
+    if member.scheduler is None:
+        assert member.table is not None and member.rank is not None
         place = MeetingPlace(str(member.table), member.rank)
         if device == "CPU":
             _find_scheduler(member, place, timeout)

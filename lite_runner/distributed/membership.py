@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lite_runner.ascend_devices import index_of
 from lite_runner.errors import EnvironmentFault
 from lite_runner.rank_table_file import read_rank_table
 
@@ -39,8 +40,8 @@ class Member:
     is_scheduler: bool = False
     local_ranks: int = 1  # more than 1: a machine that is to start them
     scheduler: Address | None = None  # None: the ranks of a rank table find each other
-    table: Path | None = None
-    device_id: int | None = None
+    table: Path | None = None  # of a rank with a scheduler: not read yet
+    device_id: int | None = None  # DEVICE_ID
 
     @property
     def is_machine(self) -> bool:
@@ -88,10 +89,11 @@ def _of_cluster(environ: Mapping[str, str]) -> Member:
         size=_number(environ, "MS_WORKER_NUM", 1),
         is_scheduler=role == "MS_SCHED",
         scheduler=Address(environ["MS_SCHED_HOST"], _number(environ, "MS_SCHED_PORT", 1)),
+        table=_table_file(environ),
         device_id=_number(environ, "DEVICE_ID") if "DEVICE_ID" in environ else None,
     )
     if member.is_scheduler:
-        return member
+        return replace(member, table=None)
     if "MS_NODE_ID" in environ or "RANK_ID" in environ:
         rank = _number(environ, "MS_NODE_ID" if "MS_NODE_ID" in environ else "RANK_ID")
         return _checked(replace(member, rank=rank))
@@ -109,17 +111,39 @@ def _of_cluster(environ: Mapping[str, str]) -> Member:
 
 
 def _of_table(environ: Mapping[str, str], size: int | None) -> Member:
-    path = Path(environ["RANK_TABLE_FILE"]).expanduser().absolute()
-    devices = [device for server in read_rank_table(path).servers for device in server.devices]
-    if size not in (None, len(devices)):
+    path = _table_file(environ)
+    assert path is not None
+    ranks = read_rank_table(path).ranks
+    if size not in (None, ranks):
         raise EnvironmentFault(
-            f"RANK_SIZE: got {size}, but {path} has {len(devices)} ranks",
+            f"RANK_SIZE: got {size}, but {path} has {ranks} ranks",
             "give the rank table of this job: scripts/hccl_tools.py --device_num writes one",
         )
-    member = _checked(Member(size=len(devices), rank=_number(environ, "RANK_ID"), table=path))
-    assert member.rank is not None
     device = _number(environ, "DEVICE_ID") if "DEVICE_ID" in environ else None
-    return replace(member, device_id=devices[member.rank].device_id if device is None else device)
+    return _checked(Member(ranks, _number(environ, "RANK_ID"), table=path, device_id=device))
+
+
+def _table_file(environ: Mapping[str, str]) -> Path | None:
+    path = environ.get("RANK_TABLE_FILE")
+    return Path(path).expanduser().absolute() if path else None
+
+
+def device_of(member: Member, default: int, environ: Mapping[str, str] = os.environ) -> int:
+    """The index of a rank's Ascend device, `default` where nothing says which it is.
+
+    Raises EnvironmentFault where the rank table is of another job, or its device is not there, and
+    ArtifactError for a broken one.
+    """
+    by_hand = member.scheduler is None and member.device_id is not None  # not msrun's local rank
+    if member.table is None or member.rank is None or by_hand:
+        return default if member.device_id is None else member.device_id
+    table = read_rank_table(member.table)
+    if table.ranks != member.size:
+        raise EnvironmentFault(
+            f"RANK_TABLE_FILE: {member.table} has {table.ranks} ranks, and this is {member.name}",
+            "give the rank table of this job, or unset RANK_TABLE_FILE: devices as numbered",
+        )
+    return index_of(table.device_of(member.rank), environ)
 
 
 def _checked(member: Member) -> Member:

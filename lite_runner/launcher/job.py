@@ -7,10 +7,11 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil  # type: ignore[import-untyped]
 
@@ -62,12 +63,14 @@ def run_ranks(
     *,
     log_dir: Path | None = None,
     rank_table_file: str = "",
+    ascend: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Run `program`, a .py file and its arguments, as each of this machine's ranks, to the end.
 
     A rank reports through lite_runner.events, and may log to `folder`/rank_N.log; what it prints
-    goes to `log_dir`, by default `folder`/msrun. Raises one RunnerError, of the kind that the first
-    rank to fail reported, and leaves no process behind in any case.
+    goes to `log_dir`, by default `folder`/msrun. `ascend` is added to their environment. Raises one
+    RunnerError, of the kind that the first rank to fail reported, and leaves no process behind in
+    any case.
     """
     log_dir = log_dir or folder / "msrun"
     try:
@@ -95,7 +98,7 @@ def run_ranks(
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        env=msrun.environment(events, cluster),
+                        env=msrun.environment(events, cluster, ascend),
                         start_new_session=True,  # Ctrl-C is this process's to handle
                     )
                 _Job(watch, process, cluster, port, folder, log_dir, limits).follow()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -61,12 +61,14 @@ def command(
     return [*words, _python_name(), str(MEMBER), *program]
 
 
-def environment(events: Path, cluster: Cluster) -> dict[str, str]:
-    """This process's environment for msrun and its ranks; `events` is the launcher's socket."""
+def environment(events: Path, cluster: Cluster, ascend: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment for msrun and its ranks; `events` is the launcher's socket, and
+    `ascend` is what launcher.ascend adds."""
     kept = {name: value for name, value in os.environ.items() if name not in _OF_OTHER_JOBS}
     path = [str(Path(sys.executable).parent), *filter(None, [kept.get("PATH")])]
     return {
         **kept,
+        **ascend,
         "PATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",  # so that what a killed rank printed last stands in its log
         SOCKET_VARIABLE: str(events),

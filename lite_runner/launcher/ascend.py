@@ -1,0 +1,34 @@
+"""What the ranks of a machine find in their environment for Ascend, besides what msrun sets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from lite_runner.ascend_devices import VISIBLE, visible_devices
+from lite_runner.config.cluster import Cluster
+from lite_runner.errors import ConfigError
+from lite_runner.rank_table import RankTable
+
+
+def variables(
+    cluster: Cluster, table: RankTable | None, environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Only the devices that the rank table has for this machine are visible to its ranks.
+
+    msrun gives a rank the place in its machine as DEVICE_ID, whatever the table says.
+    Raises ConfigError where the table is of other machines than `cluster`, and EnvironmentFault
+    where a device is not there.
+    """
+    if table is None:
+        return {}
+    table.check_even()
+    local = len(table.servers[0].devices)
+    if local != cluster.local_worker_num:
+        raise ConfigError(
+            f"parallel.rank_table_file: has {len(table.servers)} machines of {local} ranks, and"
+            f" parallel.local_worker_num={cluster.local_worker_num} are to be started on this one",
+            f"parallel.local_worker_num={local}, with parallel.node_rank, master_addr and"
+            " master_port; scripts/run_distribute.sh sets them by itself",
+        )
+    return {VISIBLE: visible_devices(table.servers[cluster.node_rank].device_ids, environ)}

@@ -1,0 +1,242 @@
+"""The environment of each rank on Ascend, under MindSpore's own msrun.
+
+- msrun: DEVICE_ID is the place of a rank in its machine, RANK_ID = node_rank * local_worker_num +
+  place. Source: mindspore 2.10, parallel/cluster/process_entity/_api.py, _start_single_worker and
+  _get_node_id_and_log_path.
+- run_distribute.sh '[4,8)': rank 0 is on device 4. Source: MindFormers 1.0.2 and 1.3.2,
+  scripts/run_distribute.sh.
+- Device ids of rank tables are physical. Source: CANN 9.0, hcclug_000067.
+- ASCEND_RT_VISIBLE_DEVICES holds logical numbers, ascending, and set_device counts among them.
+  Source: CANN 8.5, envref_07_0028.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lite_runner import ascend_devices, environment, launch
+from lite_runner.ascend_devices import VISIBLE
+from lite_runner.config.argv import parse
+from lite_runner.config.cluster import Cluster
+from lite_runner.config.compose import heads, resolve
+from lite_runner.config.schema import RunConfig
+from lite_runner.distributed.membership import device_of, membership
+from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
+from lite_runner.launcher import ascend, job
+from lite_runner.launcher.job import Limits
+from lite_runner.rank_table import Device, RankTable, Server
+from lite_runner.rank_table_file import read_rank_table
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLES = ROOT / "tests/fixtures/rank_tables"
+RECORD = Path(__file__).with_name("record_environment.py")
+NAMES = ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "RANK_TABLE_FILE", VISIBLE)
+
+
+@pytest.fixture
+def shows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The physical numbers of this machine's devices."""
+    shown = list(range(8))
+    monkeypatch.setattr(ascend_devices, "physical_ids", lambda: shown)
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    return shown
+
+
+def recorded(folder: Path) -> list[dict[str, str]]:
+    """The environment of each rank, in their order."""
+    files = sorted(folder.glob("rank_*.json"))
+    return [json.loads(file.read_text()) for file in files]
+
+
+def run_recorded(folder: Path, cluster: Cluster, table: Path | None) -> list[dict[str, str]]:
+    """What the ranks that this program's launcher starts find, with a real msrun."""
+    read = None if table is None else read_rank_table(table)
+    job.run_ranks(
+        [str(RECORD), str(folder)],
+        cluster,
+        folder,
+        Limits(rendezvous=60, leave=20),
+        rank_table_file=str(table or ""),
+        ascend=ascend.variables(cluster, read),
+    )
+    return recorded(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "visible", "indices"),
+    [
+        ("visible_devices", range(8), "4,5,6,7", [0, 1, 2, 3]),
+        ("visible_devices", range(4, 8), "0,1,2,3", [0, 1, 2, 3]),  # in a container
+        ("backwards", range(8), "4,6,7", [2, 0, 1]),
+    ],
+)
+def test_the_ranks_of_a_table(
+    shows: list[int], tmp_path: Path, name: str, shown: range, visible: str, indices: list[int]
+) -> None:
+    shows[:] = shown
+    table = TABLES / f"{name}.json"
+    if name == "backwards":
+        table = tmp_path / "table.json"
+        RankTable((Server("192.0.2.1", (Device(7), Device(4), Device(6))),)).write(table)
+    count = len(indices)
+    found = run_recorded(tmp_path, Cluster(count, count), table)
+    for rank, (environ, index) in enumerate(zip(found, indices, strict=True)):
+        assert environ["RANK_ID"] == environ["DEVICE_ID"] == str(rank)
+        assert environ["RANK_SIZE"] == str(count)
+        assert environ["RANK_TABLE_FILE"] == str(table)
+        assert environ[VISIBLE] == visible
+        member = membership(environ)
+        assert member is not None and device_of(member, 0, environ) == index
+
+
+def test_the_second_machine_of_a_table(shows: list[int]) -> None:
+    table = read_rank_table(TABLES / "ascend_operator.json")
+    expected = ("4,5,6,7", "0,1,2,3")
+    for node, visible in enumerate(expected):
+        cluster = Cluster(8, 4, master_port=8118, node_rank=node)
+        assert ascend.variables(cluster, table, {})[VISIBLE] == visible
+    with pytest.raises(ConfigError, match="has 2 machines of 4 ranks") as caught:
+        ascend.variables(Cluster(8, 8), table, {})
+    assert "parallel.local_worker_num=4" in caught.value.hint
+
+
+def test_without_a_table_the_ranks_see_what_the_user_says() -> None:
+    assert VISIBLE not in ascend.variables(Cluster(2, 2), None, {VISIBLE: "2,3"})
+
+
+def test_a_rank_that_somebody_elses_msrun_starts(shows: list[int]) -> None:
+    environ = {
+        **{"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "8", "MS_SCHED_HOST": "192.0.2.1"},
+        **{"MS_SCHED_PORT": "8118", "MS_NODE_ID": "1", "RANK_ID": "1", "DEVICE_ID": "1"},
+    }
+    cases: list[tuple[dict[str, str], int]] = [
+        ({}, 1),
+        ({VISIBLE: "4,5,6,7"}, 1),
+        ({"RANK_TABLE_FILE": str(TABLES / "ascend_operator.json")}, 5),
+        ({"RANK_TABLE_FILE": str(TABLES / "ascend_operator.json"), VISIBLE: "4,5,6,7"}, 1),
+    ]
+    for more, index in cases:
+        member = membership({**environ, **more})
+        assert member is not None and device_of(member, 0, {**environ, **more}) == index
+    other = {**environ, "RANK_TABLE_FILE": str(TABLES / "visible_devices.json")}
+    member = membership(other)
+    assert member is not None
+    with pytest.raises(EnvironmentFault, match=r"has 4 ranks, and this is rank 1 of 8"):
+        device_of(member, 0, other)
+
+
+def test_a_rank_of_a_loop(shows: list[int]) -> None:
+    """MindFormers' run_distribute.sh: DEVICE_ID is the device, and where it is left out the table
+    says it."""
+    environ = {"RANK_TABLE_FILE": str(TABLES / "visible_devices.json"), "RANK_ID": "2"}
+    for more in ({}, {"DEVICE_ID": "6"}, {"DEVICE_ID": "6", "RANK_SIZE": "4"}):
+        member = membership({**environ, **more})
+        assert member is not None and device_of(member, 0, environ) == 6
+
+
+def config_of(*settings: str) -> RunConfig:
+    return resolve(parse(["model=tiny_llama", "predict_data=hi", *settings], heads()))[0]
+
+
+FOUR = ("use_parallel=true", "parallel_config.model_parallel=4")
+
+
+@pytest.mark.parametrize(
+    ("settings", "used"),
+    [
+        (FOUR, True),
+        (("parallel=tp4",), False),
+        ((*FOUR, "parallel.rank_table_file="), False),
+        ((), False),
+        ((*FOUR, "context.device_target=CPU"), False),
+    ],
+)
+def test_the_table_of_an_operator(
+    shows: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    settings: tuple[str, ...],
+    used: bool,
+) -> None:
+    path = str(TABLES / "visible_devices.json")
+    monkeypatch.setenv("RANK_TABLE_FILE", path)
+    found = launch.with_rank_table(config_of(*settings)).parallel.rank_table_file
+    assert found == (path if used else "")
+    told = capsys.readouterr().err
+    assert ("is not used: this is one process" in told) == (settings == ())
+    assert ("is not used: is for Ascend" in told) == ("context.device_target=CPU" in settings)
+
+
+def test_a_table_of_another_job(shows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK_TABLE_FILE", str(TABLES / "one_machine.json"))
+    with pytest.raises(ConfigError, match=r"one_machine\.json has 8 ranks, expected 4"):
+        launch.with_rank_table(config_of(*FOUR))
+
+
+def test_the_device_of_a_table_of_one_rank(shows: list[int], tmp_path: Path) -> None:
+    """MindFormers' run_distribute.sh with '[5,6)' sets DEVICE_ID=5, and its context takes it."""
+    RankTable((Server("192.0.2.1", (Device(5),)),)).write(tmp_path / "table.json")
+    asked = ("use_parallel=true", f"parallel.rank_table_file={tmp_path / 'table.json'}")
+    assert launch.with_rank_table(config_of(*asked)).context.device_id == 5
+    shows[:] = [5]  # the only one of a container
+    assert launch.with_rank_table(config_of(*asked)).context.device_id == 0
+
+
+def test_the_device_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MindFormers 1.8, core/context/build_context.py: the config's device_id, else DEVICE_ID."""
+    monkeypatch.setenv("DEVICE_ID", "3")
+    assert config_of().context.device_id == 3
+    assert config_of("--device_id", "6").context.device_id == 6
+
+
+def test_the_launch_takes_the_table(
+    shows: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From the command line to msrun, all but the preparation of weights."""
+    monkeypatch.setattr(environment, "check_packages", lambda: None)
+    monkeypatch.setattr(launch, "ready_for_ranks", lambda config: config)
+    monkeypatch.setattr(launch, "RANK_PROGRAM", RECORD)
+    table = TABLES / "visible_devices.json"
+    config = config_of(
+        "parallel=tp4", f"parallel.rank_table_file={table}", f"output_dir={tmp_path}"
+    )
+    launch.launch(config)
+    found = recorded(tmp_path / "latest")
+    assert [environ[VISIBLE] for environ in found] == ["4,5,6,7"] * 4
+    monkeypatch.setenv(VISIBLE, "0,1,2,3")
+    with pytest.raises(RunnerError, match="hides device 4,5,6,7 of the rank table"):
+        launch.launch(config)
+
+
+def test_a_script_of_ones_own_sees_the_devices(tmp_path: Path) -> None:
+    """run_dist_gen.sh, whose ranks are a plain msrun's; here the machine is told by a stand-in."""
+    devices = tmp_path / "sitecustomize.py"
+    devices.write_text(
+        "import glob\nreal = glob.glob\n"
+        "glob.glob = lambda p, **k: [f'/dev/davinci{i}' for i in range(8)]"
+        " if p == '/dev/davinci*' else real(p, **k)\n"
+    )
+    table = str(TABLES / "visible_devices.json")
+    done = subprocess.run(
+        [ROOT / "scripts/run_dist_gen.sh", f"{RECORD} {tmp_path}", table, "[4,8)", "4"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(tmp_path),
+        },
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = recorded(tmp_path)
+    assert [environ[VISIBLE] for environ in found] == ["4,5,6,7"] * 4
+    assert [environ["DEVICE_ID"] for environ in found] == list("0123")
+    assert {environ["RANK_TABLE_FILE"] for environ in found} == {table}
