@@ -104,7 +104,8 @@ def _join(config: RunConfig, member: Member) -> int:
         device_id = device_of(member, device_id)
     progress.redirect(Outlet(-1 if member.rank is None else member.rank, None))
     with progress.step(f"meet the {member.size} ranks"):
-        joined = join(member, device, device_id, config.parallel.rendezvous_timeout)
+        parallel = config.parallel
+        joined = join(member, device, device_id, parallel.rendezvous_timeout, parallel.hccl_timeout)
     progress.redirect(Outlet(joined.rank, None))
     config, folder = _agree(config, joined)
     with folder:

@@ -59,7 +59,7 @@ def with_rank_table(config: RunConfig) -> RunConfig:
         wanted = on_ascend and starts_ranks(config)
         table = offered if offered and wanted else ""
         if offered and works and not wanted:
-            why = "is for Ascend" if not on_ascend else "this is one process"
+            why = "it is for Ascend" if not on_ascend else "this is one process"
             progress.note(f"RANK_TABLE_FILE={offered} is not used: {why}")
         config = replace(config, parallel=replace(parallel, rank_table_file=table))
         if table:
@@ -89,7 +89,7 @@ def _launch_ranks(config: RunConfig, folder: RunFolder) -> None:
     on_ascend = environment.resolve_device(config.context.device_target) == "Ascend"
     table = parallel.rank_table_file if on_ascend else ""
     rank_table = read_rank_table(Path(table)) if table else None
-    variables = ascend.variables(cluster, rank_table) if on_ascend else {}
+    variables = ascend.variables(cluster, rank_table, parallel.hccl_timeout) if on_ascend else {}
     config = ready_for_ranks(config)
     snapshot = folder.write_config(config.to_dict())
     # Devices want to be released, and the scheduler is other machines' too; on CPU nothing is left.

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
-from lite_runner import environment
+from lite_runner import environment, hccl
 from lite_runner.config import seeds
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.fields import Fault, read
@@ -95,7 +95,7 @@ def join_job(device: str, device_id: int) -> tuple[int, int]:
         sys.exit(0)
     if device == "Ascend":
         device_id = device_of(member, device_id)
-    _joined = join(member, device, device_id, RENDEZVOUS_S)
+    _joined = join(member, device, device_id, RENDEZVOUS_S, hccl.MOST_S)
     atexit.register(_end, _joined.place)
     from lite_runner.backends.collectives import announce_semi_auto
 

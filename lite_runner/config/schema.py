@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from lite_runner import hccl
 from lite_runner.config.fields import Fault, Range, read
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.model import ModelConfig, RopeScaling
@@ -213,6 +214,7 @@ class Parallel:
     rank_table_file: str | None  # "": none; null: that of RANK_TABLE_FILE
     log_dir: str  # of msrun, its scheduler and the ranks; "": msrun/ in the run folder
     rendezvous_timeout: Count  # seconds
+    hccl_timeout: Annotated[int, Range(hccl.LEAST_S, hccl.MOST_S)]  # seconds
     timeout: Count | None  # seconds; null: none
 
 

@@ -12,6 +12,7 @@ from lite_runner.distributed import scheduler
 from lite_runner.distributed.meeting import MeetingPlace
 from lite_runner.distributed.membership import Member
 from lite_runner.errors import EXIT_FAILED
+from lite_runner.hccl import timeouts
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,15 @@ class Joined:
         return self.rank == self.here[0]
 
 
-def join(member: Member, device: str, device_id: int, timeout: int) -> Joined:
+def join(member: Member, device: str, device_id: int, timeout: int, hccl_timeout: int) -> Joined:
     """Meet the other ranks, within `timeout` s where nothing else says how long; once a process.
 
     When one of this machine's ranks is gone before its work is done, this process ends too.
     Raises EnvironmentFault.
     """
     os.environ.setdefault("MS_TOPO_TIMEOUT", str(timeout))
+    if device == "Ascend":
+        os.environ.update(timeouts(hccl_timeout))
     place = None
     if member.scheduler is None:
         assert member.table is not None and member.rank is not None

@@ -8,20 +8,26 @@ from collections.abc import Mapping
 from lite_runner.ascend_devices import VISIBLE, visible_devices
 from lite_runner.config.cluster import Cluster
 from lite_runner.errors import ConfigError
+from lite_runner.hccl import timeouts
 from lite_runner.rank_table import RankTable
 
 
 def variables(
-    cluster: Cluster, table: RankTable | None, environ: Mapping[str, str] = os.environ
+    cluster: Cluster,
+    table: RankTable | None,
+    hccl_timeout: int,
+    environ: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """Only the devices that the rank table has for this machine are visible to its ranks.
+    """How long HCCL waits, unless the user has said it, and which devices are visible.
 
-    msrun gives a rank the place in its machine as DEVICE_ID, whatever the table says.
+    These are the ones that the rank table has for this machine; msrun gives a rank the place in its
+    machine as DEVICE_ID, whatever the table says.
     Raises ConfigError where the table is of other machines than `cluster`, and EnvironmentFault
     where a device is not there.
     """
+    found = timeouts(hccl_timeout, environ)
     if table is None:
-        return {}
+        return found
     table.check_even()
     local = len(table.servers[0].devices)
     if local != cluster.local_worker_num:
@@ -31,4 +37,5 @@ def variables(
             f"parallel.local_worker_num={local}, with parallel.node_rank, master_addr and"
             " master_port; scripts/run_distribute.sh sets them by itself",
         )
-    return {VISIBLE: visible_devices(table.servers[cluster.node_rank].device_ids, environ)}
+    ids = table.servers[cluster.node_rank].device_ids
+    return {**found, VISIBLE: visible_devices(ids, environ)}

@@ -8,6 +8,9 @@
 - Device ids of rank tables are physical. Source: CANN 9.0, hcclug_000067.
 - ASCEND_RT_VISIBLE_DEVICES holds logical numbers, ascending, and set_device counts among them.
   Source: CANN 8.5, envref_07_0028.
+- HCCL_CONNECT_TIMEOUT: 120 to 7200 s, default 120; HCCL_EXEC_TIMEOUT: default 1836 s, on 910A at
+  most 17340. Source: CANN 8.5, envref_07_0149 and envref_07_0078. MindSpore sets the first to 600
+  when it is imported, unless it is set. Source: mindspore 2.10, context.py, _init_parallel_env.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner import ascend_devices, environment, launch
+from lite_runner import ascend_devices, environment, hccl, launch
 from lite_runner.ascend_devices import VISIBLE
 from lite_runner.config.argv import parse
 from lite_runner.config.cluster import Cluster
@@ -44,7 +47,7 @@ def shows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The physical numbers of this machine's devices."""
     shown = list(range(8))
     monkeypatch.setattr(ascend_devices, "physical_ids", lambda: shown)
-    for name in NAMES:
+    for name in (*NAMES, *hccl.VARIABLES):
         monkeypatch.delenv(name, raising=False)
     return shown
 
@@ -64,7 +67,7 @@ def run_recorded(folder: Path, cluster: Cluster, table: Path | None) -> list[dic
         folder,
         Limits(rendezvous=60, leave=20),
         rank_table_file=str(table or ""),
-        ascend=ascend.variables(cluster, read),
+        ascend=ascend.variables(cluster, read, 7200),
     )
     return recorded(folder)
 
@@ -92,6 +95,7 @@ def test_the_ranks_of_a_table(
         assert environ["RANK_SIZE"] == str(count)
         assert environ["RANK_TABLE_FILE"] == str(table)
         assert environ[VISIBLE] == visible
+        assert [environ[name] for name in hccl.VARIABLES] == ["7200", "7200"]
         member = membership(environ)
         assert member is not None and device_of(member, 0, environ) == index
 
@@ -101,14 +105,36 @@ def test_the_second_machine_of_a_table(shows: list[int]) -> None:
     expected = ("4,5,6,7", "0,1,2,3")
     for node, visible in enumerate(expected):
         cluster = Cluster(8, 4, master_port=8118, node_rank=node)
-        assert ascend.variables(cluster, table, {})[VISIBLE] == visible
+        assert ascend.variables(cluster, table, 7200, {})[VISIBLE] == visible
     with pytest.raises(ConfigError, match="has 2 machines of 4 ranks") as caught:
-        ascend.variables(Cluster(8, 8), table, {})
+        ascend.variables(Cluster(8, 8), table, 7200, {})
     assert "parallel.local_worker_num=4" in caught.value.hint
 
 
 def test_without_a_table_the_ranks_see_what_the_user_says() -> None:
-    assert VISIBLE not in ascend.variables(Cluster(2, 2), None, {VISIBLE: "2,3"})
+    assert VISIBLE not in ascend.variables(Cluster(2, 2), None, 7200, {VISIBLE: "2,3"})
+
+
+@pytest.mark.parametrize("seconds", ["", "119", "7201", "1.5", "0"])
+def test_seconds_that_hccl_does_not_take(seconds: str) -> None:
+    with pytest.raises(ConfigError, match=r"hccl_timeout: got .* expected"):
+        config_of(f"parallel.hccl_timeout={seconds}")
+
+
+def test_how_long_hccl_waits() -> None:
+    connect, execute = hccl.VARIABLES
+    seconds = config_of().parallel.hccl_timeout
+    assert 120 <= seconds <= 7200 and seconds // 68 * 68 > 1836
+    assert hccl.timeouts(600, {}) == {connect: "600", execute: "600"}
+    assert hccl.timeouts(600, {connect: "1800", execute: ""}) == {execute: "600"}
+    assert hccl.timeouts(600, {connect: "1800", execute: "0"}) == {}
+
+
+def test_mindspore_changes_a_variable_when_it_is_imported() -> None:
+    """So that ours is to be set before."""
+    from mindspore import context
+
+    assert context._hccl_connect_timeout == "600"
 
 
 def test_a_rank_that_somebody_elses_msrun_starts(shows: list[int]) -> None:
@@ -171,7 +197,7 @@ def test_the_table_of_an_operator(
     assert found == (path if used else "")
     told = capsys.readouterr().err
     assert ("is not used: this is one process" in told) == (settings == ())
-    assert ("is not used: is for Ascend" in told) == ("context.device_target=CPU" in settings)
+    assert ("is not used: it is for Ascend" in told) == ("context.device_target=CPU" in settings)
 
 
 def test_a_table_of_another_job(shows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
