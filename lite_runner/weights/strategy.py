@@ -1,12 +1,11 @@
 """MindSpore's strategy files: how each parameter lies on the ranks of a job.
 
-A file is one protobuf message `ParallelStrategyMap`. Of each parameter it holds the matrix that the
-ranks form and, for each axis of the tensor, which axis of that matrix cuts it.
+Of each parameter a file holds the matrix that the ranks form and, for each axis of the tensor,
+which axis of that matrix cuts it.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -14,51 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
-
 from lite_runner.config.model import ModelConfig
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.files import atomic_write
+from lite_runner.weights import strategy_message
 from lite_runner.weights.layouts import expected_tensors
 from lite_runner.weights.partition import Cut, cuts
+from lite_runner.weights.strategy_message import HINT
 
 MAX_BYTES = 64 * 2**20
 MAX_RANKS = 1 << 16
-HINT = "give src_strategy_path_or_dir= the ckpt_strategy_rank_N.ckpt that the training wrote"
-
-# The fields that are read or written, by number: name, kind, label. Every list of numbers is the
-# same message on the wire, whatever MindSpore calls it.
-_NUMBER, _TEXT = "int64", "string"
-_MESSAGES: dict[str, dict[int, tuple[str, str, str]]] = {
-    "Numbers": {1: ("dim", _NUMBER, "repeated")},
-    "ParallelStrategys": {
-        1: ("stage", _NUMBER, "required"),
-        2: ("parallel_strategy", "Numbers", "repeated"),
-    },
-    "ParallelStrategyItem": {
-        1: ("node_name", _TEXT, "required"),
-        2: ("parallel_strategys", "ParallelStrategys", "required"),
-    },
-    "ParallelLayouts": {
-        1: ("dev_matrix", "Numbers", "repeated"),
-        2: ("tensor_map", "Numbers", "repeated"),
-        3: ("param_split_shape", "Numbers", "repeated"),
-        4: ("indices_offset", "Numbers", "repeated"),
-        5: ("field", _NUMBER, "required"),
-        6: ("opt_weight_shard_step", _NUMBER, "required"),
-        7: ("opt_weight_shard_size", _NUMBER, "required"),
-    },
-    "ParallelLayoutItem": {
-        1: ("param_name", _TEXT, "required"),
-        2: ("parallel_layouts", "ParallelLayouts", "required"),
-    },
-    "ParallelStrategyMap": {
-        1: ("current_stage", _NUMBER, "required"),
-        2: ("parallel_strategy_item", "ParallelStrategyItem", "repeated"),
-        3: ("parallel_layout_item", "ParallelLayoutItem", "repeated"),
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -148,8 +112,8 @@ def read_strategy(path: Path) -> Strategy:
     files = _files(path)
     found: dict[str, Layout] = {}
     stages: set[int] = set()
-    for content, file in {file.read_bytes(): file for file in files}.items():
-        for name, layout in _layouts(_parse(content, file), file):
+    for file in {file.read_bytes(): file for file in files}.values():
+        for name, layout in _layouts(strategy_message.read(file), file):
             # What two stages hold is read from the first.
             if name not in found or layout.stage < found[name].stage:
                 found[name] = layout
@@ -171,9 +135,11 @@ def read_strategy(path: Path) -> Strategy:
 def _files(path: Path) -> list[Path]:
     if not path.exists():
         raise ArtifactError(f"{path}: no such strategy file or folder", HINT)
-    files = sorted(path.glob("*.ckpt")) if path.is_dir() else [path]
+    files = [path]
+    if path.is_dir():
+        files = sorted(path.glob("*.ckpt")) or sorted(path.glob("*.json"))
     if not files:
-        raise ArtifactError(f"{path}: the folder holds no strategy file (*.ckpt)", HINT)
+        raise ArtifactError(f"{path}: the folder holds no strategy file (*.ckpt, *.json)", HINT)
     for file in files:
         if file.stat().st_size > MAX_BYTES:
             raise ArtifactError(
@@ -182,36 +148,21 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _parse(content: bytes, file: Path) -> Any:
-    """The message in a file, with at least one layout."""
-    parsed = _message("ParallelStrategyMap")
-    try:
-        parsed.ParseFromString(content)
-    except message.DecodeError as error:
-        raise ArtifactError(f"{file}: not a strategy file: {error}", HINT) from error
-    if not parsed.IsInitialized() or not parsed.parallel_layout_item:
-        raise ArtifactError(f"{file}: not a strategy file: it holds no layout", HINT)
-    return parsed
-
-
 def _layouts(parsed: Any, file: Path) -> Iterator[tuple[str, Layout]]:
     """Each parameter and its layout; a name of a merged file starts with its stage."""
-    own_stage = [item.parallel_strategys.stage for item in parsed.parallel_strategy_item][:1]
     for item in parsed.parallel_layout_item:
         merged = re.fullmatch(r"(\d{1,6})-(.+)", item.param_name)
         name = merged[2] if merged else item.param_name
-        stage = int(merged[1]) if merged else own_stage[0] if own_stage else 0
+        stage = int(merged[1]) if merged else _stage(parsed)
         held = item.parallel_layouts
-        if held.opt_weight_shard_size:
+        if strategy_message.shards_optimizer(held):
             raise ArtifactError(
                 f"{file}: {name} is also cut for the optimizer (enable_parallel_optimizer), which "
                 "is not available",
                 "merge the checkpoint with mindspore.transform_checkpoints first",
             )
         matrix = tuple(held.dev_matrix[0].dim) if held.dev_matrix else ()
-        maps = [tuple(one.dim) for one in held.tensor_map]
-        # One list: an axis of the matrix (or -1) for each axis; several: a list for each.
-        axes = [(axis,) for axis in maps[0]] if len(maps) == 1 else maps
+        axes = strategy_message.tensor_map(held)
         whole = tuple(tuple(axis for axis in some if axis != -1) for some in axes)
         named = [axis for some in whole for axis in some]
         if (
@@ -222,14 +173,20 @@ def _layouts(parsed: Any, file: Path) -> Iterator[tuple[str, Layout]]:
             or not all(0 <= axis < len(matrix) for axis in named)
         ):
             raise ArtifactError(
-                f"{file}: {name} has the impossible layout {list(matrix)}, {maps}", HINT
+                f"{file}: {name} has the impossible layout {list(matrix)}, {axes}", HINT
             )
         yield name, Layout(matrix, whole, stage)
 
 
+def _stage(content: Any) -> int:
+    """That of the first operator, as MindSpore takes it."""
+    stages = (item.parallel_strategys.stage for item in content.parallel_strategy_item)
+    return next(stages, 0)
+
+
 def write_strategy(path: Path, strategy: Strategy) -> None:
     """Write a strategy of one stage, as MindSpore and MindFormers read it."""
-    content = _message("ParallelStrategyMap", current_stage=0)
+    content = strategy_message.new("ParallelStrategyMap", current_stage=0)
     # MindSpore takes the stage from the first operator, so there has to be one.
     operator = content.parallel_strategy_item.add(node_name="model")
     operator.parallel_strategys.stage = 0
@@ -240,8 +197,7 @@ def write_strategy(path: Path, strategy: Strategy) -> None:
         held.param_split_shape.add()
         held.indices_offset.add()
         held.field = held.opt_weight_shard_step = held.opt_weight_shard_size = 0
-    with atomic_write(path) as file:
-        file.write(content.SerializeToString())
+    strategy_message.write(path, content)
 
 
 def merge_strategies(folder: Path, out: Path) -> None:
@@ -250,13 +206,13 @@ def merge_strategies(folder: Path, out: Path) -> None:
     Raises ArtifactError for files that are no strategies or do not belong together.
     """
     read_strategy(folder)  # says what is wrong with any of them
-    joined = _message("ParallelStrategyMap", current_stage=1)
+    joined = strategy_message.new("ParallelStrategyMap", current_stage=1)
     seen: set[int] = set()
     for file in _files(folder):
         if file.resolve() == out.resolve():
             continue
-        content = _parse(file.read_bytes(), file)
-        stage = content.parallel_strategy_item[0].parallel_strategys.stage
+        content = strategy_message.read(file)
+        stage = _stage(content)
         if stage in seen:
             continue
         seen.add(stage)
@@ -264,36 +220,4 @@ def merge_strategies(folder: Path, out: Path) -> None:
             item.param_name = f"{stage}-{item.param_name}"
         joined.parallel_strategy_item.extend(content.parallel_strategy_item)
         joined.parallel_layout_item.extend(content.parallel_layout_item)
-    with atomic_write(out) as target:
-        target.write(joined.SerializeToString())
-
-
-def _message(name: str, **fields: Any) -> Any:
-    return _classes()[name](**fields)
-
-
-@functools.cache
-def _classes() -> dict[str, Any]:
-    """The messages, in a pool of their own: MindSpore has the same names in the shared one."""
-    kinds = descriptor_pb2.FieldDescriptorProto
-    package = "mindspore.straspb"
-    file = descriptor_pb2.FileDescriptorProto(
-        name="node_strategy.proto", package=package, syntax="proto2"
-    )
-    for name, fields in _MESSAGES.items():
-        held = file.message_type.add(name=name)
-        for number, (field, kind, label) in fields.items():
-            plain = kind in (_NUMBER, _TEXT)
-            held.field.add(
-                name=field,
-                number=number,
-                label=getattr(kinds, f"LABEL_{label.upper()}"),
-                type=getattr(kinds, f"TYPE_{kind.upper()}" if plain else "TYPE_MESSAGE"),
-                type_name=None if plain else f".{package}.{kind}",
-            )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}"))
-        for name in _MESSAGES
-    }
+    strategy_message.write(out, joined)
