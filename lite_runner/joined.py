@@ -18,6 +18,7 @@ from lite_runner import environment, progress, worker
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.fields import Fault
+from lite_runner.config.repeat import kept
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
 from lite_runner.distributed.join import Joined, join, schedule
@@ -129,7 +130,7 @@ def _agree(config: RunConfig, joined: Joined) -> tuple[RunConfig, RunFolder]:
         if joined.rank == 0:
             config = with_seed(config)
         made = RunFolder.create(config.output_dir, config.run_mode, config.model_name)
-        made.write_config(config.without_secrets().to_dict())
+        made.write_config(kept(config.without_secrets()))
         told = {"config": config.to_dict(), "folder": str(made.path)}
     leader = json.loads(gather(json.dumps(told).encode())[joined.here[0]])
     return RunConfig.from_dict(leader["config"]), RunFolder(Path(leader["folder"]))

@@ -11,6 +11,7 @@ from lite_runner.ascend_devices import index_of
 from lite_runner.config.checks import rank_table_faults
 from lite_runner.config.cluster import cluster_of, ranks_of
 from lite_runner.config.compose import raise_faults
+from lite_runner.config.repeat import kept, with_input
 from lite_runner.config.request import items_of
 from lite_runner.config.requests import read_requests
 from lite_runner.config.schema import RunConfig
@@ -33,6 +34,7 @@ def launch(config: RunConfig) -> int:
     if config.predicts or config.run_mode == "eval":
         # Before anything is fetched: a yaml made for other machines needs an override.
         environment.resolve_device(config.context.device_target, several=config.use_parallel)
+    config = with_input(config)
     if config.parallel.node_rank == 0:  # ranks of other machines are told the first one's
         config = with_seed(config)
     with RunFolder.create(config.output_dir, config.run_mode, config.model_name) as folder:
@@ -40,7 +42,7 @@ def launch(config: RunConfig) -> int:
         if starts_ranks(config):
             _launch_ranks(config, folder)
         else:
-            folder.write_config(config.without_secrets().to_dict())
+            folder.write_config(kept(config.without_secrets()))
             worker.run(config, folder)
     return 0
 
@@ -91,7 +93,7 @@ def _launch_ranks(config: RunConfig, folder: RunFolder) -> None:
     rank_table = read_rank_table(Path(table)) if table else None
     variables = ascend.variables(cluster, rank_table, parallel.hccl_timeout) if on_ascend else {}
     config = ready_for_ranks(config)
-    snapshot = folder.write_config(config.to_dict())
+    snapshot = folder.write_config(kept(config))
     # Devices want to be released, and the scheduler is other machines' too; on CPU nothing is left.
     leave_s = LEAVE_S if on_ascend or cluster.local_worker_num < cluster.worker_num else 0.0
     run_ranks(
@@ -121,7 +123,6 @@ def ready_for_ranks(config: RunConfig) -> RunConfig:
         raise_faults(list(division_faults(config, files.model)))
         files.cut(ranks_of(config), vocab_parallel=config.vocab_parallel)
         return config
-    # Standard input is this process's alone, and can be read once.
     requests = read_requests(config)
     if config.adapter_path:
         names = tuple(request.adapter for request in requests)

@@ -20,6 +20,7 @@ from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.parallel import division_faults, parallel_faults
 from lite_runner.config.prompts import prompt_faults
 from lite_runner.config.quantization_checks import quantization_faults
+from lite_runner.config.repeat import READ, WRITTEN, path_at
 from lite_runner.config.request import is_utf8
 from lite_runner.config.requests import adapter_names, request_faults
 from lite_runner.config.schema import (
@@ -434,25 +435,9 @@ def _places(config: RunConfig) -> Iterator[Fault]:
     for key, modes in _ONLY_IN.items():
         if config.run_mode not in modes and getattr(config, key) is not None:
             yield fault(key, f"{key} has a meaning only with run_mode={' or '.join(modes)}")
-    places = {
-        "output_dir": config.output_dir,
-        "load_checkpoint": config.load_checkpoint,
-        "pretrained_model_dir": config.pretrained_model_dir,
-        "adapter_path": config.adapter_path,
-        "adapter_root": config.adapter_root,
-        "convert_output": config.convert_output,
-        "eval_data": config.eval_data,
-        "export_output": config.export_output,
-        "quantize_output": config.quantize_output,
-        "shard_output": config.shard_output,
-        "src_strategy_path_or_dir": config.src_strategy_path_or_dir,
-        "infer.model_dir": config.infer.model_dir,
-        "infer.prefill_model_path": config.infer.prefill_model_path,
-        "infer.increment_model_path": config.infer.increment_model_path,
-        "processor.tokenizer.tokenizer_file": config.processor.tokenizer.tokenizer_file,
-    }
-    for key, path in places.items():
-        if path and "\0" in path:
+    for key in (*READ, *WRITTEN):
+        path = path_at(config, key)
+        if path and "\0" in (path if isinstance(path, str) else "".join(path)):
             yield fault(key, f"{key}: got {show(path)}, expected no NUL in a path")
     if not config.output_dir:
         yield fault("output_dir", "output_dir is empty; expected a folder")

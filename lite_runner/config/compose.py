@@ -33,6 +33,7 @@ from lite_runner.config.lengths import typed_faults
 from lite_runner.config.mindformers import arch_of, base_model, listed, translate
 from lite_runner.config.mindformers_keys import IGNORED, is_only_mindformers
 from lite_runner.config.model_dir import with_model
+from lite_runner.config.repeat import is_of_a_run, run_again
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.suggest import did_you_mean, nearest, nearest_key
 from lite_runner.config.yaml_file import at, put, read_yaml
@@ -202,6 +203,7 @@ def _is_mindformers_export(composed: Composed, line: CommandLine, file: Mapping[
     )
     return (
         line.config_file is not None
+        and not is_of_a_run(file)
         and asked
         and raw.get("run_mode") == "export"
         and not any(at(raw, key) for key in ours)
@@ -265,6 +267,9 @@ def _lay_file(
         text = f"model.arch.type: got {show(arch)}{where}, but the model chosen is {chosen}"
         composed.fail("model", text)
         return
+    if is_of_a_run(file):
+        composed.raw = run_again(file, composed.raw, _options_typed(line, composed))
+        return
     use_parallel = file.get("use_parallel", composed.raw.get("use_parallel"))
     for setting in line.settings:
         if setting.key == "use_parallel" and isinstance(setting.value, str):
@@ -297,6 +302,13 @@ def _lay_file(
             _assign(composed, key, "" if empty else value, where)
     if result.ignored:
         composed.notes.append(f"what of {source} has no meaning here: {listed(result.ignored)}")
+
+
+def _options_typed(line: CommandLine, composed: Composed) -> list[dict[str, Any]]:
+    """The files of the groups' options that a command line names."""
+    named = [(s.key, str(s.value)) for s in line.settings if s.key in GROUPS and not s.prefix]
+    files = [conf_dir() / group / f"{option}.yaml" for group, option in named]
+    return [read_yaml(file) for file in files if file.is_file()]
 
 
 def _lay(composed: Composed, setting: Setting) -> None:

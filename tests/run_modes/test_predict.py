@@ -75,13 +75,21 @@ def test_returns_and_beams(run: Run) -> None:
     assert [row["prompt"] for row in beams["results"]] == ["a", "a", "b", "b"]
 
 
-def test_a_seed_is_drawn_for_each_run_and_repeats_it(run: Run) -> None:
+def test_a_seed_is_drawn_for_each_run_and_repeats_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["model=tiny_llama", "predict_data=x", "max_new_tokens=12", "eos_token_id=[]"]
     assert "seed" not in run(*options)
     drawn = [run(*options, "do_sample=true", "temperature=2.0") for _ in range(2)]
     tokens = [result["results"][0]["token_ids"] for result in drawn]
     assert drawn[0]["seed"] != drawn[1]["seed"] and tokens[0] != tokens[1]
-    again = run("--config", "outputs/latest/config.yaml")
+    config = str(Path("outputs/latest/config.yaml").resolve())
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert main(["verbosity=1", "--config", config]) == 0
+    assert "note:" not in capsys.readouterr().err
+    monkeypatch.chdir("..")
+    again = json.loads(Path("outputs/latest/result.json").read_text(encoding="utf-8"))
     assert (again["seed"], again["results"]) == (drawn[1]["seed"], drawn[1]["results"])
 
 

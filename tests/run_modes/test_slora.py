@@ -111,6 +111,24 @@ def test_one_adapter_for_each_prompt_equals_each_alone(adapters: str, run: Run) 
     assert all(one["seconds"] > 0 for one in use.values())
 
 
+def test_records_name_their_adapters(
+    adapters: str, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = [
+        {"prompt": "hello", "adapter": "en", "id": "a"},
+        {"prompt": "hello", "adapter": "base", "max_new_tokens": 2},
+        {"prompt": "hello"},
+    ]
+    Path("p.jsonl").write_text("\n".join(map(json.dumps, records)))
+    options = ["run_mode=slora", adapters, "predict_data=p.jsonl", "output_format=jsonl"]
+    result = run(*options, "adapter_id=zh")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["id"], one["adapter"]) for one in lines] == [("a", "en"), (1, None), (2, "zh")]
+    by_id = run(adapters, "adapter_id=[en,null,zh]", "predict_data=[hello,hello,hello]")
+    expected = tokens(by_id)
+    assert tokens(result) == [expected[0], expected[1][:2], expected[2]]
+
+
 def test_a_file_of_adapters_and_prompts_with_a_small_pool(adapters: str, run: Run) -> None:
     lines = ["en\tone", "\ttwo", "zh\tthree", "de\tfour\twith a tab", "null\tfive", "en\tsix"]
     Path("prompts.txt").write_text("\n".join(lines) + "\n")
