@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from lite_runner import __version__
+from lite_runner import __version__, memory
 from lite_runner.errors import (
     EXIT_ENVIRONMENT,
     EXIT_FAILED,
@@ -68,7 +68,11 @@ def guarded(action: Callable[[], int]) -> int:
         # The reader has gone; Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-    except Exception:
+    except Exception as error:
+        lacking = memory.fault_of(error)
+        if lacking is not None:
+            print(f"error: {lacking}", file=sys.stderr)
+            return lacking.exit_code
         traceback.print_exc()
         return EXIT_FAILED
 

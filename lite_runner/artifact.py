@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from lite_runner import environment, progress
+from lite_runner import environment, footprint, progress
 from lite_runner.backends.exported import Device, EngineOptions, check_reads
 from lite_runner.backends.ge_options import ge_to_write
 from lite_runner.config.ge import FILE_NAME, render
 from lite_runner.config.model import REGISTERED
 from lite_runner.config.model_dir import yamls_in
 from lite_runner.config.model_yaml import is_ours, model_yaml
-from lite_runner.config.plan import BYTES_OF, Memory, check_memory, free_memory, memory_need
+from lite_runner.config.plan import BYTES_OF, Memory, check_memory, memory_need
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import DType, RunConfig
 from lite_runner.errors import ConfigError
@@ -266,12 +266,17 @@ def _write_settings(folder: Path, config: RunConfig, manifest: Manifest, place: 
         (folder / FILE_NAME).write_text(render(ge.sections), encoding="utf-8")
 
 
-def _check_room(folder: Path, files: ModelFiles, want: Wanted) -> None:
-    """Memory for the network and the graph that is made of it, disk for every graph."""
-    need = memory_need(
+def weights_and_cache(files: ModelFiles, want: Wanted) -> Memory:
+    """What the network of an export has of them; a cache is in the graph where it is not fed."""
+    return memory_need(
         files.model, "float32", want.slots, want.length, quantization=files.quantization
     )
-    check_memory(Memory(2 * need.weights, need.cache), free_memory())
+
+
+def _check_room(folder: Path, files: ModelFiles, want: Wanted) -> None:
+    """Memory for the network and the graph that is made of it, disk for every graph."""
+    need = weights_and_cache(files, want)
+    check_memory(footprint.of_export(need))
     graphs = 2 if want.layout == "static_pair" or want.model_type == "mindir_lite" else 1
     require_space(folder, graphs * need.weights * BYTES_OF[want.dtype] // BYTES_OF["float32"])
 

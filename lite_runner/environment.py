@@ -12,6 +12,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+from lite_runner import memory
 from lite_runner.ascend_devices import seen_ids
 from lite_runner.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from lite_runner.interrupts import leave_interrupts
@@ -49,6 +50,8 @@ def import_mindspore() -> None:
     except Exception as error:  # a shared library is missing, or made for another processor, ...
         if "mindspore._c_expression" in sys.modules:
             atexit.register(_leave)  # runs before MindSpore's own, which then aborts the process
+        if (lacking := memory.fault_of(error)) is not None:
+            raise lacking from error
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise EnvironmentFault(
             f"mindspore {metadata.version('mindspore')} is installed, but importing it fails: "
@@ -99,12 +102,13 @@ def has_fused_operators(device: str) -> bool:
     return device == "Ascend" and _FUSED.match(ascend_soc()) is not None
 
 
-def resolve_device(wanted: str, *, several: bool = False) -> str:
-    """`auto` becomes Ascend where there is one, else CPU; `several` are wanted of it.
+def resolve_device(wanted: str, *, several: bool = False, planned: bool = False) -> str:
+    """`auto` becomes Ascend where there is one, else CPU; `several` are wanted of it. What is only
+    `planned` may be for another machine.
 
     Raises EnvironmentFault where there is none.
     """
-    if wanted == "Ascend" and not ascend_devices():
+    if wanted == "Ascend" and not planned and not ascend_devices():
         one = ", and in one process with use_parallel=false" if several else ""
         raise EnvironmentFault(
             "context.device_target: got Ascend, but this machine shows no Ascend device",

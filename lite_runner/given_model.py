@@ -193,7 +193,7 @@ def _inspected(paths: Mapping[GraphName, Path], config: RunConfig) -> Manifest:
     environment.import_mindspore()
     from lite_runner.export.inspect import foreign_manifest
 
-    target = environment.resolve_device(config.context.device_target)
+    target = environment.resolve_device(config.context.device_target, planned=config.dry_run)
     return foreign_manifest(
         paths, model, config.model_name, target=cast(Literal["CPU", "Ascend"], target)
     )

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lite_runner import environment, progress, worker
+from lite_runner import environment, memory, progress, worker
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.fields import Fault
@@ -53,7 +53,10 @@ def run(config: RunConfig, notes: Sequence[str], member: Member) -> int:
         return _join(config, member)
     except RunnerError as error:
         return _leave(f"{member.name}: {error}", error.exit_code)
-    except Exception:
+    except Exception as error:
+        lacking = memory.fault_of(error)
+        if lacking is not None:
+            return _leave(f"{member.name}: {lacking}", lacking.exit_code)
         return _leave(f"{member.name}: {traceback.format_exc()}", EXIT_FAILED)
 
 

@@ -136,6 +136,9 @@ def ready_for_ranks(config: RunConfig) -> RunConfig:
         check_supported(config, files, device, ranks)
         files.tensors(ranks, vocab_parallel=config.vocab_parallel)
     first = session.share(config, job, ranks)  # the first copy has the most prompts
-    adapters = session.adapter_bytes(config, files.model, first, device, ranks)
-    check_machine(config, files.model, slots=first.slots, length=job.length, adapters=adapters)
+    check_machine(
+        config,
+        session.memory_need(config, files, first, device, ranks),
+        lambda: session.memory_levers(config, files, first, device, ranks),
+    )
     return config

@@ -141,7 +141,9 @@ def engine_for(
 
     Raises ConfigError, EnvironmentFault where the one that is asked for cannot run the layout.
     """
-    device = cast(Device, environment.resolve_device(config.context.device_target))
+    device = cast(
+        Device, environment.resolve_device(config.context.device_target, planned=config.dry_run)
+    )
     name = choose_engine(layout, config.engine, device)
     ge = None
     if serves(name, device):
@@ -173,7 +175,9 @@ def wanted(config: RunConfig, files: ModelFiles, slots: int, length: int) -> Wan
         return _wanted_of_operators(config, files, slots, length)
     family = files.model.family
     key = encryption_key(config.infer.enc_key)
-    device = cast(Device, environment.resolve_device(config.context.device_target))
+    device = cast(
+        Device, environment.resolve_device(config.context.device_target, planned=config.dry_run)
+    )
     target = device if config.export.target == "auto" else config.export.target
     layout = _layout(config, family, target)
     model_type = config.infer.model_type
@@ -217,7 +221,9 @@ def wanted(config: RunConfig, files: ModelFiles, slots: int, length: int) -> Wan
 
 def _wanted_of_operators(config: RunConfig, files: ModelFiles, slots: int, length: int) -> Wanted:
     """Of quantized weights; the config's checks saw to what else it asks for."""
-    device = cast(Device, environment.resolve_device(config.context.device_target))
+    device = cast(
+        Device, environment.resolve_device(config.context.device_target, planned=config.dry_run)
+    )
     held, dtype = files.quantization, config.compute_dtype(device)
     faults = []
     if dtype != "float32":

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lite_runner import environment, kernels, progress
+from lite_runner import environment, kernels, memory, progress
 from lite_runner.backends.base import Backend
 from lite_runner.config.model import REGISTERED
 from lite_runner.config.ranks import Ranks
@@ -55,14 +55,21 @@ def _without_kernels(
     return None
 
 
+def own_operators(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> bool:
+    """As `kernels_serve`, of a plan: nothing is said."""
+    return _without_kernels(config, files, device, ranks) is None
+
+
 def integers_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> bool:
-    """Whether MindSpore's operators multiply by the integers of quantized weights themselves."""
+    """Whether MindSpore's operators multiply by the integers of quantized weights themselves; of a
+    plan for a processor that is not here, whether those of Atlas A2 and A3 would."""
+    there = device == "Ascend" and config.dry_run and not environment.ascend_devices()
     return (
         ranks.tensor == 1  # cut weights are floats
         and files.quantization.quant != "none"
         and config.compute_dtype(device) != "float32"
         and files.model.family not in REGISTERED
-        and environment.has_fused_operators(device)
+        and (there or environment.has_fused_operators(device))
     )
 
 
@@ -114,6 +121,7 @@ def kernels_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Rank
     return False
 
 
+@memory.large_blocks_returned()
 def open_online(
     config: RunConfig,
     files: ModelFiles,

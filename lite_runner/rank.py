@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from lite_runner import environment, progress, worker
+from lite_runner import environment, memory, progress, worker
 from lite_runner.config.cluster import cluster_of, ranks_of
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
@@ -62,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Terminated:
         return _tell(sender, EXIT_TERMINATED, "terminated")
     except Exception as error:
+        lacking = memory.fault_of(error)
+        if lacking is not None:
+            return _tell(sender, lacking.exit_code, lacking.message, lacking.hint)
         message = f"{type(error).__name__}: {error}"
         return _tell(sender, EXIT_FAILED, message, trace=traceback.format_exc())
 

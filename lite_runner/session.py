@@ -6,20 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lite_runner import model_files, progress
+from lite_runner import footprint, model_files, progress
 from lite_runner.adapters import AdapterJob, check_values, open_wanted, pieces_of, pool_bytes
 from lite_runner.backends.base import Backend
+from lite_runner.backends.likelihood import rows_at_once
 from lite_runner.config.checks import fits_model
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.generation import GenerationConfig, OwnOptions, of_each
 from lite_runner.config.model import ModelConfig
-from lite_runner.config.plan import check_memory, free_memory, run_memory
+from lite_runner.config.plan import Lever, Memory, check_memory
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.request import Request
 from lite_runner.config.schema import RunConfig
 from lite_runner.generation import check_lengths, longest_prompt
 from lite_runner.model_files import RANDOM, ModelFiles
-from lite_runner.online import kernels_serve, open_online
+from lite_runner.online import kernels_serve, open_online, own_operators
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.quantization import describe
 
@@ -40,6 +41,7 @@ class Job:
     length: int  # tokens of the longest sequence, prompt and new ones
     first: int = 0  # index of the first prompt, where these are one copy's share
     adapters: AdapterJob | None = None  # None: the base model alone
+    scores: bool = False  # logits after every token are wanted, not only after the last
 
     @property
     def own(self) -> list[OwnOptions]:
@@ -168,6 +170,44 @@ def adapter_bytes(
     return pool_bytes(job.adapters, config, model, ranks, places, dtype)
 
 
+def memory_need(
+    config: RunConfig, files: ModelFiles, job: Job, device: str, ranks: Ranks
+) -> Memory:
+    """What this rank's `job` takes: on the CPU its process, on a device what is on that."""
+    pool = adapter_bytes(config, files.model, job, device, ranks)
+    if device != "CPU":
+        return footprint.on_device(config, files, device, ranks, job.slots, job.length, pool)
+    own = own_operators(config, files, device, ranks)
+    if files.given is not None or config.backend == "mslite":
+        return footprint.of_exported(config, files, job.slots, job.length)
+    return footprint.of_run(
+        config,
+        files,
+        ranks,
+        own=own,
+        slots=job.slots,
+        length=job.length,
+        adapters=pool,
+        logits=rows_at_once(files.model.vocab_size, job.length) if job.scores else job.slots,
+    )
+
+
+def memory_levers(
+    config: RunConfig, files: ModelFiles, job: Job, device: str, ranks: Ranks
+) -> list[Lever]:
+    """Settings with which the job would need less; what is not offered together is left out."""
+    own = device == "CPU" and own_operators(config, files, device, ranks)
+    width = max(job.generation.num_beams, job.generation.num_return_sequences)
+
+    def need(change: footprint.Change) -> Memory:
+        slots = min(job.slots, width) if change.one_at_a_time else job.slots
+        length = job.length // 2 if change.half_as_long else job.length
+        smaller = replace(job, slots=slots, length=length)
+        return memory_need(change.config, change.files, smaller, device, ranks)
+
+    return footprint.levers(config, files, need, own=own, slots=job.slots, length=job.length)
+
+
 def with_backend(config: RunConfig, files: ModelFiles, job: Job) -> RunConfig:
     """The config with backend=auto decided."""
     if config.backend != "auto":
@@ -212,17 +252,10 @@ def load(
     own = kernels_serve(config, files, device, ranks)
     files = replace(files, rounded=config.rounded_dtype(device))
     if device == "CPU" and ranks.size == 1:
-        need = run_memory(
-            config,
-            files.model,
-            files.quantization,
-            device=device,
-            own=own,
-            slots=job.slots,
-            length=job.length,
+        check_memory(
+            memory_need(config, files, job, device, ranks),
+            lambda: memory_levers(config, files, job, device, ranks),
         )
-        pool = adapter_bytes(config, files.model, job, device, ranks)
-        check_memory(replace(need, adapters=pool), free_memory())
     adapters = pieces_of(job.adapters, config, files.model, ranks) if job.adapters else []
     tensors = files.tensors(ranks, vocab_parallel=config.vocab_parallel)
     if files.quantization.quant != "none":

@@ -20,7 +20,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from lite_runner import app, online, session
+from lite_runner import app, memory, online
 
 ROOT = Path(__file__).resolve().parent.parent
 HI = "predict_data=hi"
@@ -424,9 +424,11 @@ def test_a_device_that_is_not_there(fails: Fails, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_model_larger_than_the_memory(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "free_memory", lambda: 8 * 10**9)
+    monkeypatch.setattr(memory, "free_memory", lambda: 8 * 10**9)
+    monkeypatch.setattr(memory, "resident", lambda: 0)
     message = fails(3, HI, "model=bloom_7.1b", "load_checkpoint=random")
-    assert "the weights need 28.3 GB" in message and "8.0 GB is free" in message
+    assert "(weights 28.3 GB, cache" in message and "8.0 GB is free" in message
+    assert "-> quant=a16w4 would need 6.5 GB; quant=a16w8 would need" in message
 
 
 # The output folder

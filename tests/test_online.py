@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner import environment, kernels, session
+from lite_runner import environment, kernels, memory, session
 from lite_runner.app import main
 from lite_runner.backends.base import Backend, Row
-from lite_runner.config.plan import memory_need
+from lite_runner.config.plan import cache_bytes
 from lite_runner.config.ranks import Ranks
 from lite_runner.launcher import job
 from lite_runner.model_files import ModelFiles
@@ -176,7 +176,8 @@ def test_a_rounded_cache_needs_them(capsys: pytest.CaptureFixture[str], cache: s
 def test_a_rounded_cache_is_refused_before_memory_is_asked_for_and_weights_are_read(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(session, "free_memory", lambda: 0)
+    monkeypatch.setattr(memory, "free_memory", lambda: 0)
+    monkeypatch.setattr(memory, "resident", lambda: 0)
     assert main([*SHORT, "kv_cache=int8"]) == 3
     assert "0 B is free" in capsys.readouterr().err
     assert main([*SHORT, "kv_cache=int8", "context.kernels=false"]) == 2
@@ -196,10 +197,7 @@ def test_a_rounded_cache_is_refused_before_any_rank_is_started(
 def test_a_rounded_cache_takes_less_memory() -> None:
     model = model_config_of(HERE / "fixtures" / "reference" / "llama")
     assert model is not None
-    needs = [
-        memory_need(model, "float32", 2, 100, kv_cache=cache).cache
-        for cache in ("fp32", "fp16", "int8")
-    ]
+    needs = [cache_bytes(model, "float32", 2, 100, cache) for cache in ("fp32", "fp16", "int8")]
     scales = 2 * model.num_layers * model.n_kv_heads * 2 * 100 * 4
     assert needs[1] * 2 == needs[0] and (needs[2] - scales) * 4 == needs[0]
 

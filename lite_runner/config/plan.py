@@ -2,30 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from lite_runner import memory
 from lite_runner.config.model import ModelConfig
 from lite_runner.config.quantization import CacheType, Quantization, Scheme
 from lite_runner.config.schema import DType, RunConfig
 from lite_runner.errors import EnvironmentFault
 
 BYTES_OF: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
-_CGROUP = Path("/sys/fs/cgroup")
+PROCESS_ADDRESSES = 2250 << 20  # that MindSpore reserves: libraries, threads, a pool of 1 GiB
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a model needs on its device."""
+    """Bytes that a run needs: on the device the first three, in a process on the CPU all."""
 
     weights: int
     cache: int  # keys and values of all slots
     adapters: int = 0  # those that are loaded at a time
+    process: int = 0  # Python and MindSpore
+    loading: int = 0  # while weights are read, the most beside the loaded ones
+    work: int = 0  # graphs, what steps compute in, logits
+
+    @property
+    def held(self) -> int:
+        return self.weights + self.cache + self.adapters
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + self.adapters
+        """At the peak: the weights are loaded before there is a cache."""
+        used = self.cache + self.adapters + self.work
+        return self.process + self.weights + max(self.loading, used)
+
+    @property
+    def addresses(self) -> int:
+        """Address space that a process takes beside what it has before it imports MindSpore."""
+        return self.total - self.process + PROCESS_ADDRESSES
+
+    def parts(self) -> str:
+        """What it is made of, in words."""
+        named = {
+            "weights": self.weights,
+            "cache": self.cache,
+            "adapters": self.adapters,
+            "the process": self.process,
+            "graphs and steps": self.work,
+            "more while loading": max(0, self.loading - self.cache - self.adapters - self.work),
+        }
+        return ", ".join(f"{name} {readable(size)}" for name, size in named.items() if size)
 
 
 def parameter_count(model: ModelConfig) -> int:
@@ -94,6 +120,16 @@ def _as_rows(scheme: Scheme, count: int, columns: int) -> int:
     return scheme.nbytes(count // columns, columns)
 
 
+def cache_bytes(
+    model: ModelConfig, dtype: DType, slots: int, length: int, kv_cache: CacheType = "fp32"
+) -> int:
+    """Bytes of keys and values for `slots` sequences of `length` tokens, computed in `dtype`."""
+    heads = 2 * model.num_layers * model.n_kv_heads
+    sizes = {"fp32": BYTES_OF[dtype] * model.head_dim, "fp16": 2 * model.head_dim}
+    sizes["int8"] = model.head_dim + 4  # and a scale
+    return slots * length * heads * sizes[kv_cache]
+
+
 def memory_need(
     model: ModelConfig,
     dtype: DType,
@@ -101,114 +137,81 @@ def memory_need(
     length: int,
     use_past: bool = True,
     quantization: Quantization = Quantization(),  # noqa: B008  (frozen)
-    kv_cache: CacheType = "fp32",
-    weights: DType | None = None,
 ) -> Memory:
-    """Bytes for weights, and for a cache of `slots` sequences of `length` tokens.
-
-    `quantization` counts matrices as integers: of a backend that computes with them; `weights` is
-    the type of the others where that is not the one that is computed in.
-    """
-    heads = 2 * model.num_layers * model.n_kv_heads
-    sizes = {"fp32": BYTES_OF[dtype] * model.head_dim, "fp16": 2 * model.head_dim}
-    sizes["int8"] = model.head_dim + 4  # and a scale
-    cache = slots * length * heads * sizes[kv_cache] if use_past else 0
-    return Memory(weight_bytes(model, weights or dtype, quantization), cache)
+    """Bytes for weights of `dtype`, matrices as integers where `quantization` says so, and for a
+    cache of `slots` sequences of `length` tokens."""
+    cache = cache_bytes(model, dtype, slots, length) if use_past else 0
+    return Memory(weight_bytes(model, dtype, quantization), cache)
 
 
-def own_operators(config: RunConfig, device: str) -> bool:
-    """Whether this project's operators compute a run, as far as its config tells: whether they
-    were built, and have the model's family, is not known here."""
-    whole = not config.use_parallel or config.parallel_config.model_parallel == 1
-    return device == "CPU" and config.context.kernels and config.use_past and whole
+@dataclass(frozen=True)
+class Lever:
+    """A setting with which a run would need less."""
+
+    setting: str  # as it is typed
+    need: Memory
+
+    def __str__(self) -> str:
+        return f"{self.setting} would need {readable(self.need.total)}"
 
 
-def run_memory(
-    config: RunConfig,
-    model: ModelConfig,
-    quantization: Quantization,
-    *,
-    device: str,
-    own: bool,
-    slots: int,
-    length: int,
-) -> Memory:
-    """What a run of one process takes; `own`: by this project's operators, which alone compute
-    with the integers of `quantization` and with weights of 16 bits on a CPU."""
-    return memory_need(
-        model,
-        config.compute_dtype(device),
-        slots,
-        length,
-        config.use_past,
-        quantization if own else Quantization(),
-        config.kv_cache,
-        config.held_dtype(device, own=own),
-    )
+def check_memory(need: Memory, levers: Callable[[], Sequence[Lever]] = list) -> None:
+    """Raises EnvironmentFault where one process of this machine cannot hold `need`; `levers` are
+    asked for what would help only then."""
+    found = missing(need)
+    if found is not None:
+        raise EnvironmentFault(f"memory: the run {found}", remedy(levers()))
 
 
-def free_memory() -> int:
-    """Bytes this process may still take: the machine's, or its container's if that is less."""
-    import psutil  # type: ignore[import-untyped]
-
-    free = int(psutil.virtual_memory().available)
-    try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # no container, or no limit ("max")
-        return free
-    # File pages count as used but are given back when asked for.
-    return max(0, min(free, limit - used + int(stat.get("file", 0))))
-
-
-def check_memory(need: Memory, free: int) -> None:
-    """Raises EnvironmentFault where weights and cache do not fit `free` bytes."""
-    if need.total > free:
-        raise EnvironmentFault(
-            f"memory: the weights need {readable(need.weights)} and the cache"
-            f" {readable(need.cache)}"
-            + (f" and the adapters {readable(need.adapters)}" if need.adapters else "")
-            + f", but {readable(free)} is free",
-            "a smaller model, predict_batch_size, max_new_tokens or max_length, or a machine"
-            " with more memory",
+def missing(need: Memory, processes: int = 1) -> str | None:
+    """What `need` of each of some processes is against what is left; None: it fits. This process
+    is one of them."""
+    free = memory.free_memory() + min(memory.resident(), need.process)
+    total = processes * need.total
+    if total > free:
+        return f"needs {readable(total)} ({need.parts()}), but {readable(free)} is free"
+    left = memory.free_addresses()
+    if left is not None and need.process and need.addresses > left:
+        return (
+            f"needs {readable(need.addresses)} of address space ({need.parts()}; what is reserved "
+            f"counts), but ulimit -v leaves {readable(left)}"
         )
+    return None
+
+
+def remedy(levers: Sequence[Lever]) -> str:
+    """What to do where memory does not suffice."""
+    told = "; ".join(map(str, levers))
+    return (told + "; or " if told else "") + "a smaller model, or a machine with more memory"
 
 
 def plan(
     config: RunConfig,
     model: ModelConfig,
+    need: Memory,
     *,
     device: str,
     slots: int,
     length: int,
-    adapters: int = 0,
+    held: str = "",
+    levers: Callable[[], Sequence[Lever]] = list,
     checkpoint: str = "",
 ) -> list[str]:
-    """The lines of dry_run=true, for a cache of `slots` sequences of `length` tokens and `adapters`
-    bytes of those that are loaded at a time. `checkpoint` is where the weights are; "": not known.
-    """
-    own = own_operators(config, device)
-    quantization = config.quantization if own else Quantization()
-    need = run_memory(
-        config, model, quantization, device=device, own=own, slots=slots, length=length
-    )
-    need = replace(need, adapters=adapters)
-    free = free_memory()
-    held: str = config.held_dtype(device, own=own)
-    if quantization.quant != "none":
-        held = f"integers (quant={quantization})"
+    """The lines of dry_run=true, for a cache of `slots` sequences of `length` tokens. `held`: what
+    the weights are held as; `checkpoint` is where they are; "": not known."""
+    each = " in each rank" if config.use_parallel else ""
     lines = about_model(config, model, checkpoint or config.checkpoint_source) | {
-        "weights": f"{readable(need.weights)} as {held}",
-        "cache": f"{readable(need.cache)} for {slots} x {length} tokens"
+        "weights": f"{readable(need.weights)} as {held or config.compute_dtype(device)}{each}",
+        "cache": f"{readable(need.cache)} for {slots} x {length} tokens{each}"
         if config.use_past
         else "none (use_past=false)",
     }
-    if adapters:
-        lines["adapters"] = f"{readable(adapters)} for those loaded at a time"
-    if device == "CPU" and not config.use_parallel:
-        fits = "enough" if need.total <= free else "NOT enough: the run would be refused"
-        lines["memory"] = f"needs {readable(need.total)}, {readable(free)} is free: {fits}"
+    if need.adapters:
+        lines["adapters"] = f"{readable(need.adapters)} for those loaded at a time"
+    if not need.process:
+        lines["memory"] = f"needs {readable(need.total)} on each device; what one has is not known"
+    elif not config.use_parallel:
+        lines |= memory_lines(need, levers)
     lines |= {
         "backend": config.backend,
         "device": device,
@@ -216,6 +219,16 @@ def plan(
         "output": config.output_dir,
     }
     return aligned(lines)
+
+
+def memory_lines(need: Memory, levers: Callable[[], Sequence[Lever]] = list) -> dict[str, str]:
+    """What dry_run=true says of the memory of one process."""
+    found = missing(need)
+    if found is not None:
+        told = f"{found}: NOT enough: the run would be refused"
+        return {"memory": told, "to fit": remedy(levers())}
+    free = readable(memory.free_memory() + min(memory.resident(), need.process))
+    return {"memory": f"needs {readable(need.total)} ({need.parts()}), {free} is free: enough"}
 
 
 def about_model(config: RunConfig, model: ModelConfig, checkpoint: str) -> dict[str, str]:

@@ -10,24 +10,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from lite_runner import memory
 from lite_runner.config.cluster import cluster_of
 from lite_runner.config.model import ModelConfig
 from lite_runner.config.parallel import not_divided
 from lite_runner.config.plan import (
     BYTES_OF,
     Memory,
-    free_memory,
-    memory_need,
-    own_operators,
+    cache_bytes,
     parameter_count,
     readable,
 )
 from lite_runner.config.ranks import local_model
 from lite_runner.config.schema import DType, RunConfig
 
-PROCESS_BYTES = 450 << 20  # of a process that has imported MindSpore, measured
+PROCESS_BYTES = 450 << 20  # of a process of msrun that has imported MindSpore, measured
 DEGREES = range(1, 9)
 
 
@@ -71,53 +70,38 @@ def rank_memory(
     *,
     use_past: bool = True,
     vocab_parallel: bool = True,
-    weights: DType | None = None,
 ) -> Memory:
-    """Bytes of one rank, for a cache of `slots` sequences of `length` tokens; `weights`: see
-    `memory_need`."""
-    cache = memory_need(local_model(model, tensor), dtype, slots, length, use_past).cache
+    """Bytes of one rank on its device, for a cache of `slots` sequences of `length` tokens."""
+    cache = cache_bytes(local_model(model, tensor), dtype, slots, length) if use_past else 0
     parameters = rank_parameters(model, tensor, vocab_parallel=vocab_parallel)
-    return Memory(parameters * BYTES_OF[weights or dtype], cache)
+    return Memory(parameters * BYTES_OF[dtype], cache)
 
 
 @dataclass(frozen=True)
 class MachineMemory:
-    """What the ranks of one machine take."""
+    """What the processes of one machine take."""
 
     rank: Memory  # of each
     ranks: int
-    processes: int  # with MindSpore
+    others: int  # processes with MindSpore beside them: msrun and its scheduler
 
     @property
     def total(self) -> int:
-        return self.ranks * self.rank.total + self.processes * PROCESS_BYTES
+        return self.ranks * self.rank.total + self.others * PROCESS_BYTES
+
+    def __str__(self) -> str:
+        return (
+            f"{self.ranks} ranks of {readable(self.rank.total)} each ({self.rank.parts()}), and"
+            f" {readable(self.others * PROCESS_BYTES)} for msrun"
+        )
 
 
-def machine_memory(
-    config: RunConfig,
-    model: ModelConfig,
-    *,
-    device: str,
-    slots: int,
-    length: int,
-    adapters: int = 0,
-) -> MachineMemory:
-    """Of this machine's ranks: each has a cache of `slots` sequences of `length` tokens, and
-    `adapters` bytes of those that are loaded at a time."""
-    rank = rank_memory(
-        model,
-        config.compute_dtype(device),
-        config.parallel_config.model_parallel,
-        slots,
-        length,
-        use_past=config.use_past,
-        vocab_parallel=config.vocab_parallel,
-        weights=config.held_dtype(device, own=own_operators(config, device)),
-    )
+def machine_memory(config: RunConfig, rank: Memory) -> MachineMemory:
+    """Of this machine's ranks, each of which needs `rank`."""
     cluster = cluster_of(config)
     local = cluster.local_worker_num
     processes = host_processes(local, master=cluster.is_master)
-    return MachineMemory(replace(rank, adapters=adapters), local, processes)
+    return MachineMemory(rank, local, processes - local)
 
 
 @dataclass(frozen=True)
@@ -164,7 +148,7 @@ def scaling_estimate(
     yield f"scaling on Ascend for {slots} x {length} tokens: an estimate, nothing is measured"
     yield f"  assumed: {dtype}, {given}"
     yield "  model_parallel  weights/rank  cache/rank  exchanged/step  step at best  speed-up"
-    memory = functools.partial(
+    need_of = functools.partial(
         rank_memory,
         model,
         dtype,
@@ -173,15 +157,15 @@ def scaling_estimate(
         use_past=use_past,
         vocab_parallel=vocab_parallel,
     )
-    alone = memory(1).total / given.memory_rate
+    alone = need_of(1).held / given.memory_rate
     for tensor in degrees_of(model, vocab_parallel=vocab_parallel):
-        need = memory(tensor)
-        seconds, exchanged = need.total / given.memory_rate, 0
+        need = need_of(tensor)
+        seconds, exchanged = need.held / given.memory_rate, 0
         if tensor > 1:
             exchange = traffic(model, dtype, slots)
             seconds += exchange.seconds(tensor, given)
             exchanged = exchange.total
-        fits = "" if need.total <= given.memory_bytes else "  more than the memory assumed"
+        fits = "" if need.held <= given.memory_bytes else "  more than the memory assumed"
         yield (
             f"  {tensor:>14}  {readable(need.weights):>12}  {readable(need.cache):>10}"
             f"  {readable(exchanged):>14}  {seconds * 1e3:>9.1f} ms  {alone / seconds:>8.2f}{fits}"
@@ -189,31 +173,21 @@ def scaling_estimate(
 
 
 def ranks_plan(
-    config: RunConfig,
-    model: ModelConfig,
-    *,
-    device: str,
-    slots: int,
-    length: int,
-    adapters: int = 0,
+    config: RunConfig, model: ModelConfig, rank: Memory, *, device: str, slots: int, length: int
 ) -> Iterator[str]:
-    """The lines of dry_run=true about several ranks, for each of which is what `machine_memory`
-    says; on CPU also whether this machine's fit its memory."""
-    need = machine_memory(
-        config, model, device=device, slots=slots, length=length, adapters=adapters
-    )
+    """The lines of dry_run=true about several ranks, each of which needs `rank`; on CPU also
+    whether this machine's fit its memory."""
+    need = machine_memory(config, rank)
     yield (
-        f"{'each rank':<13} {readable(need.rank.weights)} of weights,"
-        f" {readable(need.rank.cache)} of cache for {slots} x {length} tokens"
-        + (f", {readable(adapters)} of adapters" if adapters else "")
+        f"{'each rank':<13} {readable(rank.weights)} of weights,"
+        f" {readable(rank.cache)} of cache for {slots} x {length} tokens"
+        + (f", {readable(rank.adapters)} of adapters" if rank.adapters else "")
     )
     if device == "CPU":
-        free = free_memory()
+        free = memory.free_memory()
         fits = "enough" if need.total <= free else "NOT enough: the run would be refused"
         yield (
-            f"{'memory':<13} {need.ranks} ranks, and MindSpore's own {readable(PROCESS_BYTES)} in"
-            f" {need.processes} processes, need {readable(need.total)}, {readable(free)} is free:"
-            f" {fits}"
+            f"{'memory':<13} {need}: needs {readable(need.total)}, {readable(free)} is free: {fits}"
         )
     yield from scaling_estimate(
         model,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from lite_runner.kernels import library
 from lite_runner.kernels.adapters import PANEL, PoolLayout
 from lite_runner.kernels.adapters import WORDS as ADAPTER_WORDS
+from lite_runner.weights.files import drop_pages
 from lite_runner.weights.quantized import QuantizedTensor, quantize
 from lite_runner.weights.tensor import widened
 
@@ -138,6 +139,7 @@ class _Panels:
                 ctypes.c_int64(len(self._arrays)),
                 ctypes.c_void_p(target.ctypes.data + index * self._panel),
             )
+            drop_pages(array)  # of a file: what is packed is not read again
 
 
 class _Widened:
@@ -173,6 +175,8 @@ def stacked(parts: Sequence[Weight]) -> Weight:
     quantized, floats = _alike(parts)
     if not quantized:
         joined: NDArray[Any] = np.concatenate(floats)
+        for part in floats:
+            drop_pages(part)
         return joined
     first, minimums = quantized[0], [part.minimums for part in quantized]
     return QuantizedTensor(

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import psutil  # type: ignore[import-untyped]
 
-from lite_runner import progress
+from lite_runner import memory, progress
 from lite_runner.config.cluster import Cluster
 from lite_runner.errors import (
     EXIT_ARTIFACT,
@@ -129,6 +129,7 @@ class _Job:
         self.log_dir = log_dir
         self.limits = limits
         self.scheduler: psutil.Process | None = None  # until msrun has started it; on node 0 only
+        self.kills_before = memory.oom_kills()
         self.unanswered = 0  # looks for the scheduler of node 0, on other nodes
 
     def follow(self) -> None:
@@ -236,12 +237,14 @@ class _Job:
             known = self.watch.rank_of(int(ended[1]))
             rank, code = failure.rank if known is None else known, int(ended[2])
         kind = RunnerError if code is None else _KINDS.get(code, RunnerError)
-        lines = [
-            f"rank {rank} ended without a word" + ("" if code is None else f": {_how(code)}"),
-            *self._log_lines(self._log(f"worker_{rank}")),
-        ]
-        hint = "not enough memory? the kernel's log says: dmesg" if code == -signal.SIGKILL else ""
-        return kind("\n".join(lines), hint)
+        lines = [f"rank {rank} ended without a word" + ("" if code is None else f": {_how(code)}")]
+        hint = ""
+        if lacking := memory.killed(code, self.kills_before):
+            kind, hint = EnvironmentFault, memory.TAKE_LESS
+            lines[0] += f"; {lacking}"
+        elif code == -signal.SIGABRT and memory.says_so(_text(self._log(f"worker_{rank}"))):
+            kind, hint = EnvironmentFault, memory.TAKE_LESS
+        return kind("\n".join([*lines, *self._log_lines(self._log(f"worker_{rank}"))]), hint)
 
     def _msrun_ended(self) -> RunnerError:
         code = self.process.wait()

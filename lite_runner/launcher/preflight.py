@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from lite_runner import environment
+from collections.abc import Callable, Sequence
+
+from lite_runner import environment, memory
 from lite_runner.config.cluster import cluster_of
-from lite_runner.config.model import ModelConfig
-from lite_runner.config.plan import free_memory, readable
-from lite_runner.config.scaling import PROCESS_BYTES, machine_memory
+from lite_runner.config.plan import Lever, Memory, missing, readable, remedy
+from lite_runner.config.scaling import machine_memory
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import EnvironmentFault
 
 
 def check_machine(
-    config: RunConfig, model: ModelConfig, *, slots: int, length: int, adapters: int = 0
+    config: RunConfig, rank: Memory, levers: Callable[[], Sequence[Lever]] = list
 ) -> None:
     """Raises EnvironmentFault for too few devices or, on CPU, too little memory for what each rank
-    holds: its part of the weights, a cache of `slots` sequences of `length` tokens, and `adapters`
-    bytes of those that are loaded at a time."""
+    needs; `levers` are asked for what would help only then."""
     device = environment.resolve_device(config.context.device_target)
     if device != "CPU":
         count, devices = cluster_of(config).local_worker_num, environment.ascend_devices()
@@ -26,17 +26,11 @@ def check_machine(
                 "a smaller parallel group, or more machines: parallel.local_worker_num=",
             )
         return
-    need = machine_memory(
-        config, model, device=device, slots=slots, length=length, adapters=adapters
-    )
-    free = free_memory()
+    need, free = machine_memory(config, rank), memory.free_memory()
     if need.total > free:
-        rank = need.rank
         raise EnvironmentFault(
-            f"memory: {need.ranks} ranks with {readable(rank.weights)} of weights and"
-            f" {readable(rank.cache)} of cache"
-            + (f" and {readable(adapters)} of adapters" if adapters else "")
-            + f" each, and MindSpore's own {readable(PROCESS_BYTES)} in {need.processes} processes,"
-            f" need {readable(need.total)}, but {readable(free)} is free",
-            "fewer ranks or a smaller model, or a machine with more memory",
+            f"memory: {need}, need {readable(need.total)}, but {readable(free)} is free",
+            remedy(levers()),
         )
+    if (found := missing(rank)) is not None:  # a rank's own limit, of its address space
+        raise EnvironmentFault(f"memory: each rank {found}", remedy(levers()))

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lite_runner import environment, model_files, progress
+from lite_runner import environment, footprint, model_files, progress
 from lite_runner.backends.base import Scorer
 from lite_runner.config.checks import fits_model
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.evaluation import read_text, window_of
 from lite_runner.config.plan import aligned, plan, readable
+from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.model_files import ModelFiles
 from lite_runner.report import Evaluation, Result, RunFolder, Timing
-from lite_runner.session import Job, load
+from lite_runner.session import Job, load, memory_levers, memory_need
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,7 +69,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         )
     size, stride = window_of(config, files.model)
     generation = config.generation(files.model)
-    job = Job((), (), generation, slots=1, length=min(size, len(ids)))
+    job = Job((), (), generation, slots=1, length=min(size, len(ids)), scores=True)
     config = replace(config, backend="ms")  # auto: no exported graph scores
     backend = load(config, files, device, job)
     load_s = time.perf_counter() - began
@@ -102,12 +103,22 @@ def run(config: RunConfig, folder: RunFolder) -> None:
 
 def planned(config: RunConfig) -> list[str]:
     """The lines of dry_run=true. Raises RunnerError as `run` would."""
-    device = environment.resolve_device(config.context.device_target)
+    device = environment.resolve_device(config.context.device_target, planned=True)
     files = _fitting(model_files.with_adapter(model_files.planned(config), config), config)
     size, stride = window_of(config, files.model)
     text = readable(len(read_text(config).encode()))
+    job = Job((), (), config.generation(files.model), slots=1, length=size, scores=True)
+    ranks = Ranks()
     lines = plan(
-        config, files.model, device=device, slots=1, length=size, checkpoint=files.whereabouts()
+        config,
+        files.model,
+        memory_need(config, files, job, device, ranks),
+        device=device,
+        slots=1,
+        length=size,
+        held=footprint.held_as(config, files, device, ranks),
+        levers=lambda: memory_levers(config, files, job, device, ranks),
+        checkpoint=files.whereabouts(),
     )
     reads = (
         f"{config.eval_data}: {text}, in windows of {size} tokens, {stride} from one to the next"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from lite_runner import model_files, offline, progress
-from lite_runner.artifact import Place, Wanted, export_artifact
+from lite_runner import footprint, model_files, offline, progress
+from lite_runner.artifact import Place, Wanted, export_artifact, weights_and_cache
 from lite_runner.backends.exported import EngineOptions
 from lite_runner.config.plan import aligned, plan
 from lite_runner.config.ranks import Ranks
@@ -64,7 +64,9 @@ def planned(config: RunConfig) -> list[str]:
     lines = plan(
         config,
         files.model,
+        footprint.of_export(weights_and_cache(files, want)),
         device=engine.device,
+        held="float32, while it is written",
         slots=want.slots,
         length=want.length,
         checkpoint=files.whereabouts(),

@@ -8,7 +8,7 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lite_runner import environment, model_files, progress
+from lite_runner import environment, footprint, model_files, progress
 from lite_runner.adapters import open_wanted
 from lite_runner.backends.base import Backend
 from lite_runner.config.cluster import ranks_of
@@ -20,13 +20,15 @@ from lite_runner.config.requests import read_requests
 from lite_runner.config.scaling import ranks_plan
 from lite_runner.config.schema import RunConfig
 from lite_runner.generation import generate
+from lite_runner.model_files import ModelFiles
 from lite_runner.printer import Printer, advice, show, summary
 from lite_runner.report import AdapterReport, AdapterUse, Result, RowResult, RunFolder
 from lite_runner.session import (
     Job,
-    adapter_bytes,
     load,
     longest_sequence,
+    memory_levers,
+    memory_need,
     pool_of,
     prepare,
     share,
@@ -185,7 +187,31 @@ def with_ge_file(config: RunConfig, folder: RunFolder) -> RunConfig:
 def planned(config: RunConfig) -> list[str]:
     """The lines of dry_run=true. Nothing is fetched, so prompts are counted by their bytes: no
     token of theirs is shorter. Of adapters the headers are read."""
-    device = environment.resolve_device(config.context.device_target)
+    device = environment.resolve_device(config.context.device_target, planned=True)
+    ranks = ranks_of(config)
+    files, job = planned_job(config)
+    mine = share(config, job, ranks)
+    need = memory_need(config, files, mine, device, ranks)
+    lines = plan(
+        config,
+        files.model,
+        need,
+        device=device,
+        slots=mine.slots,
+        length=mine.length,
+        held=footprint.held_as(config, files, device, ranks),
+        levers=lambda: memory_levers(config, files, mine, device, ranks),
+        checkpoint=files.whereabouts(),
+    )
+    if config.use_parallel:
+        lines += ranks_plan(
+            config, files.model, need, device=device, slots=mine.slots, length=mine.length
+        )
+    return lines
+
+
+def planned_job(config: RunConfig) -> tuple[ModelFiles, Job]:
+    """What would be run, as far as it is known without the tokenizer."""
     # Without prompts it is the plan for a short one.
     requests = read_requests(replace(config, predict_data=config.predict_data or " "))
     files = model_files.planned(config)
@@ -197,21 +223,4 @@ def planned(config: RunConfig) -> list[str]:
     slots = slots_for(config, generation, len(requests))
     adapters = open_wanted(config, model, [request.adapter for request in requests])
     job = Job(requests, [()] * len(requests), generation, slots, length, adapters=adapters)
-    ranks = ranks_of(config)
-    mine = share(config, job, ranks)
-    pool = adapter_bytes(config, model, mine, device, ranks)
-    here = 0 if config.use_parallel else pool  # of several ranks the lines below tell
-    lines = plan(
-        config,
-        model,
-        device=device,
-        slots=slots,
-        length=length,
-        adapters=here,
-        checkpoint=files.whereabouts(),
-    )
-    if config.use_parallel:
-        lines += ranks_plan(
-            config, model, device=device, slots=mine.slots, length=length, adapters=pool
-        )
-    return lines
+    return files, job

@@ -53,13 +53,14 @@ def drop_pages(array: NDArray[Any]) -> None:
     whole = array
     while isinstance(whole.base, np.ndarray):
         whole = whole.base
-    if isinstance(whole.base, mmap.mmap) and array.size:
+    base = whole.base.obj if isinstance(whole.base, memoryview) else whole.base
+    if isinstance(base, mmap.mmap) and array.size:
         # The kernel maps pages around a touched one as well, 64 KiB or, from Linux 6.18 on, as
         # much as its cache keeps in one piece (a folio): they go with it.
         first, end = (bound - whole.ctypes.data for bound in np.byte_bounds(array))
         start = max(0, first - MAPPED_AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
         end = min(whole.nbytes, end + MAPPED_AROUND)
-        whole.base.madvise(mmap.MADV_DONTNEED, start, end - start)
+        base.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
 def first_bytes(path: Path, count: int) -> bytes:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from lite_runner.config.quantization import Scheme
 from lite_runner.errors import ArtifactError
+from lite_runner.weights.files import drop_pages
 from lite_runner.weights.quantized import QuantizedTensor
 
 GROUP = 32  # values of a block
@@ -46,6 +47,7 @@ def integers_of(
         part = slice(start, start + BLOCKS_AT_ONCE)
         stored = np.ascontiguousarray(blocks[part, head:])
         values[part] = stored.view(np.int8) if scheme.bits == 8 else _neighbours(stored)
+    drop_pages(data)
     matrix = QuantizedTensor(scheme.bits, GROUP, values.reshape(rows, -1), scales, minimums)
     if not matrix.sound:
         raise ArtifactError(

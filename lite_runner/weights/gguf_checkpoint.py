@@ -217,7 +217,7 @@ def _from_file(parameter: Parameter, file: GGUFFile, reordered: bool) -> LazyTen
         return stored.lazy(parameter.part * rows, (parameter.part + 1) * rows)
     tensor = stored.lazy()
     if parameter.layout == "in_out":
-        return replace(transposed(tensor), integers=tensor.integers)
+        return replace(transposed(tensor), integers=tensor.integers, blocks=tensor.blocks)
     if not (reordered and parameter.rotary_heads):
         return tensor
     heads = parameter.rotary_heads
@@ -234,4 +234,5 @@ def _from_file(parameter: Parameter, file: GGUFFile, reordered: bool) -> LazyTen
         # The matrix is [out, in] and its blocks lie along the rows, so whole rows move.
         read = integers.read
         integers = replace(integers, read=lambda: read().with_rows(in_order))
-    return replace(derived(tensor, parameter.shape, restore_order), integers=integers)
+    moved = derived(tensor, parameter.shape, restore_order)
+    return replace(moved, integers=integers, blocks=tensor.blocks)

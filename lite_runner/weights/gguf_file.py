@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
 from lite_runner.gguf_metadata import MAGIC, GGUFHeader, TensorEntry, read_header
-from lite_runner.weights.files import first_bytes
+from lite_runner.weights.files import drop_pages, first_bytes
 from lite_runner.weights.gguf_blocks import SCHEMES, integers_of
 from lite_runner.weights.safetensors_file import view_tensor
 from lite_runner.weights.tensor import DType, LazyIntegers, LazyTensor
@@ -58,6 +58,7 @@ class GGUFTensor:
             "F32",
             lambda: dequantize(data, self.type_name).reshape(shape),
             integers=integers,
+            blocks=self.type_name,
         )
 
 
@@ -89,6 +90,7 @@ def dequantize(data: NDArray[np.uint8], type_name: str) -> NDArray[np.float32]:
     step = VALUES_AT_ONCE // kind.block_size
     for i in range(0, len(blocks), step):
         result[i : i + step] = kind.dequantize_blocks(blocks[i : i + step])
+    drop_pages(data)
     return result.reshape(-1)
 
 

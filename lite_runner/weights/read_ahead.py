@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from lite_runner.config.model import ModelConfig
 from lite_runner.errors import ArtifactError
+from lite_runner.weights.files import drop_pages
 from lite_runner.weights.layouts import parameters
 from lite_runner.weights.quantized import QuantizedTensor
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor, widened
 
 THREADS = 2  # of dequantizing two saturate the memory
-AHEAD_BYTES = 1 << 30  # held ready at most, so that a large model is not in memory twice
+AHEAD_BYTES = 256 << 20  # held ready at most, so that a large model is not in memory twice
 
 T = TypeVar("T")
 Advance = Callable[[int], None]
@@ -77,7 +78,9 @@ class ReadAhead:
     def __init__(
         self, tensors: Mapping[str, LazyTensor], advance: Advance = lambda count: None
     ) -> None:
-        readings = {name: _Reading(_bytes(one), one.float32) for name, one in tensors.items()}
+        readings = {
+            name: _Reading(_bytes(one), partial(_widened, one)) for name, one in tensors.items()
+        }
         self._queue = _Queue(readings, advance)
 
     def __call__(self, name: str) -> NDArray[np.float32]:
@@ -141,7 +144,19 @@ def _integers(
 
 def _floats(tensor: LazyTensor, turned: bool) -> NDArray[Any]:
     values = tensor.read()
-    return np.ascontiguousarray(values.T) if turned else values
+    if not turned:
+        return values
+    columns = np.ascontiguousarray(values.T)
+    drop_pages(values)
+    return columns
+
+
+def _widened(tensor: LazyTensor) -> NDArray[np.float32]:
+    stored = tensor.read()
+    values = widened(stored)
+    if values is not stored:
+        drop_pages(stored)
+    return values
 
 
 def _bytes(tensor: LazyTensor) -> int:

@@ -27,6 +27,7 @@ class LazyIntegers:
     read: Callable[[], QuantizedTensor]
     stored: bool  # as the file has them; False: rounded when they are read
     optional: bool = False  # the tensor's floats will do where these cannot be had
+    blocks: str = ""  # what is rounded once more: see LazyTensor
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class LazyTensor:
 
     `part` reads a slice where that costs no more than the slice; None: only the whole is there.
     `integers` are the same values of a quantized matrix, always [out, in]; None: it is of floats.
+    `blocks`: the type of quantized blocks that a file has them in, such as Q4_K; "": none.
     """
 
     shape: tuple[int, ...]
@@ -42,6 +44,7 @@ class LazyTensor:
     read: Callable[[], NDArray[Any]]
     part: Callable[[Index], NDArray[Any]] | None = None
     integers: LazyIntegers | None = None
+    blocks: str = ""
 
     @property
     def nbytes(self) -> int:

@@ -2,16 +2,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from lite_runner.config import plan as planning
+from lite_runner import memory
 from lite_runner.config.model import ModelConfig
 from lite_runner.config.plan import (
+    Lever,
     Memory,
     check_memory,
-    free_memory,
     memory_need,
     parameter_count,
     plan,
@@ -59,72 +58,59 @@ def test_memory_of_weights_and_cache(resolve: Resolve) -> None:
     assert need.total == need.weights + need.cache
     assert memory_need(model, "float16", 8, 256).total * 2 == need.total
     assert memory_need(model, "float32", 8, 256, use_past=False).cache == 0
-    halves = memory_need(model, "float32", 8, 256, weights="float16")
-    assert (halves.weights * 2, halves.cache) == (need.weights, need.cache)
 
 
-@pytest.mark.parametrize(
-    ("settings", "held"),
-    [
-        ([], "269.0 MB as float16"),
-        (["context.kernels=false"], "538.1 MB as float32"),
-        (["model.model_config.use_past=false"], "538.1 MB as float32"),
-        (["use_parallel=true", "parallel_config.model_parallel=3"], "538.1 MB as float32"),
-        (["use_parallel=true", "parallel_config.data_parallel=2"], "269.0 MB as float16"),
-    ],
-)
-def test_weights_of_16_bits_take_half(resolve: Resolve, settings: list[str], held: str) -> None:
-    """Where this project's operators serve; keys and values are float32 by kv_cache=."""
-    half = "model.model_config.compute_dtype=float16"
-    config = resolve("model=smollm2_135m", "predict_data=[x,y]", half, *settings)
-    model = model_of(resolve, "smollm2_135m")
-    text = "\n".join(plan(config, model, device="CPU", slots=1, length=256))
-    assert held in text
-    assert ("11.8 MB for 1 x 256 tokens" in text) == config.use_past
+def test_a_model_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda: 100)
+    check_memory(Memory(60, 40))
+    smaller = Lever("quant=a16w4", Memory(30, 41))
+    with pytest.raises(EnvironmentFault) as caught:
+        check_memory(Memory(60, 41), lambda: [smaller])
+    assert "needs 101 B (weights 60 B, cache 41 B), but 100 B is free" in caught.value.message
+    assert caught.value.hint.startswith("quant=a16w4 would need 71 B; or a smaller model")
+    assert caught.value.exit_code == 3
 
 
-def test_a_model_that_does_not_fit_is_refused() -> None:
-    check_memory(Memory(60, 40), 100)
-    with pytest.raises(EnvironmentFault, match="60 B and the cache 41 B, but 100 B is free"):
-        check_memory(Memory(60, 41), 100)
-
-
-def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_CGROUP", tmp_path)
-    machine = free_memory()
-    assert machine > 0
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("700\n")
-    (tmp_path / "memory.stat").write_text("anon 500\nfile 200\n")
-    assert free_memory() == 500
-    (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory() > 1000
+def test_the_peak_is_in_loading_or_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    need = Memory(100, 20, 5, process=50, loading=10, work=7)
+    assert (need.total, need.held) == (50 + 100 + 32, 125)
+    assert Memory(100, 20, process=50, loading=90, work=7).total == 240
+    assert "more while loading 63 B" in Memory(100, 20, process=50, loading=90, work=7).parts()
+    # What the process has already is not needed once more.
+    monkeypatch.setattr(memory, "resident", lambda: 30)
+    monkeypatch.setattr(memory, "free_memory", lambda: need.total - 30)
+    check_memory(need)
+    monkeypatch.setattr(memory, "free_memory", lambda: need.total - 31)
+    with pytest.raises(EnvironmentFault, match="but 181 B is free"):
+        check_memory(need)
 
 
 def test_the_plan_shows_what_the_run_takes(
     resolve: Resolve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "free_memory", lambda: 10**9)
+    monkeypatch.setattr(memory, "free_memory", lambda: 10**9)
+    monkeypatch.setattr(memory, "resident", lambda: 0)
     config = resolve("dry_run=true")
     model = model_of(resolve, "smollm2_135m")
-    text = "\n".join(plan(config, model, device="CPU", slots=1, length=256))
+    need = Memory(538_058_752, 11_796_480, process=300_000_000)
+    held = "float32"
+    text = "\n".join(plan(config, model, need, device="CPU", slots=1, length=256, held=held))
     for part in (
         *("smollm2_135m", "30 layers", "9 heads (3 key/value)", "134,515,008", "pypi://"),
-        *(
-            "538.1 MB as float32",
-            "11.8 MB for 1 x 256 tokens",
-            "needs 549.9 MB, 1.0 GB is free: enough",
-            "CPU",
-        ),
-        *("ms", "ranks", "./outputs"),
+        *("538.1 MB as float32", "11.8 MB for 1 x 256 tokens", "CPU", "ms", "ranks", "./outputs"),
+        "needs 849.9 MB (weights 538.1 MB, cache 11.8 MB, the process 300.0 MB), 1.0 GB is free",
     ):
         assert part in text
-    large = dataclasses.replace(model, num_layers=300)
-    assert "free: NOT enough: the run would be refused" in "\n".join(
-        plan(config, large, device="CPU", slots=1, length=256)
-    )
-    ascend = "\n".join(plan(config, model, device="Ascend", slots=1, length=256))
-    assert "float16" in ascend and "free" not in ascend
+    large = dataclasses.replace(need, weights=10**10)
+    levers = [Lever("quant=a16w8", need)]
+    lines = plan(config, model, large, device="CPU", slots=1, length=256, levers=lambda: levers)
+    text = "\n".join(lines)
+    assert "free: NOT enough: the run would be refused" in text
+    assert "to fit        quant=a16w8 would need 849.9 MB; or a smaller model" in text
+    there = dataclasses.replace(need, process=0)
+    ascend = "\n".join(plan(config, model, there, device="Ascend", slots=1, length=256))
+    assert "as float16" in ascend and "free" not in ascend
+    assert "on each device; what one has is not known" in ascend
 
 
 def test_sizes_for_people() -> None:

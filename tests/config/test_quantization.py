@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner.config.plan import memory_need, parameter_count, plan, readable, weight_bytes
+from lite_runner.config.plan import memory_need, parameter_count, weight_bytes
 from lite_runner.config.quantization import Quant, Quantization, Scheme
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
@@ -133,19 +133,6 @@ def test_memory_is_that_of_the_file(name: str, quant: Quant, resolve: Resolve) -
     assert found == pytest.approx(weights_bytes(model, manifest), rel=0.01)
     assert memory_need(model, "float32", 1, 8, quantization=quantization).weights == found
     assert weight_bytes(model, "float32", Quantization()) == 4 * parameter_count(model)
-    lines = plan(config, model, device="CPU", slots=1, length=8)
-    assert any(f"{readable(found)} as integers (quant={quantization})" in line for line in lines)
-    lines = plan(config, model, device="Ascend", slots=1, length=8)
-    assert any("as float16" in line for line in lines)
-
-
-def test_a_config_without_it_says_nothing(resolve: Resolve) -> None:
-    config = resolve("model=smollm2_135m", "predict_data=x")
-    model = config.model_config()
-    assert model is not None and config.quantization == Quantization()
-    assert not any(
-        "integers" in line for line in plan(config, model, device="CPU", slots=1, length=8)
-    )
 
 
 def test_errors_are_of_the_config() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from lite_runner.config import scaling
+from lite_runner import memory
 from lite_runner.config.model import ModelConfig
+from lite_runner.config.plan import Memory
 from lite_runner.config.scaling import (
     Assumptions,
     degrees_of,
@@ -91,17 +92,19 @@ def test_the_table_names_its_assumptions(resolve: Resolve) -> None:
     assert speed[0] == 1 and speed == sorted(speed) and speed[-1] < 8
 
 
-@pytest.mark.parametrize(("free", "verdict"), [(3 * 10**9, "enough"), (2 * 10**9, "NOT enough")])
+@pytest.mark.parametrize(("free", "verdict"), [(4 * 10**9, "enough"), (3 * 10**9, "NOT enough")])
 def test_the_plan_of_each_rank(
     resolve: Resolve, monkeypatch: pytest.MonkeyPatch, free: int, verdict: str
 ) -> None:
-    monkeypatch.setattr(scaling, "free_memory", lambda: free)
+    monkeypatch.setattr(memory, "free_memory", lambda: free)
     config = resolve("use_parallel=true", "parallel_config.model_parallel=3", "dry_run=true")
     model = model_of(resolve, "smollm2_135m")
-    lines = list(ranks_plan(config, model, device="CPU", slots=2, length=256))
+    rank = Memory(179_400_000, 7_900_000, process=500_000_000, work=100_000_000)
+    lines = list(ranks_plan(config, model, rank, device="CPU", slots=2, length=256))
     assert "179.4 MB of weights, 7.9 MB of cache for 2 x 256 tokens" in lines[0]
-    # Three ranks, msrun and the scheduler, with 450 MiB each, and the ranks' own.
-    assert "3 ranks, and MindSpore's own 471.9 MB in 5 processes, need 2.9 GB" in lines[1]
+    # Beside the ranks there are msrun and the scheduler, with 450 MiB each.
+    assert "3 ranks of 787.3 MB each (weights 179.4 MB, cache 7.9 MB, the process" in lines[1]
+    assert "and 943.7 MB for msrun: needs 3.3 GB" in lines[1]
     assert f"free: {verdict}" in lines[1]
-    on_ascend = list(ranks_plan(config, model, device="Ascend", slots=2, length=256))
-    assert "89.7 MB of weights" in on_ascend[0] and "processes" not in "".join(on_ascend)
+    on_ascend = list(ranks_plan(config, model, rank, device="Ascend", slots=2, length=256))
+    assert "179.4 MB of weights" in on_ascend[0] and "msrun" not in "".join(on_ascend)

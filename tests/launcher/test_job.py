@@ -77,7 +77,7 @@ def test_text_and_notes_of_rank_0_come_through(
         ("reports", ArtifactError, ["rank 1: marker of", "\n      where it happened\n"]),
         ("raises", RunnerError, ["rank 1 ended without a word: exit code 1", "LookupError: mark"]),
         ("exits", EnvironmentFault, ["word: exit code 3", "    rank 1 is about to fail\n"]),
-        ("is killed", RunnerError, ["rank 1 ended without a word: killed by SIGKILL", "dmesg"]),
+        ("is killed", EnvironmentFault, ["1 ended without a word: killed by SIGKILL; ", "dmesg"]),
     ],
 )
 def test_a_rank_that_fails_ends_all(

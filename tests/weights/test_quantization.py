@@ -9,6 +9,8 @@ import pytest
 from lite_runner.config.model import ModelConfig
 from lite_runner.config.quantization import Quant, Quantization, Scheme
 from lite_runner.errors import ArtifactError
+from lite_runner.weights.gguf_checkpoint import from_gguf
+from lite_runner.weights.gguf_file import open_gguf
 from lite_runner.weights.layouts import parameters
 from lite_runner.weights.quantization import describe, schemes, with_quantization
 from lite_runner.weights.quantized import QuantizedTensor, quantize
@@ -99,3 +101,22 @@ def test_a_group_that_does_not_fit_is_said_before_anything_is_read(
     tensors = {name: LazyTensor(shape, "F32", unread) for name, shape in shapes.items()}
     with pytest.raises(ArtifactError, match=r"wq\.weight: 32 columns, expected a multiple .* 64"):
         with_quantization(tensors, config, Quantization.of("a16w4", 64))
+
+
+def test_blocks_of_a_file_that_are_rounded_once_more_are_told(
+    configs: dict[str, ModelConfig],
+    write_gguf: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    config = configs["llama"]
+    arrays = {name: one.read() for name, one in random_checkpoint(config, 0).items()}
+    plain = from_gguf(
+        open_gguf(write_gguf(tmp_path / "x", config, "llama", arrays, kind="Q5_0")), config
+    )
+    quantization = Quantization.of("a16w4", 32)
+    told = describe(with_quantization(plain, config, quantization), quantization)
+    linear = sum(scheme.bits == 4 for scheme in schemes(config, quantization).values())
+    assert f"; {linear} of them are Q5_0 in the file, and lose accuracy" in told
+    assert told.endswith("-> quant=a16w8 keeps nearly all of it, quant=null all")
+    finer = Quantization.of("a16w8", None)
+    assert "lose" not in describe(with_quantization(plain, config, finer), finer)

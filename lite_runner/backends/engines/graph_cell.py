@@ -13,8 +13,9 @@ import numpy as np
 from mindspore import Tensor, nn
 from numpy.typing import NDArray
 
+from lite_runner import memory
 from lite_runner.backends.device import set_device
-from lite_runner.config.plan import Memory, check_memory, free_memory
+from lite_runner.config.plan import Memory, check_memory
 from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import Graph, GraphName
 from lite_runner.export.operators import resolve
@@ -88,6 +89,8 @@ class GraphCellEngine:
             with deferred() if first else nullcontext():  # interrupted, it leaves a dump
                 outputs = self._cells[graph](*inputs)
         except (RuntimeError, TypeError, ValueError) as error:
+            if (lacking := memory.fault_of(error)) is not None:
+                raise lacking from error
             raise self._of_release(
                 ArtifactError(
                     f"{self._paths[graph]}: MindSpore {ms.__version__} cannot run it: "
@@ -123,7 +126,7 @@ def _with_operators(path: Path, library: Path) -> nn.GraphCell:
         cell = _cell(path, None, resolved)
     weights = sum(one.nbytes for one in stored.values() if one.path is not None)
     cache = sum(one.nbytes for one in stored.values() if one.path is None)
-    check_memory(Memory(weights, cache), free_memory())
+    check_memory(Memory(weights, cache))
     if set(stored) != set(parameters := cell.parameters_dict()):
         raise ArtifactError(f"{path}: the parameters are not those of the graph", AGAIN)
     for name, parameter in parameters.items():
@@ -140,6 +143,8 @@ def _cell(path: Path, dec_key: bytes | None, copy: Path | None = None) -> nn.Gra
     try:
         return nn.GraphCell(ms.load(str(copy or path), **key))
     except (RuntimeError, ValueError) as error:
+        if (lacking := memory.fault_of(error)) is not None:
+            raise lacking from error
         reason = _first(error)
         if "may be encrypted" in reason:
             given = "without a key" if dec_key is None else "with this key"

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any
 
+from lite_runner import memory
 from lite_runner.backends.engines.lite_python import lite_environment, quoted_tail
 from lite_runner.errors import EnvironmentFault, RunnerError
 
@@ -29,6 +30,7 @@ class LiteProcess:
 
     def __init__(self, command: Sequence[str], descriptors: Sequence[int]) -> None:
         """Start `command`; it inherits `descriptors`. Raises EnvironmentFault where it cannot."""
+        self._kills_before = memory.oom_kills()
         self._log: IO[bytes] = tempfile.TemporaryFile(prefix="lite-worker-")  # noqa: SIM115
         read_request, write_request = os.pipe()
         read_answer, write_answer = os.pipe()
@@ -99,10 +101,13 @@ class LiteProcess:
             self._keeper.join(CLOSE_SECONDS)  # until its exit code is there
             code = self._process.returncode
             self.close()
-            hint = "is there enough memory for it?" if code == -signal.SIGKILL else ""
-            raise self._fault(
-                RunnerError, f"{doing}: MindSpore Lite {_how_it_ended(code)}", hint
-            ) from error
+            message, lacking = _how_it_ended(code), memory.killed(code, self._kills_before)
+            if lacking or (code == -signal.SIGABRT and memory.says_so(self._tail())):
+                message += f"; {lacking}" if lacking else " for want of memory"
+                raise self._fault(
+                    EnvironmentFault, f"{doing}: MindSpore Lite {message}", memory.TAKE_LESS
+                ) from error
+            raise self._fault(RunnerError, f"{doing}: MindSpore Lite {message}") from error
         except ValueError as error:
             self.close()
             raise self._fault(
@@ -157,9 +162,11 @@ class LiteProcess:
 
     def _fault(self, kind: type[RunnerError], message: str, hint: str = "") -> RunnerError:
         """An error with what the process wrote last."""
+        return kind(message + quoted_tail(self._tail()), hint)
+
+    def _tail(self) -> str:
         size = os.fstat(self._log.fileno()).st_size
-        tail = os.pread(self._log.fileno(), 8192, max(0, size - 8192)).decode(errors="replace")
-        return kind(message + quoted_tail(tail), hint)
+        return os.pread(self._log.fileno(), 8192, max(0, size - 8192)).decode(errors="replace")
 
 
 def _how_it_ended(code: int | None) -> str:

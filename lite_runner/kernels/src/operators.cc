@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <type_traits>
 
 #include "layers.h"
@@ -17,7 +18,10 @@ void* scratch_bytes(Scratch which, size_t bytes) {
     std::free(memory[which]);
     sizes[which] = (bytes + 63) / 64 * 64;
     memory[which] = std::aligned_alloc(64, sizes[which]);
-    if (!memory[which]) std::abort();
+    if (!memory[which]) {
+      sizes[which] = 0;
+      throw std::bad_alloc();
+    }
   }
   return memory[which];
 }

@@ -259,7 +259,7 @@ def test_chatter_on_stdout_is_not_taken_for_an_answer(stand_in: Engine) -> None:
     [
         ({"start": "die"}, EnvironmentFault, "importing mindspore_lite.*killed by SIGKILL"),
         ({"start": "exit"}, EnvironmentFault, "importing mindspore_lite.*exit code 3"),
-        ({"load": "die"}, RunnerError, r"loading .*/model\.mindir: .*killed by SIGKILL"),
+        ({"load": "die"}, EnvironmentFault, r"loading .*/model\.mindir: .*killed by SIGKILL"),
         ({"load": "refuse"}, ArtifactError, r"loading .*/model\.mindir: .*not such a one"),
     ],
 )

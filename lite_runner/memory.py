@@ -1,0 +1,184 @@
+"""Memory: what this process may still take, and whether something failed for want of it.
+
+What limits it is the machine, a container (a cgroup of either version, or one above it) and, by
+`ulimit -v`, its address space, which is more than it holds: mapped files and reserved room count.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import re
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lite_runner.errors import EnvironmentFault
+
+_CGROUP = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+TAKE_LESS = (
+    "dry_run=true says what the run needs; a smaller batch (predict_batch_size=), fewer tokens "
+    "(max_length=) or quant= take less"
+)
+_LARGE_BLOCK = 4 << 20  # bytes; smaller ones are worked on in turn, and gain by being kept
+# What MindSpore, libc and the loader of shared libraries say where there is none left.
+_SAID = re.compile(
+    r"std::bad_alloc|out of memory|cannot allocate memory|not enough memory|memory not enough"
+    r"|memory isn't enough|insufficient memory|(?:alloc|malloc)\w*\b.{0,60}\bmemory\b.{0,60}\bfail"
+    r"|fail\w* to (?:alloc|malloc)|failed to map segment|memory pool.{0,60}\bfail"
+    r"|can't start new thread",
+    re.IGNORECASE,
+)
+
+
+def resident() -> int:
+    """Bytes that this process holds now."""
+    import psutil  # type: ignore[import-untyped]
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def free_memory() -> int:
+    """Bytes that this process may still take: the machine's, or its container's if that is less."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    return max(0, min([free, *_left_in_cgroups()]))
+
+
+def free_addresses() -> int | None:
+    """Bytes of address space left by `ulimit -v`; None: it sets no limit."""
+    import psutil
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return max(0, limit - int(psutil.Process().memory_info().vms))
+
+
+def oom_kills() -> int:
+    """How many processes of this one's cgroup the system has killed for memory so far; 0 where it
+    does not say."""
+    counts = [_number(folder / "memory.events", "oom_kill") for folder in _folders_v2()]
+    counts += [_number(folder / "memory.oom_control", "oom_kill") for folder in _folders_v1()]
+    return max((count for count in counts if count is not None), default=0)
+
+
+def fault_of(error: BaseException) -> EnvironmentFault | None:
+    """The error as a lack of memory; None where it is something else."""
+    chain: list[BaseException] = []
+    while error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__ or error
+    if not any(map(_lacks_memory, chain)):
+        return None
+    cause = next(error for error in chain if _lacks_memory(error))
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    said = [line for line in lines if _SAID.search(line) and not line.endswith(":")] or lines
+    return EnvironmentFault(
+        f"memory: there is not enough: {said[0][:300] if said else type(cause).__name__}",
+        TAKE_LESS,
+    )
+
+
+def says_so(text: str) -> bool:
+    """Whether what a process wrote last tells of a lack of memory."""
+    return _SAID.search(text) is not None
+
+
+def killed(code: int | None, kills_before: int) -> str:
+    """Why a process that ended with `code` may have lacked memory: "" where nothing says so.
+
+    `kills_before` is what `oom_kills` gave when it was started.
+    """
+    if code != -signal.SIGKILL:
+        return ""
+    if oom_kills() > kills_before:
+        return "the system killed it for memory (its cgroup counts a process killed)"
+    return (
+        "only the system kills like that, or somebody's kill -9: most likely for memory, which the "
+        "kernel's log would say (dmesg)"
+    )
+
+
+@contextmanager
+def large_blocks_returned() -> Iterator[None]:
+    """Within, what is freed goes back to the system at once where it is large.
+
+    glibc keeps freed blocks of up to 32 MB for later, between others that stay: after a model's
+    tensors have been read and packed one by one, a quarter of it may be such gaps.
+    """
+    libc = ctypes.CDLL(None)
+    mallopt = getattr(libc, "mallopt", None)
+    if mallopt is None:  # no glibc
+        yield
+        return
+    trim, threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+    mallopt(threshold, _LARGE_BLOCK)
+    try:
+        yield
+    finally:
+        # What glibc itself arrives at, once a block of that size was freed.
+        mallopt(threshold, 32 << 20)
+        mallopt(trim, 64 << 20)
+        if (give_back := getattr(libc, "malloc_trim", None)) is not None:
+            give_back(0)
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    return isinstance(error, RuntimeError | ImportError | OSError) and says_so(str(error))
+
+
+def _left_in_cgroups() -> Iterator[int]:
+    """Bytes left below each limit that holds for this process."""
+    for folder in _folders_v2():
+        limit, used = _number(folder / "memory.max"), _number(folder / "memory.current")
+        if limit is not None and used is not None:
+            # File pages count as used but are given back when asked for; those of tmpfs are not.
+            stat = folder / "memory.stat"
+            given_back = (_number(stat, "file") or 0) - (_number(stat, "shmem") or 0)
+            yield limit - used + max(0, given_back)
+    for folder in _folders_v1():
+        limit = _number(folder / "memory.limit_in_bytes")
+        used = _number(folder / "memory.usage_in_bytes")
+        if limit is not None and used is not None:
+            stat = folder / "memory.stat"
+            given_back = (_number(stat, "total_cache") or 0) - (_number(stat, "total_shmem") or 0)
+            yield limit - used + max(0, given_back)
+
+
+def _folders_v2() -> list[Path]:
+    return _folders("", _CGROUP)
+
+
+def _folders_v1() -> list[Path]:
+    return _folders("memory", _CGROUP / "memory")
+
+
+def _folders(controller: str, mount: Path) -> list[Path]:
+    """This process's cgroup and those above it; within a container only the mount may be there."""
+    try:
+        lines = [line.split(":", 2) for line in _OWN_CGROUPS.read_text().splitlines()]
+    except OSError:
+        return [mount]
+    own = next((path for _, names, path in lines if controller in names.split(",")), "/")
+    inner = mount / own.lstrip("/")
+    return [inner, *(above for above in inner.parents if above.is_relative_to(mount))]
+
+
+def _number(file: Path, key: str = "") -> int | None:
+    """A file's number, or that of a `key` in it; None where there is none, as of "max"."""
+    try:
+        text = file.read_text()
+        if not key:
+            return int(text)
+        return next(int(line.split()[1]) for line in text.splitlines() if line.split()[0] == key)
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
