@@ -20,7 +20,7 @@ from lite_runner.rank_table import Device, RankTable, Server, is_ip
 MAX_FILE_BYTES = 1 << 20
 VERSIONS = ("1.0", "1.2")
 _SUPER_PODS = "1.2"
-_WRITE_ONE = "write one with scripts/hccl_tools.py"
+_WRITE_ONE = "scripts/hccl_tools.py writes one"
 
 
 def read_rank_table(path: Path) -> RankTable:

@@ -285,6 +285,13 @@ def test_run_distribute_on_one_machine(checkout: Path) -> None:
         assert words == [*program, "--run_mode", "predict", *parallel] and rest == ["2"]
 
 
+def test_a_prompt_without_a_rank_size(checkout: Path) -> None:
+    """MindFormers 1.0.2 and 1.3.2: with five arguments the last is the prompt."""
+    arguments = ["a table.json", "x.yaml", "[0,2)", "predict", "I love Beijing, because"]
+    words, rest = launched(run("scripts/run_distribute.sh", *arguments, cwd=checkout))
+    assert words[words.index("--predict_data") + 1] == arguments[-1] and rest == ["2"]
+
+
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
 def test_a_prompt_arrives_as_it_was_given(checkout: Path, locale: str) -> None:
     prompt = 'it\'s 中国, "$(id)" `id` $HOME & \\ *\nand a line'

@@ -105,7 +105,8 @@ def _of_json(raw: Any) -> Any:
         operator = found.parallel_strategy_item.add(node_name=name).parallel_strategys
         operator.stage = _get(item, "stage", 0)
         for axes in _get(item, "parallel_strategy", []):
-            operator.parallel_strategy.add(dim=axes)
+            if isinstance(axes, list) and all(isinstance(axis, int) for axis in axes):
+                operator.parallel_strategy.add(dim=axes)  # nested ones have no place in a message
     for name, item in _get(raw, "parallel_layout_item", {}).items():
         held = found.parallel_layout_item.add(param_name=name).parallel_layouts
         for field in _LISTS:

@@ -118,6 +118,7 @@ def test_axes_that_are_cut_twice_in_json(tmp_path: Path) -> None:
     raw = json.loads(json.dumps(JSON))
     raw["parallel_layout_item"]["wq"]["tensor_map"] = [[1, 0], -1]
     raw["parallel_layout_item"]["norm"]["tensor_map"] = [[1, 0]]
+    raw["parallel_strategy_item"]["MatMul-op0"]["parallel_strategy"] = [[[1, 2], [2]], [4]]
     found = read_strategy(json_file(tmp_path / "s.json", raw)).layouts
     assert found["wq"].tensor_map == ((1, 0), ()) and found["norm"].tensor_map == ((1, 0),)
 
