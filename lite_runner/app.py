@@ -22,6 +22,7 @@ from lite_runner.signals import Terminated, handled
 
 if TYPE_CHECKING:
     from lite_runner.config.argv import CommandLine
+    from lite_runner.config.fields import Note
     from lite_runner.config.schema import RunConfig
 
 GRACE_S = 10.0  # for a job to end by itself
@@ -85,13 +86,17 @@ def _dispatch(args: list[str]) -> int:
     if line.action == "help":
         from lite_runner.config.help import help_text
 
-        print(help_text())
+        print(help_text(line))
     elif line.action == "version":
         print(f"lite-runner {__version__}")
     elif line.action == "completion":
         _complete(args)
     elif line.action == "cfg":
         _print_config(line)
+    elif line.action == "info":
+        from lite_runner.config.help import info_text
+
+        print(info_text(line))
     elif line.action == "multirun":
         return _multirun(line)
     else:
@@ -104,7 +109,7 @@ def _complete(args: list[str]) -> None:
     """Hydra's shell completion, which reads conf/ by itself."""
     import hydra
 
-    from lite_runner.config.compose import conf_dir
+    from lite_runner.config.groups import conf_dir
 
     sys.argv = [sys.argv[0], *args]
     folder = str(conf_dir())
@@ -118,10 +123,13 @@ def _print_config(line: CommandLine) -> None:
 
     composed = compose_line(line)
     raise_faults(composed.faults)
-    print(yaml.safe_dump(composed.raw, sort_keys=False, allow_unicode=True), end="")
+    shown = {} if line.shown == "hydra" else composed.raw
+    if line.shown != "job":
+        shown["hydra"] = {"searchpath": [str(folder) for folder in composed.folders]}
+    print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
 
 
-def _run(config: RunConfig, notes: Sequence[str], register_path: str | None = None) -> int:
+def _run(config: RunConfig, notes: Sequence[Note], register_path: str | None = None) -> int:
     from lite_runner.distributed.membership import membership
 
     member = membership()
@@ -140,10 +148,7 @@ def _run(config: RunConfig, notes: Sequence[str], register_path: str | None = No
         return joined.run(config, notes, member)
     from lite_runner.launch import launch
 
-    if config.verbosity > 0:
-        for note in notes:
-            print(f"note: {note}", file=sys.stderr)
-    return launch(config)
+    return launch(config, notes)
 
 
 def _multirun(line: CommandLine) -> int:
@@ -167,7 +172,7 @@ def _multirun(line: CommandLine) -> int:
     return worst
 
 
-def run_apart(config: RunConfig, notes: Sequence[str], register_path: str | None = None) -> int:
+def run_apart(config: RunConfig, notes: Sequence[Note], register_path: str | None = None) -> int:
     """The exit code of one job, run in a new process."""
     import multiprocessing
 
@@ -190,5 +195,5 @@ def run_apart(config: RunConfig, notes: Sequence[str], register_path: str | None
     return 128 - code if code < 0 else code  # as a shell says: killed by signal n is 128 + n
 
 
-def _job(config: RunConfig, notes: Sequence[str], register_path: str | None) -> NoReturn:
+def _job(config: RunConfig, notes: Sequence[Note], register_path: str | None) -> NoReturn:
     sys.exit(guarded(lambda: _run(config, notes, register_path)))

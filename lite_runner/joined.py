@@ -17,40 +17,39 @@ from pathlib import Path
 from lite_runner import environment, memory, progress, worker
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.compose import raise_faults
-from lite_runner.config.fields import Fault
+from lite_runner.config.fields import Fault, Note
 from lite_runner.config.repeat import kept
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
 from lite_runner.distributed.join import Joined, join, schedule
 from lite_runner.distributed.membership import Member, device_of
 from lite_runner.errors import EXIT_FAILED, RunnerError
-from lite_runner.launch import launch, ready_for_ranks
+from lite_runner.launch import launch, ready_for_ranks, tell_details
 from lite_runner.rank import Outlet, placed
 from lite_runner.report import RunFolder
 
 
-def run(config: RunConfig, notes: Sequence[str], member: Member) -> int:
+def run(config: RunConfig, notes: Sequence[Note], member: Member) -> int:
     """Do this process's part of the job; the exit code is that of a single process.
 
     Raises RunnerError before anything is done where `config` cannot be run as `member`.
     """
     progress.configure(config.verbosity)
     if member.is_machine:
-        return launch(_on_machine(config, member))
+        return launch(_on_machine(config, member), notes)
     raise_faults(list(_faults(config, member)))
     speaks = member.rank in (0, None) and not member.is_scheduler
-    if speaks and config.verbosity > 0:
-        for note in notes:
-            print(f"note: {note}", file=sys.stderr)
     alone = member.size == 1 or config.only_save_strategy
     if config.dry_run or alone:
-        return launch(config) if speaks else 0
+        return launch(config, notes) if speaks else 0
+    for note in notes if speaks else ():
+        progress.note(f"note: {note.text}")
     environment.check_packages()
     if member.is_scheduler:
         schedule()
         return 0
     try:
-        return _join(config, member)
+        return _join(config, member, notes if speaks else ())
     except RunnerError as error:
         return _leave(f"{member.name}: {error}", error.exit_code)
     except Exception as error:
@@ -101,7 +100,7 @@ def _on_machine(config: RunConfig, member: Member) -> RunConfig:
     return config
 
 
-def _join(config: RunConfig, member: Member) -> int:
+def _join(config: RunConfig, member: Member, notes: Sequence[Note]) -> int:
     device = environment.resolve_device(config.context.device_target)
     device_id = config.context.device_id
     if device == "Ascend":
@@ -114,6 +113,7 @@ def _join(config: RunConfig, member: Member) -> int:
     config, folder = _agree(config, joined)
     with folder:
         folder.open_log(f"rank_{joined.rank}.log")
+        tell_details(notes)
         ranks = dataclasses.replace(ranks_of(config), rank=joined.rank)
         worker.run(placed(config, device, device_id), folder, ranks)
     joined.place.done()

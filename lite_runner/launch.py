@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,23 +12,27 @@ from lite_runner.ascend_devices import index_of
 from lite_runner.config.checks import rank_table_faults
 from lite_runner.config.cluster import cluster_of, ranks_of
 from lite_runner.config.compose import raise_faults
+from lite_runner.config.fields import Note
 from lite_runner.config.repeat import kept, with_input
 from lite_runner.config.request import items_of
 from lite_runner.config.requests import read_requests
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
 from lite_runner.rank_table_file import read_rank_table
-from lite_runner.report import RunFolder
+from lite_runner.report import RunFolder, versions
 
 LEAVE_S = 20.0  # until ranks that are done are ended
 RANK_PROGRAM = Path(__file__).with_name("rank.py")
 
 
-def launch(config: RunConfig) -> int:
+def launch(config: RunConfig, notes: Sequence[Note] = ()) -> int:
     """Do what `config` says and give the exit code. Raises RunnerError for the caller to show."""
     progress.configure(config.verbosity)
+    for note in notes:
+        progress.note(f"note: {note.text}")
     config = with_rank_table(config)
     if config.dry_run:
+        tell_details(notes)
         worker.dry_run(config)
         return 0
     environment.check_packages()
@@ -39,12 +44,21 @@ def launch(config: RunConfig) -> int:
         config = with_seed(config)
     with RunFolder.create(config.output_dir, config.run_mode, config.model_name) as folder:
         folder.open_log()
+        progress.detail(", ".join(f"{name} {version}" for name, version in versions().items()))
+        tell_details(notes)
         if starts_ranks(config):
             _launch_ranks(config, folder)
         else:
             folder.write_config(kept(config.without_secrets()))
             worker.run(config, folder)
     return 0
+
+
+def tell_details(notes: Sequence[Note]) -> None:
+    """What notes are about, for the log and for verbosity=2."""
+    for note in notes:
+        if note.detail:
+            progress.detail(note.detail)
 
 
 def with_rank_table(config: RunConfig) -> RunConfig:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lite_runner import progress
-from lite_runner.config.compose import own_source, raise_faults
+from lite_runner.config.compose import raise_faults
+from lite_runner.config.groups import own_source
 from lite_runner.config.model import ModelConfig
 from lite_runner.config.plan import readable
 from lite_runner.config.quantization import Quantization

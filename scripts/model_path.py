@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from lite_runner.config.compose import own_source
+from lite_runner.config.groups import own_source
 from lite_runner.weights.source import fetch
 
 

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import signal
 import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from lite_runner import app
+from lite_runner.config.fields import Note
 from lite_runner.config.prompts import read_prompts
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
@@ -24,10 +26,12 @@ class Launched:
 
     def __init__(self) -> None:
         self.configs: list[RunConfig] = []
+        self.notes: list[Note] = []
         self.effect: Callable[[RunConfig], int] = lambda _config: 0
 
-    def launch(self, config: RunConfig) -> int:
+    def launch(self, config: RunConfig, notes: Sequence[Note] = ()) -> int:
         self.configs.append(config)
+        self.notes += notes
         return self.effect(config)
 
 
@@ -164,16 +168,21 @@ def test_sigterm_ends_a_run_and_the_handler_is_put_back(launched: Launched) -> N
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_notes_go_to_standard_error_unless_silent(
-    launched: Launched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_notes_are_a_line_and_the_rest_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "f.yaml").write_text("optimizer: {lr: 1}\n", encoding="utf-8")
-    argv = ["--config", f"{tmp_path}/f.yaml", TINY, "predict_data=x"]
-    assert app.main(argv) == 0
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.endswith("has no meaning here: optimizer\n")
-    assert app.main([*argv, "verbosity=0"]) == 0
-    assert capsys.readouterr().err == ""
+    monkeypatch.chdir(tmp_path)
+    Path("f.yaml").write_text("optimizer: {lr: 1}\ncallbacks: []\n", encoding="utf-8")
+    argv = ["--config", "f.yaml", TINY, "predict_data=x", "max_new_tokens=1", "stream=false"]
+    note = "note: 2 keys of f.yaml change nothing here"
+    listed = "of f.yaml these change nothing here: callbacks, optimizer"
+    for more, expected in (("0", (0, 0)), ("1", (1, 0)), ("2", (1, 1))):
+        assert app.main([*argv, f"verbosity={more}"]) == 0
+        told = capsys.readouterr().err.splitlines()
+        assert (sum(line.startswith(note) for line in told), told.count(listed)) == expected
+        assert listed in Path("outputs/latest/run.log").read_text(encoding="utf-8")
+    assert app.main([*argv, "verbosity=2", "dry_run=true"]) == 0
+    assert listed in capsys.readouterr().err
 
 
 def test_version_and_help_win_over_faults(capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,6 +203,22 @@ def test_cfg_job_prints_the_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert (raw["predict_data"], raw["seed"]) == ("${x}: 我", 3)
     assert RunConfig.from_dict(raw).model_name == "tiny_gpt2"
     assert app.main(["--cfg", "job", "sed=3"]) == 2
+
+
+def test_info_and_the_other_parts_of_the_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()
+    own = ["--config-dir", str(tmp_path)]
+    assert app.main(["--info", "all", *own, "model=tiny_gpt2"]) == 0
+    rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert ["option", "model=tiny_gpt2"] in rows and ["option", "backend=ms"] in rows
+    assert ["hydra-core", importlib.metadata.version("hydra-core")] in rows
+    assert any(str(tmp_path) in row[1] for row in rows)
+    assert app.main(["--cfg", "hydra", *own]) == 0
+    assert capsys.readouterr().out == f"hydra:\n  searchpath:\n  - {tmp_path}\n"
+    assert app.main(["--cfg", "all", TINY]) == 0
+    assert capsys.readouterr().out.endswith("hydra:\n  searchpath: []\n")
 
 
 def test_multirun_runs_every_job_and_returns_the_worst(
@@ -305,7 +330,7 @@ def test_a_job_of_a_sweep_is_a_process_whose_exit_code_counts(tmp_path: Path) ->
     hook.write_text(
         "import os, sys, types\n"
         "module = types.ModuleType('lite_runner.launch')\n"
-        "def launch(config):\n"
+        "def launch(config, notes=()):\n"
         "    print(os.getpid(), config.predict_data, config.seed, flush=True)\n"
         "    if config.seed == 3: os.kill(os.getpid(), 9)\n"
         "    return config.seed\n"

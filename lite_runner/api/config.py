@@ -13,8 +13,9 @@ from lite_runner.api.context import chosen
 from lite_runner.api.ranks import TransformerOpParallelConfig, divided, parallel_settings
 from lite_runner.config.argv import CommandLine, Setting
 from lite_runner.config.checks import run_faults
-from lite_runner.config.compose import options_of, raise_faults, resolve
+from lite_runner.config.compose import raise_faults, resolve
 from lite_runner.config.fields import Fault, hints_of, leaves, read
+from lite_runner.config.groups import options_of
 from lite_runner.config.mindformers import translate
 from lite_runner.config.mindformers_keys import IGNORED
 from lite_runner.config.model_dir import only_yaml
@@ -205,9 +206,11 @@ def _resolved(
 ) -> RunConfig:
     given = [Setting(key, value) for key, value in settings.items()]
     given.append(Setting("predict_data", [_LATER]))
-    config, notes = resolve(CommandLine(settings=given, config_file=file, config=held))
+    config, notes = resolve(
+        CommandLine(settings=given, config_files=[file] if file else [], config=held)
+    )
     for note in notes:
-        progress.note(note)
+        progress.note(note.detail or note.text)
     return config
 
 

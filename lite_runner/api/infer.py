@@ -10,7 +10,7 @@ from lite_runner import environment
 from lite_runner.api.config import PretrainedConfig, settings_of
 from lite_runner.api.model import PreTrainedModel
 from lite_runner.api.pipelines import TASKS, TextGenerationPipeline, check_task
-from lite_runner.config.compose import options_of
+from lite_runner.config.groups import options_of
 from lite_runner.config.mindformers import FAMILIES, NO_FAMILIES
 from lite_runner.config.model_dir import MANIFEST, only_yaml
 from lite_runner.config.suggest import did_you_mean, nearest

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner import environment, progress
-from lite_runner.config.compose import compose_groups
 from lite_runner.config.ge import FILE_NAME, GeConfig, ge_config, preset_of
+from lite_runner.config.groups import compose_groups
 from lite_runner.config.schema import RunConfig
 
 

@@ -11,9 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from lite_runner.config.other_tools import said_here
 from lite_runner.config.suggest import NEAR_NAME, did_you_mean, nearest, nearest_flag
 
-Action = Literal["run", "help", "version", "cfg", "multirun", "completion"]
+Action = Literal["run", "help", "version", "cfg", "info", "multirun", "completion"]
 
 # Flags of run_mindformer.py, of releases 1.0 to 2.1, whose key has another name; most of these
 # keys are of training alone.
@@ -47,12 +48,18 @@ _OWN_FLAGS = {
     "--version": "--version",
     "-c": "--cfg",
     "--cfg": "--cfg",
+    "--info": "--info",
+    "-i": "--info",
+    "--config-dir": "--config-dir",
+    "-cd": "--config-dir",
     "-m": "--multirun",
     "--multirun": "--multirun",
     "-sc": "--shell-completion",
     "--shell-completion": "--shell-completion",
 }
+CFG_PARTS = ("job", "hydra", "all")
 _FLAG_NAMES = (*FLAGS, *(flag[2:] for flag in _OWN_FLAGS if flag.startswith("--")))
+_INFO_OF_HYDRA = ("all", "config", "defaults", "defaults-tree", "searchpath")
 _OVERRIDE = re.compile(r"[~+]{0,2}([A-Za-z_]\w*)[\w.]*=")
 
 
@@ -76,9 +83,12 @@ class CommandLine:
 
     action: Action = "run"
     settings: list[Setting] = field(default_factory=list)
-    config_file: str | None = None
+    config_files: list[str] = field(default_factory=list)  # each laid over those before
     config: Mapping[str, Any] | None = None  # what such a file holds, from a script
+    config_dirs: list[str] = field(default_factory=list)  # with options of the user's own
+    shown: str = "job"  # by --cfg: one of CFG_PARTS
     register_path: str | None = None  # Python files to run first; in no yaml
+    bare: list[str] = field(default_factory=list)  # words that are no key=value
     faults: list[str] = field(default_factory=list)
 
 
@@ -124,15 +134,19 @@ def parse(args: Sequence[str], heads: Collection[str]) -> CommandLine:
         elif "=" in word or word.startswith("~"):
             line.settings.append(_override(word))
         elif word.startswith("-") and len(word) > 1:
-            line.faults.append(
-                f"{word}: no such flag{did_you_mean(nearest_flag(word, _FLAG_NAMES))}"
-            )
+            _unknown_flag(word, words, line, heads)
         else:
-            line.faults.append(
-                f"{word!r}: expected key=value; a value with spaces needs quotes around the"
-                " whole of it, as in 'predict_data=I love Beijing'"
-            )
+            line.bare.append(word)
     return line
+
+
+def _unknown_flag(word: str, words: _Words, line: CommandLine, heads: Collection[str]) -> None:
+    here = said_here(word)
+    near = nearest_flag(word, [*_FLAG_NAMES, *heads])
+    hint = f"; here it is {here}" if here else did_you_mean(near)
+    line.faults.append(f"{word}: no such flag{hint}")
+    if words.peek() is not None and not _is_override(words.peek(), heads):
+        words.next()  # its value
 
 
 def _override(word: str) -> Setting:
@@ -153,18 +167,32 @@ def _read_flag(word: str, words: _Words, line: CommandLine, heads: Collection[st
             line.faults.append("--cfg shows one config: leave out --multirun")
         elif line.action == "run":
             line.action = "multirun"
-    elif own in ("--cfg", "--shell-completion"):
+    elif own == "--info":
+        line.action = "info"
+        if words.peek() in _INFO_OF_HYDRA:
+            words.next()  # all of them are shown
+    elif own is not None and own not in ("--help", "--version"):
         value = inline if has_value else (words.next() if words.peek() is not None else "")
         if own == "--shell-completion":
             line.action = "completion"
-        elif value != "job":
-            line.faults.append(f"--cfg: got {value!r}, expected job")
+        elif own == "--config-dir":
+            _add_folder(value, line)
+        elif value not in CFG_PARTS:
+            near = "; the length of a context is max_length=N" if value.isdigit() else ""
+            line.faults.append(f"{name}: got {value!r}, expected {', '.join(CFG_PARTS)}{near}")
         elif line.action == "multirun":
             line.faults.append("--cfg shows one config: leave out --multirun")
         else:
-            line.action = "cfg"
+            line.action, line.shown = "cfg", value
     elif own is None:
         _read_setting(name[2:], inline if has_value else None, words, line, heads)
+
+
+def _add_folder(value: str, line: CommandLine) -> None:
+    if value:
+        line.config_dirs.append(value)
+    else:
+        line.faults.append("--config-dir: expected a folder after it")
 
 
 def _read_setting(
@@ -173,10 +201,10 @@ def _read_setting(
     """A flag of run_mindformer: a key of its own, or any dotted key of the yaml."""
     known = name in FLAGS or name.partition(".")[0] in heads or "." in name
     if not known:
-        near = nearest_flag(name, [*_FLAG_NAMES, *heads])
-        line.faults.append(f"--{name}: no such flag{did_you_mean(near)}")
-        if words.peek() is not None and not _is_override(words.peek(), heads):
-            words.next()  # its value
+        if inline is None:
+            _unknown_flag(f"--{name}", words, line, heads)
+        else:
+            _unknown_flag(f"--{name}", _Words([]), line, heads)
         return
     values = [inline] if inline is not None else []
     if not values and words.peek() is not None:
@@ -190,7 +218,7 @@ def _read_setting(
     if not values:
         line.faults.append(f"--{name}: expected a value after it")
     elif name == "config":
-        line.config_file = values[0]
+        line.config_files.append(values[0])
     elif name == "register_path":
         line.register_path = values[0]
     elif name == "options":

@@ -7,7 +7,7 @@ the dataclasses: no key is ever added, and no text is interpolated.
 from __future__ import annotations
 
 import dataclasses
-import re
+import json
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +16,18 @@ from typing import Any
 
 from lite_runner.config.argv import CommandLine, Setting
 from lite_runner.config.checks import run_faults
+from lite_runner.config.choices import (
+    SEARCHPATH,
+    blended,
+    is_there,
+    options_chosen,
+    user_folders,
+    with_checkpoint,
+)
+from lite_runner.config.config_file import ConfigFile, read_config
 from lite_runner.config.fields import (
     Fault,
+    Note,
     accepts,
     annotation_of,
     describe,
@@ -29,18 +39,18 @@ from lite_runner.config.fields import (
 )
 from lite_runner.config.ge import ge_notes
 from lite_runner.config.grammar import value_of
+from lite_runner.config.groups import GROUPS, compose_groups, conf_dir, options_of
 from lite_runner.config.lengths import typed_faults
-from lite_runner.config.mindformers import arch_of, base_model, listed, translate
+from lite_runner.config.mindformers import arch_of, listed, translate
 from lite_runner.config.mindformers_keys import IGNORED, is_only_mindformers
 from lite_runner.config.model_dir import with_model
+from lite_runner.config.other_tools import words_meant
 from lite_runner.config.repeat import is_of_a_run, run_again
 from lite_runner.config.schema import RunConfig
-from lite_runner.config.suggest import did_you_mean, nearest, nearest_key
+from lite_runner.config.suggest import did_you_mean, nearest_key
 from lite_runner.config.yaml_file import at, put, read_yaml
-from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.errors import ConfigError
 
-GROUPS = ("model", "parallel", "ge", "run_mode", "backend")
-_TRAINING = ("train", "finetune")  # run modes of run_mindformer
 # Keys of a file that are for exported models only.
 OFFLINE_ONLY = ("infer.", "model.model_config.is_sample_acceleration")
 # Where run_mindformer's run_mode=export puts the graphs.
@@ -51,63 +61,10 @@ MINDFORMERS_EXPORT = {
 _HELP = "run_lite.py --help lists the groups and keys"
 
 
-def conf_dir() -> Path:
-    """The folder conf/: beside run_lite.py in a checkout, in the package where installed."""
-    package = Path(__file__).resolve().parent.parent
-    beside = package.parent
-    # Elsewhere a folder conf/ beside the package may be anybody's.
-    folder = beside / "conf" if (beside / "run_lite.py").is_file() else package / "conf"
-    if not (folder / "config.yaml").is_file():
-        raise EnvironmentFault(
-            f"{folder / 'config.yaml'} is missing", "install lite-runner again: pip install ."
-        )
-    return folder
-
-
-def options_of(group: str) -> list[str]:
-    """The options of a group; models of a family from small to large."""
-    return sorted((path.stem for path in (conf_dir() / group).glob("*.yaml")), key=_order)
-
-
-def own_source(model: str) -> str:
-    """Where the weights of a model of conf/model are published; "" for another, or for none."""
-    file = conf_dir() / "model" / f"{model}.yaml"
-    if not file.is_file():
-        return ""
-    return str(at(read_yaml(file), "model.model_config.checkpoint_name_or_path") or "")
-
-
-def _order(name: str) -> tuple[str, float]:
-    size = re.fullmatch(r"(.+)_([\d.]+)([mb])", name)
-    if size is None:
-        return name, 0.0
-    return size[1], float(size[2]) * (1.0 if size[3] == "b" else 0.001)
-
-
 def heads() -> list[str]:
     """The first parts of every key a user may write: groups, our keys, MindFormers'."""
     known = (*GROUPS, *leaves(RunConfig), *IGNORED)
     return sorted({key.partition(".")[0] for key in known})
-
-
-def compose_groups(choices: Mapping[str, str]) -> dict[str, Any]:
-    """conf/ with these options, resolved to plain data. ConfigError for a broken yaml."""
-    from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    folder = conf_dir()
-    try:
-        with initialize_config_dir(config_dir=str(folder), version_base="1.3"):
-            composed = compose("config", [f"{group}={name}" for group, name in choices.items()])
-        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"the yaml files of {folder} do not compose: {reason}") from None
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
 
 
 @dataclass
@@ -115,14 +72,16 @@ class Composed:
     """Plain data of one run, and what is wrong with it so far."""
 
     raw: dict[str, Any]
+    choices: dict[str, str] = field(default_factory=dict)  # of groups, named by the user
+    folders: tuple[Path, ...] = ()  # of groups, besides conf/
     faults: list[Fault] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     def fail(self, key: str, text: str) -> None:
         self.faults.append(Fault((key,), text))
 
 
-def resolve(line: CommandLine) -> tuple[RunConfig, list[str]]:
+def resolve(line: CommandLine) -> tuple[RunConfig, list[Note]]:
     """The run that a command line asks for, and notes for the user.
 
     Raises ConfigError with all that is wrong: keys, types, ranges, and what does not go together.
@@ -139,7 +98,7 @@ def resolve(line: CommandLine) -> tuple[RunConfig, list[str]]:
         faults += [f for f in found if not faulty.intersection(f.keys)]
     raise_faults(faults)
     assert config is not None
-    return config, [*composed.notes, *ge_notes(config)]
+    return config, [*composed.notes, *map(Note, ge_notes(config))]
 
 
 def raise_faults(faults: Sequence[Fault]) -> None:
@@ -152,36 +111,60 @@ def raise_faults(faults: Sequence[Fault]) -> None:
 
 def compose_line(line: CommandLine) -> Composed:
     """Groups, file and settings in one; faults of keys and values are collected, not raised."""
-    early = [Fault((), text) for text in line.faults]
-    file: dict[str, Any] = dict(line.config or {})
-    if line.config_file is not None:
-        try:
-            file = read_yaml(Path(line.config_file))
-        except ConfigError as error:
-            early.append(Fault(("model", "predict_data"), error.message))
+    # A prompt that was given in a wrong way is not missed besides.
+    early = [
+        Fault(("predict_data",) if "predict_data" in text else (), text) for text in line.faults
+    ]
+    try:
+        file = read_config(line.config_files, line.config)
+    except ConfigError as error:
+        early.append(Fault(("model", "predict_data"), error.message))
+        file = ConfigFile()
+    early += [Fault((), text) for text in file.faults]
+    try:
+        folders = user_folders(line, file)
+    except ConfigError as error:
+        early.append(Fault(("model",), error.message))
+        folders = ()
+    models = options_of("model", folders)
+    if line.bare:
+        early.append(Fault(("predict_data",), _bare_words(line, models)))
     line, file = with_model(line, file)
+    line, faults = with_checkpoint(line, file, models)
+    early += faults
     foreign = [s for s in line.settings if s.flag and is_only_mindformers(s.key)]
     for setting in foreign:
-        put(file, setting.key, str(setting.value))
-    choices = _choices(line.settings, file, early)
-    composed = Composed(compose_groups(choices), early)
-    if file:
-        named = any(setting.key == "model" for setting in line.settings)
-        _lay_file(composed, line, file, model_is_chosen=named)
+        put(file.raw, setting.key, str(setting.value))
+    choices = options_chosen(line.settings, file, folders, early)
+    composed = Composed(compose_groups(choices, folders), choices, folders, early)
+    if file.raw:
+        _lay_file(composed, line, file)
     for setting in line.settings:
-        if setting not in foreign and (setting.key not in GROUPS or setting.prefix):
+        chosen = setting.key in GROUPS and not setting.prefix
+        if setting not in foreign and setting.key != SEARCHPATH and not chosen:
             _lay(composed, setting)
     _name_weights(composed)
-    if _is_mindformers_export(composed, line, file):
-        _lay_mindformers_export(composed, line, file)
+    if _is_mindformers_export(composed, line, file.raw):
+        _lay_mindformers_export(composed, line, file.raw)
     return composed
+
+
+def _bare_words(line: CommandLine, models: Sequence[str]) -> str:
+    """What is said of words without a key."""
+    typed = [s.value for s in line.settings if s.key == "predict_data"]
+    prompt = typed[-1] if typed and isinstance(typed[-1], str) else None
+    meant = words_meant(line.bare, prompt, models, options_of("run_mode"))
+    alone = "" if line.settings or line.config_files else "run_lite.py "
+    words = ", ".join(show(word) for word in line.bare)
+    return f"{words}: expected key=value; did you mean: {alone}{meant}"
 
 
 def _name_weights(composed: Composed) -> None:
     """A model's name as load_checkpoint, MindFormers' way to say: its usual weights."""
     name = composed.raw.get("load_checkpoint")
-    if name in options_of("model") and not Path(name).exists():
-        settings = _section(compose_groups({"model": name}), "model.model_config")
+    if name in options_of("model", composed.folders) and not is_there(name):
+        groups = compose_groups({"model": name}, composed.folders)
+        settings = _section(groups, "model.model_config")
         composed.raw["load_checkpoint"] = settings["checkpoint_name_or_path"]
 
 
@@ -202,7 +185,7 @@ def _is_mindformers_export(composed: Composed, line: CommandLine, file: Mapping[
         setting.flag and setting.key == "run_mode" for setting in line.settings
     )
     return (
-        line.config_file is not None
+        bool(line.config_files)
         and not is_of_a_run(file)
         and asked
         and raw.get("run_mode") == "export"
@@ -221,51 +204,21 @@ def _lay_mindformers_export(composed: Composed, line: CommandLine, file: Mapping
         composed.raw["overwrite"] = True
 
 
-def _choices(
-    settings: Sequence[Setting], file: Mapping[str, Any], faults: list[Fault]
-) -> dict[str, str]:
-    """The option of each group that is named on the command line or in the file."""
-    asked: dict[str, tuple[str, str]] = {}
-    base = base_model(file, options_of("model"))
-    if arch_of(file) is None and any(s.key == "pretrained_model_dir" for s in settings):
-        base = "auto"
-    if base:
-        asked["model"] = (base, "")
-    for group in ("run_mode", "backend"):
-        if group in file:
-            asked[group] = (str(file[group]), f" (in the file; --{group} overrides it)")
-    for setting in settings:
-        if setting.key in GROUPS and not setting.prefix:
-            value = setting.value if isinstance(setting.value, str) else " ".join(setting.value)
-            asked[setting.key] = (value, "")
-    choices = {}
-    for group, (name, origin) in asked.items():
-        options = options_of(group)
-        if name in options:
-            choices[group] = name
-        else:
-            near = nearest(name.replace("-", "_"), options, cutoff=0.5)
-            text = f"{group}: got {show(name)}{origin}, expected one of {', '.join(options)}"
-            if group == "run_mode" and name in _TRAINING:
-                near, text = None, f"{text}: nothing is trained here, and predict runs the model"
-            # Which options there are depends on the run mode: prompts are not asked for then.
-            keys = (group, "predict_data") if group == "run_mode" else (group,)
-            faults.append(Fault(keys, text + did_you_mean(near)))
-            if near:  # so that the keys of the model that was meant are known
-                choices[group] = near
-    return choices
-
-
-def _lay_file(
-    composed: Composed, line: CommandLine, file: dict[str, Any], model_is_chosen: bool
-) -> None:
-    source = line.config_file or ("the flags" if line.config is None else "the config")
-    where = f" (in {source})"
-    arch = arch_of(file)
+def _lay_file(composed: Composed, line: CommandLine, config: ConfigFile) -> None:
+    """Lay what a file says over the groups."""
+    file, where = config.raw, f" (in {config.source})"
+    models = options_of("model", composed.folders)
+    arch, typed_model = arch_of(file), any(setting.key == "model" for setting in line.settings)
     chosen = at(composed.raw, "model.arch.type")
+    if any("model" in fault.keys for fault in composed.faults):
+        return
     if arch not in (None, chosen):
         text = f"model.arch.type: got {show(arch)}{where}, but the model chosen is {chosen}"
-        composed.fail("model", text)
+        tail = "; leave model= out to run the file's" if typed_model else ""
+        composed.fail("model", text + tail)
+        return
+    if mixed := blended(line.settings, config, composed.raw, models):
+        composed.fail("model", mixed)
         return
     if is_of_a_run(file):
         composed.raw = run_again(file, composed.raw, _options_typed(line, composed))
@@ -274,9 +227,8 @@ def _lay_file(
     for setting in line.settings:
         if setting.key == "use_parallel" and isinstance(setting.value, str):
             use_parallel = setting.value.lower() != "false"
-    models = options_of("model")
     named = at(file, "trainer.model_name") in models
-    sized = model_is_chosen or named or arch is None
+    sized = typed_model or "model" in config.choices or named or arch is None
     every = leaves(RunConfig, composed.raw)
     # What only another run mode has is MindFormers' own here, and listed as such.
     known = {key for key in every if key not in IGNORED or key in composed.raw}
@@ -301,13 +253,22 @@ def _lay_file(
             empty = value is None and accepts(takes, str) and not accepts(takes, types.NoneType)
             _assign(composed, key, "" if empty else value, where)
     if result.ignored:
-        composed.notes.append(f"what of {source} has no meaning here: {listed(result.ignored)}")
+        found, count = listed(result.ignored), len(set(result.ignored))
+        keys, verb = ("1 key", "changes") if count == 1 else (f"{count} keys", "change")
+        composed.notes.append(
+            Note(
+                f"{keys} of {config.source} {verb} nothing here (listed in run.log, and with"
+                " verbosity=2)",
+                f"of {config.source} these change nothing here: {found}",
+            )
+        )
 
 
 def _options_typed(line: CommandLine, composed: Composed) -> list[dict[str, Any]]:
     """The files of the groups' options that a command line names."""
     named = [(s.key, str(s.value)) for s in line.settings if s.key in GROUPS and not s.prefix]
-    files = [conf_dir() / group / f"{option}.yaml" for group, option in named]
+    folders = (conf_dir(), *composed.folders)
+    files = [folder / group / f"{name}.yaml" for group, name in named for folder in folders]
     return [read_yaml(file) for file in files if file.is_file()]
 
 
@@ -320,7 +281,7 @@ def _lay(composed: Composed, setting: Setting) -> None:
     elif annotation is None:
         composed.fail(key, _unknown(composed, setting, list(known)))
     elif prefix == "~":
-        composed.fail(key, f"{setting}: a key cannot be left out; {key}=null leaves it open")
+        composed.fail(key, f"~{key}: a key cannot be left out; {_left_open(composed, key)}")
     elif prefix == "+":
         composed.fail(key, f"{setting}: the key exists; leave out the +")
     elif isinstance(setting.value, list):
@@ -335,6 +296,16 @@ def _lay(composed: Composed, setting: Setting) -> None:
             _assign(composed, key, value, "")
 
 
+def _left_open(composed: Composed, key: str) -> str:
+    """What to type in place of ~key; it is always accepted."""
+    *sections, name = key.split(".")
+    value = _section(composed.raw, ".".join(sections)).get(name)
+    if accepts(annotation_of(key, leaves(RunConfig, composed.raw)), types.NoneType):
+        return f"{key}=null leaves it open"
+    shown = json.dumps(value) if not isinstance(value, str) else value
+    return f"without it, it is {key}={shown}"
+
+
 def _unknown(composed: Composed, setting: Setting, known: list[str]) -> str:
     key = setting.key
     everywhere = leaves(RunConfig)
@@ -345,7 +316,7 @@ def _unknown(composed: Composed, setting: Setting, known: list[str]) -> str:
     if any(entry.startswith(f"{key}.") for entry in everywhere):
         return f"{setting}: a section; its keys are set one by one, as {key}.NAME=VALUE"
     if key == "hydra" or key.startswith(("hydra.", "hydra/")):
-        return f"{setting}: Hydra's own settings are not used here"
+        return f"{setting}: of Hydra's own settings only hydra.searchpath=[DIR] is used here"
     near = nearest_key(key, [*known, *GROUPS])
     flag = "--" if setting.flag else ""
     return f"{setting}: no such key{did_you_mean(near and flag + near)}"

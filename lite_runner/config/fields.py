@@ -32,6 +32,14 @@ class Fault:
     text: str
 
 
+@dataclass(frozen=True)
+class Note:
+    """A line for the user about a config; `detail` is for who wants to know all (run.log)."""
+
+    text: str
+    detail: str = ""
+
+
 def fault(keys: tuple[str, ...] | str, text: str) -> Fault:
     """A fault about one key, or about several."""
     return Fault((keys,) if isinstance(keys, str) else keys, text)

@@ -1,11 +1,20 @@
-"""The text of --help, made from conf/ itself: its options, keys and comments."""
+"""The texts of --help, made from conf/ itself, and of --info."""
 
 from __future__ import annotations
 
+import platform
 import re
+import sys
 import textwrap
+from importlib import metadata
 
-from lite_runner.config.compose import GROUPS, conf_dir, options_of
+from lite_runner import __version__
+from lite_runner.config.argv import CommandLine
+from lite_runner.config.choices import user_folders
+from lite_runner.config.compose import compose_line, raise_faults
+from lite_runner.config.config_file import ConfigFile
+from lite_runner.config.groups import GROUPS, conf_dir, options_of
+from lite_runner.config.yaml_file import read_yaml
 
 _USAGE = """\
 Run an LLM job on MindSpore.
@@ -25,31 +34,61 @@ _FLAGS = """\
 Flags
   -h, --help                       this text
   --version                        the version
-  -c, --cfg job                    print the composed config and stop
+  -c, --cfg job|hydra|all          print the composed config and stop; hydra: its search path
+  -i, --info                       versions, folders, files and options that a run is composed of
+  -cd, --config-dir DIR            more models and options: DIR/model/NAME.yaml, ...
   -m, --multirun                   run every combination of seed=1,2 'model=glob(tiny_*)'
   -sc, --shell-completion ACTION   eval "$(python run_lite.py -sc install=bash)"
 
 Flags of run_mindformer.py, each as --key value
-  --config FILE (a yaml of MindFormers)  --run_mode  --predict_data TEXT ...  --load_checkpoint
-  --use_parallel  --device_target  --device_id  --mode  --seed  --output_dir  --predict_batch_size
+  --config FILE (a yaml of MindFormers, or your own; several are laid over one another)
+  --run_mode  --predict_data TEXT ...  --load_checkpoint  --use_parallel  --device_target
+  --device_id  --mode  --seed  --output_dir  --predict_batch_size
   --do_sample  --options key=value ...  --section.key value
 """
 _KEY = re.compile(r"^(\w+): (.*?)  # (.*)$")
 
 
-def help_text() -> str:
+def help_text(line: CommandLine) -> str:
     """Usage, groups with their options, top-level keys with their meaning, and flags."""
+    folders = user_folders(line, ConfigFile())
     lines = [_USAGE, "Groups (group=option; the first line of conf/GROUP/OPTION.yaml says more)"]
     for group in GROUPS:
-        options = ", ".join(options_of(group))
+        options = ", ".join(options_of(group, folders))
         lines.append(_wrapped(f"  {group:<10}", options))
     lines += ["", "Keys (key=value; --cfg job shows all sections)"]
-    for line in (conf_dir() / "config.yaml").read_text(encoding="utf-8").splitlines():
-        match = _KEY.match(line)
+    for text in (conf_dir() / "config.yaml").read_text(encoding="utf-8").splitlines():
+        match = _KEY.match(text)
         if match:
             name, default, meaning = match.groups()
             lines.append(f"  {name + '=' + default:<32} {meaning}")
     return "\n".join([*lines, "", _FLAGS])
+
+
+def info_text(line: CommandLine) -> str:
+    """What a run would be composed of: folders, files and options; and the versions here."""
+    composed = compose_line(line)
+    raise_faults(composed.faults)
+    usual = [
+        entry for entry in read_yaml(conf_dir() / "config.yaml")["defaults"] if entry != "_self_"
+    ]
+    options = {group: name for entry in usual for group, name in entry.items()} | composed.choices
+    rows = [
+        ("lite-runner", __version__),
+        ("Python", f"{platform.python_version()} ({sys.executable})"),
+        *((name, _version(name)) for name in ("mindspore", "numpy", "hydra-core")),
+        *(("config folder", str(folder)) for folder in (conf_dir(), *composed.folders)),
+        *(("config file", file) for file in line.config_files),
+        *(("option", f"{group}={name}") for group, name in options.items()),
+    ]
+    return "\n".join(f"{name:<14}{value}" for name, value in rows)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _wrapped(head: str, text: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner.config.argv import CommandLine, Setting
+from lite_runner.config.config_file import ConfigFile
 from lite_runner.config.yaml_file import at, read_yaml
 from lite_runner.errors import ArtifactError, ConfigError
 
@@ -50,16 +51,17 @@ def model_settings(path: Path) -> dict[str, Any]:
     return raw
 
 
-def with_model(line: CommandLine, file: dict[str, Any]) -> tuple[CommandLine, dict[str, Any]]:
+def with_model(line: CommandLine, file: ConfigFile) -> tuple[CommandLine, ConfigFile]:
     """A command line and its `--config`, that name no model but an exported one, with its model.
 
     That is `auto` where our manifest has the sizes, else what the one yaml of the folder says.
     """
-    named = any(setting.key == "model" for setting in line.settings)
-    named = named or bool(at(file, "trainer.model_name") or at(file, "model.arch.type"))
-    if named or _given("run_mode", line, file) not in ("", "predict"):
+    raw = file.raw
+    named = any(setting.key == "model" for setting in line.settings) or "model" in file.choices
+    named = named or bool(at(raw, "trainer.model_name") or at(raw, "model.arch.type"))
+    if named or _given("run_mode", line, raw) not in ("", "predict"):
         return line, file
-    given, graph = _given(_DIR, line, file), _given(_PATHS[0], line, file)
+    given, graph = _given(_DIR, line, raw), _given(_PATHS[0], line, raw)
     if not given and not graph:
         return line, file
     folder = Path(given).expanduser() if given else Path(graph).expanduser().parent
@@ -68,14 +70,15 @@ def with_model(line: CommandLine, file: dict[str, Any]) -> tuple[CommandLine, di
         if (folder / MANIFEST).is_file():
             settings = [Setting("model", "auto"), *line.settings]
             return dataclasses.replace(line, settings=settings), file
-        alone = line.config_file is None and line.config is None
+        alone = not line.config_files and line.config is None
         if given and alone and folder.is_dir():
             found = only_yaml(folder)
     except OSError:
         pass  # the run itself tells what is wrong with the folder
     if found is None:
         return line, file
-    return dataclasses.replace(line, config_file=str(found)), model_settings(found)
+    beside = dataclasses.replace(line, config_files=[str(found)])
+    return beside, ConfigFile(str(found), model_settings(found))
 
 
 def _given(key: str, line: CommandLine, file: Mapping[str, Any]) -> str:

@@ -89,6 +89,8 @@ def read_prompts(config: RunConfig) -> list[str | Request]:
             raise ConfigError(f"predict_data: {path} has no lines; expected a prompt a line")
         return list(found)
     if data == STANDARD_INPUT:
+        if sys.stdin.isatty() and config.verbosity > 0:
+            print("type the prompt; Ctrl-D on a line of its own ends it", file=sys.stderr)
         raw = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
         text = decoded(raw, "predict_data: standard input").removesuffix("\n").removesuffix("\r")
         if not text:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
+from pathlib import Path
 
 from lite_runner.config.argv import CommandLine
-from lite_runner.config.compose import GROUPS, options_of, resolve
-from lite_runner.config.fields import accepts, annotation_of, leaves
+from lite_runner.config.choices import user_folders
+from lite_runner.config.compose import resolve
+from lite_runner.config.config_file import read_config
+from lite_runner.config.fields import Note, accepts, annotation_of, leaves
 from lite_runner.config.grammar import swept_values
+from lite_runner.config.groups import GROUPS, options_of
 from lite_runner.config.prompts import STANDARD_INPUT
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
@@ -16,13 +21,14 @@ from lite_runner.errors import ConfigError
 MAX_JOBS = 1_000
 
 
-def jobs_of(line: CommandLine) -> list[tuple[str, RunConfig, list[str]]]:
+def jobs_of(line: CommandLine) -> list[tuple[str, RunConfig, list[Note]]]:
     """(what distinguishes it, config, notes) of each job, all checked before any runs.
 
     A text is never swept: a comma in a prompt is a comma. Raises ConfigError with the faults
     of every job.
     """
-    axes = [_values(setting.key, setting.value) for setting in line.settings]
+    folders = user_folders(line, read_config(line.config_files))
+    axes = [_values(setting.key, setting.value, folders) for setting in line.settings]
     count = 1
     for axis in axes:
         count *= len(axis)
@@ -50,13 +56,13 @@ def jobs_of(line: CommandLine) -> list[tuple[str, RunConfig, list[str]]]:
     return jobs
 
 
-def _values(key: str, value: str | list[str]) -> list[str | list[str]]:
+def _values(key: str, value: str | list[str], folders: Sequence[Path]) -> list[str | list[str]]:
     if isinstance(value, list):
         return [value]
     annotation = annotation_of(key, leaves(RunConfig))
     if key not in GROUPS and (annotation is None or accepts(annotation, str)):
         return [value]
     try:
-        return [*swept_values(value, options_of(key) if key in GROUPS else [])]
+        return [*swept_values(value, options_of(key, folders) if key in GROUPS else [])]
     except ValueError as error:
         raise ConfigError(f"{key}={value}: {error}") from None

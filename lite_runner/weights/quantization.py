@@ -71,6 +71,8 @@ def describe(tensors: Mapping[str, LazyTensor], quantization: Quantization) -> s
     taken, rounded = sum(found), len(found) - sum(found)
     parts = [f"{taken} matrices as the checkpoint holds them"] if taken else []
     parts += [f"{rounded} matrices rounded as they are read"] if rounded else []
+    if not found:  # a part of a layer, as ranks have it
+        parts = ["every matrix as the floats that its integers stand for"]
     line = f"quant={quantization}: {', '.join(parts)}"
     every = [tensor.integers for tensor in tensors.values() if tensor.integers is not None]
     again = [one.blocks for one in every if one.scheme.bits == 4 and one.blocks and not one.stored]

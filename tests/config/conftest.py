@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lite_runner.config import compose
+from lite_runner.config import compose, groups
 from lite_runner.config.argv import parse
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
@@ -25,15 +25,17 @@ def composed_once() -> Iterator[None]:
     real = compose.compose_groups
 
     @functools.cache
-    def cached(conf: Path, choices: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-        return real(dict(choices))
+    def cached(
+        conf: Path, choices: tuple[tuple[str, str], ...], folders: tuple[Path, ...]
+    ) -> dict[str, Any]:
+        return real(dict(choices), folders)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             compose,
             "compose_groups",
-            lambda choices: copy.deepcopy(
-                cached(compose.conf_dir(), tuple(sorted(choices.items())))
+            lambda choices, folders=(): copy.deepcopy(
+                cached(groups.conf_dir(), tuple(sorted(choices.items())), folders)
             ),
         )
         yield
@@ -47,8 +49,13 @@ def resolve() -> Resolve:
 
 @pytest.fixture(scope="session")
 def notes() -> Callable[..., list[str]]:
-    """The notes for the user of a command line."""
-    return lambda *args: compose.resolve(parse(args, compose.heads()))[1]
+    """The notes for the user of a command line, in full."""
+
+    def run(*args: str) -> list[str]:
+        found = compose.resolve(parse(args, compose.heads()))[1]
+        return [note.detail or note.text for note in found]
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -50,7 +50,7 @@ def test_flags_of_run_mindformer() -> None:
         *("--predict_data", "one\\ntwo", "three", "seed=1", "--options", "a.b=c", "d=e"),
     )
     assert line.faults == []
-    assert line.config_file == "f.yaml"
+    assert line.config_files == ["f.yaml"]
     assert line.settings == [
         Setting("run_mode", "predict", flag=True),
         Setting("context.device_target", "CPU", flag=True),
@@ -84,10 +84,16 @@ def test_a_single_dash_is_a_value() -> None:
         (["-x"], "-x: no such flag"),
         (["--seed"], "--seed: expected a value after it"),
         (["--config", "--run_mode", "predict"], "--config: expected a value"),
-        (["--cfg", "all"], "--cfg: got 'all', expected job"),
+        (["--cfg", "every"], "--cfg: got 'every', expected job, hydra, all"),
+        (["-c", "4096"], "-c: got '4096', expected job, hydra, all; the length of a context is"),
+        (["--config-dir"], "--config-dir: expected a folder"),
+        (["--prompt", "a b"], "--prompt: no such flag; here it is predict_data='TEXT'"),
+        (["--model-path=x.gguf"], "--model-path: no such flag; here it is model=PATH"),
+        (["-p", "a b"], "-p: no such flag; here it is predict_data='TEXT'"),
+        (["-n", "4"], "-n: no such flag; here it is max_new_tokens=N"),
+        (["--json"], "--json: no such flag; here it is output_format=jsonl"),
         (["-m", "--cfg", "job"], "leave out --multirun"),
         (["--cfg", "job", "-m"], "leave out --multirun"),
-        (["predict_data=I", "love"], "'love': expected key=value"),
     ],
 )
 def test_what_is_not_understood_is_a_fault(args: list[str], fault: str) -> None:

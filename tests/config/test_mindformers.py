@@ -104,7 +104,7 @@ def test_what_a_file_says_is_laid_over_conf(resolve: Resolve, file: Callable[...
 def test_what_has_no_meaning_is_one_note(notes: Notes, file: Callable[..., str]) -> None:
     path = file()
     [note] = notes("--config", path, "--predict_data", "hi")
-    assert note.startswith(f"what of {path} has no meaning here: callbacks, moe_config, optimizer")
+    assert note.startswith(f"of {path} these change nothing here: callbacks, moe_config, optimizer")
     for part in ("parallel_config", "context (max_device_memory)", "tokenizer (bos_token)"):
         assert part in note
     assert "multiple_of" not in note and "optimizer." not in note
@@ -128,7 +128,7 @@ def test_flags_work_without_a_file(resolve: Resolve, notes: Notes, faults: Fault
     args = ("--model", "tiny_llama", "--run_mode", "predict", "--predict_data", "hi")
     assert resolve(*args, "--use_parallel", "False").model_name == "tiny_llama"
     [note] = notes(*args, "--batch_size", "4", "--profile", "False")
-    assert note == "what of the flags has no meaning here: profile, runner_config"
+    assert note == "of the flags these change nothing here: profile, runner_config"
     assert "profile: true is not available: there is no profiler" in faults(
         *args, "--profile", "True"
     )

@@ -20,6 +20,17 @@ def feed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
+def test_a_terminal_is_told_what_is_waited_for(
+    resolve: Resolve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for terminal, verbosity, told in ((True, 1, True), (True, 0, False), (False, 1, False)):
+        feed(monkeypatch, b"hi\n")
+        monkeypatch.setattr("sys.stdin.isatty", lambda terminal=terminal: terminal)
+        config = resolve(TINY, "predict_data=-", f"verbosity={verbosity}")
+        assert read_prompts(config) == ["hi"]
+        assert ("type the prompt; Ctrl-D" in capsys.readouterr().err) == told
+
+
 def test_a_text_and_a_list(resolve: Resolve) -> None:
     assert read_prompts(resolve(TINY, "predict_data= a\n")) == [" a\n"]
     assert read_prompts(resolve(TINY, "predict_data=['a.txt','b']")) == ["a.txt", "b"]

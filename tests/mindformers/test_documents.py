@@ -18,7 +18,8 @@ import yaml
 
 from lite_runner import AutoModel, AutoTokenizer, BloomConfig, BloomLMHeadModel, pipeline
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, options_of, resolve
+from lite_runner.config.compose import heads, resolve
+from lite_runner.config.groups import options_of
 from lite_runner.export.manifest import read_manifest
 from lite_runner.text.tokenizer import byte_tokenizer
 from lite_runner.weights.ckpt_file import write_ckpt

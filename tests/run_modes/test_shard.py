@@ -176,7 +176,7 @@ def test_transform_process_num_of_a_mindformers_yaml_means_nothing_in_predict() 
     Path("mf.yaml").write_text("transform_process_num: 4\nuse_parallel: false\n")
     line = parse(["--config", "mf.yaml", TINY, "predict_data=x"], heads())
     config, notes = resolve(line)
-    assert config.transform_process_num is None and "transform_process_num" in notes[0]
+    assert config.transform_process_num is None and "transform_process_num" in notes[0].detail
     line = parse(["--config", "mf.yaml", TINY, "run_mode=shard"], heads())
     assert resolve(line)[0].transform_process_num == 4
 

@@ -1,0 +1,117 @@
+"""The config groups: conf/, folders of the user's own, and what Hydra composes of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lite_runner.config.yaml_file import at, read_yaml
+from lite_runner.errors import ConfigError, EnvironmentFault
+
+GROUPS = ("model", "parallel", "ge", "run_mode", "backend")
+_SCHEMES = ("file://", "pkg://")  # of hydra.searchpath
+
+
+def conf_dir() -> Path:
+    """The folder conf/: beside run_lite.py in a checkout, in the package where installed."""
+    package = Path(__file__).resolve().parent.parent
+    beside = package.parent
+    # Elsewhere a folder conf/ beside the package may be anybody's.
+    folder = beside / "conf" if (beside / "run_lite.py").is_file() else package / "conf"
+    if not (folder / "config.yaml").is_file():
+        raise EnvironmentFault(
+            f"{folder / 'config.yaml'} is missing", "install lite-runner again: pip install ."
+        )
+    return folder
+
+
+def user_folder(entry: str) -> Path:
+    """The folder that --config-dir or an entry of hydra.searchpath names: a path, `file://PATH` or
+    `pkg://PACKAGE.FOLDER`. Raises ConfigError where there is none, or no group in it."""
+    path = (
+        _of_package(entry[6:])
+        if entry.startswith("pkg://")
+        else Path(entry.removeprefix("file://"))
+    )
+    folder = path.expanduser().absolute()
+    if not folder.is_dir():
+        raise ConfigError(f"{entry}: no such folder of config groups")
+    if not any((folder / group).is_dir() for group in GROUPS):
+        raise ConfigError(
+            f"{entry}: holds no config group; expected a folder {', '.join(GROUPS[:-1])} or"
+            f" {GROUPS[-1]} in it"
+        )
+    return folder
+
+
+def _of_package(name: str) -> Path:
+    """The folder of an installed package, which is not imported for it."""
+    first, *below = name.split(".")
+    spec = importlib.util.find_spec(first) if first else None
+    places = list(spec.submodule_search_locations or []) if spec is not None else []
+    if not places:
+        raise ConfigError(f"pkg://{name}: no package {first} is installed in this Python")
+    return Path(places[0], *below)
+
+
+def options_of(group: str, folders: Sequence[Path] = ()) -> list[str]:
+    """The options of a group; models of a family from small to large."""
+    every = (conf_dir(), *folders)
+    names = {path.stem for folder in every for path in (folder / group).glob("*.yaml")}
+    return sorted(names, key=_order)
+
+
+def twice_defined(group: str, option: str, folders: Sequence[Path]) -> list[Path]:
+    """The files of an option that several folders have; none where it is clear which is meant."""
+    every = (folder / group / f"{option}.yaml" for folder in dict.fromkeys((conf_dir(), *folders)))
+    found = [path for path in every if path.is_file()]
+    return found if len(found) > 1 else []
+
+
+def own_source(model: str) -> str:
+    """Where the weights of a model of conf/model are published; "" for another, or for none."""
+    file = conf_dir() / "model" / f"{model}.yaml"
+    if not file.is_file():
+        return ""
+    return str(at(read_yaml(file), "model.model_config.checkpoint_name_or_path") or "")
+
+
+def _order(name: str) -> tuple[str, float]:
+    size = re.fullmatch(r"(.+)_([\d.]+)([mb])", name)
+    if size is None:
+        return name, 0.0
+    return size[1], float(size[2]) * (1.0 if size[3] == "b" else 0.001)
+
+
+def compose_groups(choices: Mapping[str, str], folders: Iterable[Path] = ()) -> dict[str, Any]:
+    """conf/ and `folders` with these options, resolved to plain data. ConfigError for a broken
+    yaml."""
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    conf = conf_dir()
+    overrides = [f"{group}={name}" for group, name in choices.items()]
+    if folders:
+        listed = ",".join(_quoted(f"file://{folder}") for folder in folders)
+        overrides.append(f"hydra.searchpath=[{listed}]")
+    try:
+        with initialize_config_dir(config_dir=str(conf), version_base="1.3"):
+            composed = compose("config", overrides)
+        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        where = " and ".join(map(str, (conf, *folders)))
+        raise ConfigError(f"the yaml files of {where} do not compose: {reason}") from None
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _quoted(text: str) -> str:
+    """A text as Hydra's grammar takes it whole."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
