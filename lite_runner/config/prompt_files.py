@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +20,7 @@ from lite_runner.errors import ConfigError
 KEYS = tuple(field.name for field in fields(Request))
 # What a run says for all of its prompts; in a record it was meant to do something.
 OF_ALL = {*GenerationConfig.__dataclass_fields__, "adapter_id", "system"} - {*KEYS}
+MAX_RECORDS = 1 << 20
 _SHOWN = 10  # faults of a file that are listed
 
 # What is wrong with a request of this run.
@@ -34,11 +35,11 @@ def lines_of(_path: Path, text: str, _: Check) -> list[str]:
 
 def rows_of_jsonl(path: Path, text: str, check: Check) -> list[Request]:
     """A request for each line that is not blank."""
-    records = [
-        (f"{path}:{number}", _json(line, f"{path}:{number}"))
-        for number, line in enumerate(text.split("\n"), 1)
+    records = (
+        (f"{path}:{number}", _json(line.rstrip("\r\n"), f"{path}:{number}"))
+        for number, line in enumerate(io.StringIO(text, newline="\n"), 1)
         if line.strip()
-    ]
+    )
     return _requests(path, records, check)
 
 
@@ -55,7 +56,7 @@ def rows_of_csv(path: Path, text: str, check: Check) -> list[Request]:
     named as the other keys of a record. The first row names the columns."""
     before = csv.field_size_limit(max(len(text), 1))
     try:
-        return _requests(path, list(_csv_records(path, text)), check)
+        return _requests(path, _csv_records(path, text), check)
     finally:
         csv.field_size_limit(before)
 
@@ -151,20 +152,32 @@ def _is_chat(value: Any) -> bool:
     )
 
 
-def _requests(path: Path, records: list[tuple[str, Any]], check: Check) -> list[Request]:
-    """Records as requests. Keys that nothing reads are the user's own data, and named in a note."""
+def _requests(path: Path, records: Iterable[tuple[str, Any]], check: Check) -> list[Request]:
+    """Records, each with where it stands, as requests. Keys that nothing reads are the user's own
+    data, and named in a note. ConfigError for what is wrong, or for more than MAX_RECORDS."""
     faults: list[str] = []
+    more = 0  # faults that are only counted
     unread: set[str] = set()
     found: list[Request] = []
     for where, record in records:
         mine: list[Fault] = []
         request = _request(record, unread, mine)
         texts = [fault.text for fault in mine] or check(request)
-        faults += [f"{where}: {text}" for text in texts]
+        room = _SHOWN - len(faults)
+        faults += [f"{where}: {text}" for text in texts[:room]]
+        more += len(texts[room:])
         found.append(request)
+        if len(found) > MAX_RECORDS:
+            raise ConfigError(f"{path} has more than {MAX_RECORDS} prompts", "split the file")
+    listed = f"the keys of a prompt in a file are {', '.join(KEYS)}"
     if not found:
-        raise ConfigError(f"{path} has no prompts; the keys of one are {', '.join(KEYS)}")
-    raise_some(faults, f"the keys of a prompt in a file are {', '.join(KEYS)}")
+        raise ConfigError(f"{path} has no prompts", listed)
+    if len(faults) == 1:
+        raise ConfigError(faults[0], listed)
+    if faults:
+        rest = [f"and {more} more"] if more else []
+        lines = "".join(f"\n  - {text}" for text in [*faults, *rest])
+        raise ConfigError(f"{len(faults) + more} faults in {path}:{lines}", listed)
     if unread:
         progress.note(f"{path}: not read: {', '.join(sorted(unread))}")
     return found
@@ -188,13 +201,3 @@ def _request(record: Any, unread: set[str], faults: list[Fault]) -> Any:
         else:
             unread.add(name)
     return read({name: record[name] for name in KEYS if name in record}, Request, "", faults)
-
-
-def raise_some(faults: Sequence[str], hint: str = "") -> None:
-    """The first of `faults` as one ConfigError; nothing where there are none."""
-    if not faults:
-        return
-    more = [f"and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []
-    error = ConfigError.of([*faults[:_SHOWN], *more])
-    error.hint = hint
-    raise error

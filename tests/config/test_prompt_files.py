@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lite_runner.config import prompt_files
 from lite_runner.config.prompts import read_prompts
 from lite_runner.config.request import Message, Request
 from lite_runner.config.schema import RunConfig
@@ -119,8 +120,16 @@ def test_what_is_wrong_says_where(
     assert expected in str(caught.value)
 
 
+def test_a_file_of_too_many_prompts_is_refused(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_files, "MAX_RECORDS", 2)
+    assert len(read("p.jsonl", '"a"\n"b"\n')) == 2
+    with pytest.raises(ConfigError, match="more than 2 prompts"):
+        read("p.csv", "prompt\na\nb\nc\n")
+
+
 def test_many_faults_are_told_at_once_but_not_all(read: Read) -> None:
     with pytest.raises(ConfigError) as caught:
         read("p.jsonl", '{"prompt": 1}\n' * 30)
+    assert caught.value.message.startswith("30 faults in p.jsonl:")
     assert "p.jsonl:10: " in caught.value.message and "and 20 more" in caught.value.message
     assert "p.jsonl:11: " not in caught.value.message
