@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lite_runner import environment, memory, progress, worker
+from lite_runner.backends import ascend_context
+from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.fields import Fault, Note
@@ -105,6 +107,7 @@ def _join(config: RunConfig, member: Member, notes: Sequence[Note]) -> int:
     device_id = config.context.device_id
     if device == "Ascend":
         device_id = device_of(member, device_id)
+    ascend_context.choose(AscendSettings.of(config.context), device, tell=False)
     progress.redirect(Outlet(-1 if member.rank is None else member.rank, None))
     with progress.step(f"meet the {member.size} ranks"):
         parallel = config.parallel

@@ -19,6 +19,8 @@ from pathlib import Path
 import yaml
 
 from lite_runner import environment, memory, progress, worker
+from lite_runner.backends import ascend_context
+from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.cluster import cluster_of, ranks_of
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
@@ -77,6 +79,7 @@ def _run(config_file: Path, run_folder: Path, rank: int) -> None:
         ranks = replace(ranks_of(config), rank=rank)
         device = environment.resolve_device(config.context.device_target)
         config = placed(config, device, _device_id() if device == "Ascend" else 0)
+        ascend_context.choose(AscendSettings.of(config.context), device, tell=False)
         _meet(device, config.context.device_id, ranks)
         worker.run(config, folder, ranks)
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from lite_runner import footprint, model_files, progress
 from lite_runner.adapters import AdapterJob, check_values, open_wanted, pieces_of, pool_bytes
+from lite_runner.backends import ascend_context
 from lite_runner.backends.base import Backend
 from lite_runner.backends.likelihood import rows_at_once
+from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.checks import fits_model
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.generation import GenerationConfig, OwnOptions, of_each
@@ -235,6 +237,7 @@ def load(
     to check. Exporting a model, where an offline backend has none yet, takes its `tokenizer` along.
     """
     ranks = ranks or Ranks()
+    ascend_context.choose(AscendSettings.of(config.context), device, tell=ranks.rank == 0)
     if files.source == RANDOM and files.given is None and files.held is None:
         progress.note("load_checkpoint=random: the weights are noise, and so is the text")
     if config.backend == "mslite":

@@ -13,6 +13,8 @@ from typing import Any
 
 from lite_runner import environment
 from lite_runner.api.ranks import join_job, rank_context
+from lite_runner.backends import ascend_context
+from lite_runner.config.ascend import KEYS, AscendSettings
 from lite_runner.config.fields import Fault, hints_of, read
 from lite_runner.config.mindformers_keys import IGNORED
 from lite_runner.config.schema import Context
@@ -31,6 +33,8 @@ class ContextConfig:
     mode: int = 0  # 0 graph
     device_target: str = "auto"  # CPU, Ascend, or auto: Ascend where there is one
     device_id: int = 0
+    max_device_memory: str | None = None  # Ascend: 58GB
+    ascend_config: Mapping[str, Any] | None = None  # Ascend: {"precision_mode": ...}
 
 
 @dataclass
@@ -79,6 +83,8 @@ def init_context(
     if not use_parallel:
         return 0, 1
     device = environment.resolve_device(chosen().get("device_target", "auto"))
+    asked = AscendSettings(**{key: settings[key] for key in KEYS if key in settings})
+    ascend_context.choose(asked, device)
     rank, size = join_job(device, settings.get("device_id", 0))
     _chosen.update(rank_context(device, settings))
     return rank, size

@@ -7,6 +7,7 @@ import os
 import mindspore as ms
 
 from lite_runner import environment, progress
+from lite_runner.backends import ascend_context
 from lite_runner.errors import EnvironmentFault
 
 CANN_KERNELS = "MS_DISABLE_INTERNAL_KERNELS_LIST"  # for these operators, in place of MindSpore's
@@ -32,6 +33,8 @@ def set_device(
                 f"device ({str(error).strip().splitlines()[0]})",
                 "run on this machine's processor with context.device_target=CPU",
             ) from error
+    if device == "Ascend":
+        ascend_context.apply()
     if environment.has_fused_operators(device):
         # PagedAttention and ReshapeAndCache are of MindSpore's kernels for inference.
         ms.set_context(jit_config=jit_config | {"infer_boost": "on"})

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+from lite_runner.config.ascend import ascend_faults
 from lite_runner.config.cluster import cluster_faults
 from lite_runner.config.evaluation import evaluation_faults, window_faults
 from lite_runner.config.fields import Fault, fault, show
@@ -84,6 +85,7 @@ def run_faults(config: RunConfig) -> Iterator[Fault]:
     yield from _shards(config)
     yield from offline_faults(config)
     yield from ge_faults(config)
+    yield from ascend_faults(config)
     yield from parallel_faults(config)
     yield from cluster_faults(config)
     yield from _places(config)

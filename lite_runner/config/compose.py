@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner.config.argv import CommandLine, Setting
+from lite_runner.config.ascend import KEYS
 from lite_runner.config.checks import run_faults
 from lite_runner.config.choices import (
     SEARCHPATH,
@@ -53,6 +54,7 @@ from lite_runner.errors import ConfigError
 
 # Keys of a file that are for exported models only.
 OFFLINE_ONLY = ("infer.", "model.model_config.is_sample_acceleration")
+FOR_ASCEND = tuple(f"context.{key}" for key in KEYS)
 # Where run_mindformer's run_mode=export puts the graphs.
 MINDFORMERS_EXPORT = {
     "prefill_model_path": "mindir_full_checkpoint",
@@ -244,9 +246,16 @@ def _lay_file(composed: Composed, line: CommandLine, config: ConfigFile) -> None
         composed.fail(text.partition(":")[0], text + where)
     typed = {setting.key for setting in line.settings}
     online = composed.raw.get("backend") == "ms" and composed.raw.get("run_mode") != "export"
+    device = result.assignments.get("context.device_target")
+    for setting in line.settings:
+        if setting.key == "context.device_target":
+            device = setting.value
+    on_cpu = device == "CPU"
     for key, value in result.assignments.items():
         if online and key.startswith(OFFLINE_ONLY):
             result.ignored.append(key)  # the documents' yamls have both kinds of a run in one
+        elif on_cpu and key in FOR_ASCEND:
+            result.ignored.append(key)
         elif key not in GROUPS and key not in typed:
             # MindFormers writes "none" of a path as an empty value.
             takes = every[key]

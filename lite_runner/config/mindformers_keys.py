@@ -23,8 +23,8 @@ _IGNORED = {
         transform_process_num trust_remote_code use_graceful_exit use_legacy
     """,
     "context": """
-        affinity_cpu_list ascend_config deterministic enable_graph_kernel graph_kernel_flags
-        jit_config jit_level max_call_depth max_device_memory memory_offload
+        affinity_cpu_list deterministic enable_graph_kernel graph_kernel_flags
+        jit_config jit_level max_call_depth memory_offload
         memory_optimize_level mempool_block_size op_timeout precompile_only
         runtime_num_threads save_graphs save_graphs_path
     """,

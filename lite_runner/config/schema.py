@@ -200,6 +200,8 @@ class Context:
     device_id: Index
     threads: Annotated[int, Range(1, 4096)] | None  # null: one a processor
     kernels: bool
+    max_device_memory: str | None  # Ascend: 58GB; null: all of it
+    ascend_config: Mapping[str, Any] | None  # Ascend: as mindspore.set_context takes it
 
 
 @dataclass(frozen=True)

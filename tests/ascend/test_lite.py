@@ -6,19 +6,23 @@ Nothing here runs on a card.
 from __future__ import annotations
 
 import gzip
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import mindspore as ms
 import numpy as np
 import pytest
 import yaml
 from mindspore.train import mind_ir_pb2
 from numpy.typing import NDArray
 
+from lite_runner.backends import ascend_context
 from lite_runner.backends.engines import mindir_version
 from lite_runner.backends.engines.graph_cell import GraphCellEngine
 from lite_runner.config.argv import parse
+from lite_runner.config.ascend import ASCEND_CONFIG
 from lite_runner.config.compose import heads, resolve
 from lite_runner.config.ge import SECTIONS, GeConfig, ge_config
 from lite_runner.export.inspect import read_graph
@@ -128,3 +132,14 @@ def test_every_section_that_lite_reads_is_known() -> None:
         assert set(fact.get("sections", ())) <= set(SECTIONS)
         for name, value in fact.get("default", {}).items():
             assert any(name in text and value in text for text in GeConfig().unset())
+
+
+def test_the_settings_of_a_card_are_those_of_the_installed_mindspore() -> None:
+    """tests/backends/test_ascend_context.py has the calls."""
+    source = inspect.getsource(ms.context._Context.set_ascend_config)
+    assert [name for name in ASCEND_CONFIG if f"'{name}':" not in source] == []
+    assert "max_size" in inspect.signature(ms.runtime.set_memory).parameters
+    assert callable(ms.device_context.ascend.op_precision.precision_mode)
+    for fact in FACTS["memory and ascend_config"]:
+        for name, value in fact.get("environment", {}).items():
+            assert (name, value) == (ascend_context.ALLOCATOR, ascend_context.WITHOUT_VMM)

@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.mindformers import listed
 from lite_runner.config.mindformers_model import feed_forward_width
 from lite_runner.config.schema import LlamaSettings, RunConfig
@@ -36,7 +37,8 @@ parallel: {parallel_mode: 1, strategy_ckpt_save_file: ./s.ckpt}
 parallel_config: {data_parallel: 8, model_parallel: 2}
 moe_config: {expert_num: 1}
 profile: False
-context: {mode: 0, device_target: Ascend, max_device_memory: 58GB, device_id: 3}
+context: {mode: 0, device_target: Ascend, max_device_memory: 58GB, device_id: 3, save_graphs: False,
+  ascend_config: {precision_mode: must_keep_origin_dtype}}
 model:
   model_config:
     type: LlamaConfig
@@ -105,9 +107,30 @@ def test_what_has_no_meaning_is_one_note(notes: Notes, file: Callable[..., str])
     path = file()
     [note] = notes("--config", path, "--predict_data", "hi")
     assert note.startswith(f"of {path} these change nothing here: callbacks, moe_config, optimizer")
-    for part in ("parallel_config", "context (max_device_memory)", "tokenizer (bos_token)"):
+    for part in ("parallel_config", "context (save_graphs)", "tokenizer (bos_token)"):
         assert part in note
     assert "multiple_of" not in note and "optimizer." not in note
+    [note] = notes("--config", path, "--predict_data", "hi", "--device_target", "CPU")
+    assert "context (ascend_config, max_device_memory, save_graphs)" in note
+
+
+def test_the_settings_of_a_card(resolve: Resolve, faults: Faults, file: Callable[..., str]) -> None:
+    context = resolve("--config", file(), "--predict_data", "hi").context
+    assert context.max_device_memory == "58GB"
+    assert context.ascend_config == {"precision_mode": "must_keep_origin_dtype"}
+    typed = [
+        *("--config", file(), "--predict_data", "hi", "context.max_device_memory=3.5GB"),
+        "context.ascend_config.jit_compile=true",
+    ]
+    context = resolve(*typed).context
+    assert context.max_device_memory == "3.5GB"
+    settings = {"precision_mode": "must_keep_origin_dtype", "jit_compile": True}
+    assert AscendSettings.of(context) == AscendSettings("3.5GB", settings)
+    for size in ("58", "0GB", "58gb", "x"):
+        said = faults(*typed, f"context.max_device_memory={size}")
+        assert "expected gigabytes as 58GB or 3.5GB" in said
+    said = faults(*typed, "context.ascend_config.precision_mod=x")
+    assert "MindSpore has no such setting of Ascend; did you mean precision_mode?" in said
 
 
 def test_the_command_line_wins_over_the_file(resolve: Resolve, file: Callable[..., str]) -> None:

@@ -1,0 +1,60 @@
+"""The settings of an Ascend card in the section `context`, named as MindFormers names them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lite_runner.config.fields import Fault, fault, show
+from lite_runner.config.schema import Context, RunConfig
+from lite_runner.config.suggest import did_you_mean, nearest
+
+KEYS = ("max_device_memory", "ascend_config")
+# What mindspore.set_context(ascend_config=) takes in 2.10, but for what only training has.
+ASCEND_CONFIG = (
+    *("precision_mode", "jit_compile", "atomic_clean_policy", "matmul_allow_hf32"),
+    *("conv_allow_hf32", "op_precision_mode", "op_debug_option", "ge_options"),
+    *("parallel_speed_up_json_path", "host_scheduling_max_threshold", "hccl_watchdog"),
+    "topo_order",
+)
+_MEMORY = re.compile(r"(?=.*[1-9])\d+(\.\d+)?GB")
+
+
+@dataclass(frozen=True)
+class AscendSettings:
+    """Those of KEYS; None: not set."""
+
+    max_device_memory: str | None = None
+    ascend_config: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, context: Context) -> AscendSettings:
+        """Those of a config; texts of a command line become what they say."""
+        settings = context.ascend_config
+        if settings is not None:
+            settings = {name: _typed(value) for name, value in settings.items()}
+        return cls(context.max_device_memory, settings)
+
+    def asked(self) -> list[str]:
+        """The keys that are set."""
+        return [key for key in KEYS if getattr(self, key)]
+
+
+def _typed(value: Any) -> Any:
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+def ascend_faults(config: RunConfig) -> Iterator[Fault]:
+    """What MindSpore would refuse of them on a card."""
+    memory, given = config.context.max_device_memory, config.context.ascend_config
+    if memory is not None and not _MEMORY.fullmatch(memory):
+        key = "context.max_device_memory"
+        yield fault(key, f"{key}: got {show(memory)}, expected gigabytes as 58GB or 3.5GB")
+    for name in given or ():
+        if name not in ASCEND_CONFIG:
+            key, near = f"context.ascend_config.{name}", did_you_mean(nearest(name, ASCEND_CONFIG))
+            yield fault(key, f"{key}: MindSpore has no such setting of Ascend{near}")
