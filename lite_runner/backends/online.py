@@ -105,6 +105,7 @@ class OnlineBackend:
             {
                 "model": asdict(config),
                 "options": asdict(options) | {"length": self.max_length, "threads": None},
+                "fused": fused,
                 "adapters": pool and [pool.places, pool.rank, sorted(pool.targets)],
                 # Integers, by column or by group, are multiplied by other operators than floats.
                 "weights": [
