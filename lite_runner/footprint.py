@@ -33,10 +33,10 @@ from lite_runner.weights.tensor import LazyTensor
 
 MIB = 1 << 20
 PROCESS = 440 * MIB  # Python with MindSpore, NumPy and the tokenizer
-FILES_PROCESS = 90 * MIB  # without MindSpore
 # Graphs: what the first takes, and what each layer adds to it.
 OWN_GRAPH, OWN_LAYER = 24 * MIB, 3 * MIB // 2
 STOCK_GRAPHS, STOCK_LAYER = 90 * MIB, 15 * MIB  # prefill and decode together
+TENSOR_PARALLEL, TENSOR_PARALLEL_LAYER = 60 * MIB, 12 * MIB  # collectives beside those
 HELPS = 0.95  # of what is needed: a setting that saves less is not worth naming
 _LAYER = re.compile(r"\.(\d+)\.")
 
@@ -79,6 +79,8 @@ def of_run(
         steps = _own_steps(local, slots, positions, length)
     else:
         graphs = STOCK_GRAPHS + STOCK_LAYER * local.num_layers
+        if ranks.tensor > 1:
+            graphs += TENSOR_PARALLEL + TENSOR_PARALLEL_LAYER * local.num_layers
         steps = _stock_steps(local, slots, positions, length, config.use_past)
     cache = 0
     if config.use_past:
@@ -129,16 +131,6 @@ def of_export(need: Memory) -> Memory:
     """Of writing an exported model that has the weights and cache of `need`: the network and the
     graph that is made of it have both; it is proved when the network is gone."""
     return replace(need, process=PROCESS, loading=need.weights + need.cache)
-
-
-def of_files(tensors: Mapping[str, LazyTensor], *, copies: int = 1) -> Memory:
-    """Of reading and writing tensors one by one, `copies` at a time; MindSpore is not imported."""
-    largest = max((_own(tensor, widen=False) for tensor in tensors.values()), key=_moved)
-    return Memory(0, 0, process=FILES_PROCESS, loading=copies * _moved(largest))
-
-
-def _moved(taken: _Taken) -> int:
-    return taken.making + taken.ready
 
 
 def held_as(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> str:

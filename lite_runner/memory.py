@@ -49,6 +49,16 @@ def free_memory() -> int:
     return max(0, min([free, *_left_in_cgroups()]))
 
 
+def peak_of_children() -> int:
+    """Bytes that processes of this one, and theirs, have held at most, those that still run."""
+    import psutil
+
+    peaks = 0
+    for child in psutil.Process().children(recursive=True):
+        peaks += 1024 * (_number(Path(f"/proc/{child.pid}/status"), "VmHWM:") or 0)
+    return peaks
+
+
 def free_addresses() -> int | None:
     """Bytes of address space left by `ulimit -v`; None: it sets no limit."""
     import psutil

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 import lite_runner
+from lite_runner import memory
 from lite_runner.errors import EnvironmentFault, RunnerError
 
 if TYPE_CHECKING:
@@ -117,10 +118,11 @@ def versions() -> dict[str, str]:
 
 
 def peak_rss_mib() -> float:
-    """The most memory that this process has held so far, in MiB."""
+    """The most memory that this process has held so far, in MiB; so has each of those that it has
+    started and that still run, such as Lite's, which are counted too."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
-    return round(peak * unit / 2**20, 1)
+    return round((peak * unit + memory.peak_of_children()) / 2**20, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "environment": {"ascend_devices", "errors", "interrupts", "memory", "signals"},
     "gguf_metadata": {"errors"},
     "registering": {"errors"},
-    "report": {"config", "errors"},
+    "report": {"config", "errors", "memory"},
     "events": {"errors"},
     "rank_table": {"errors"},
     "rank_table_file": {"errors", "rank_table"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from lite_runner.weights.derive import cast
 from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.safetensors_file import write_safetensors
 
+ROOT = Path(__file__).resolve().parent.parent
 HALF = "model.model_config.compute_dtype=float16"
 Dry = Callable[..., str]
 
@@ -141,3 +144,28 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(
     error = capsys.readouterr().err
     assert "error: memory: the run needs 1.1 GB (weights 538.1 MB" in error
     assert "-> quant=a16w4 would need" in error and "make random weights" not in error
+
+
+def test_a_limit_of_the_address_space_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    run = [sys.executable, str(ROOT / "run_lite.py"), "model=tiny_llama", "predict_data=hi"]
+    limited = f'ulimit -v 1500000; exec "$@" output_dir={tmp_path}'
+    done = subprocess.run(["bash", "-c", limited, "-", *run], capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+    assert "of address space" in done.stderr and "ulimit -v leaves 1." in done.stderr
+    assert "make random weights" not in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("error", [MemoryError("3 GiB"), RuntimeError("std::bad_alloc")])
+def test_memory_that_fails_in_the_run_is_the_machines_fault(
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("lite_runner.run_modes.predict.load", fail)
+    assert main(["model=tiny_llama", "predict_data=hi", f"output_dir={tmp_path}"]) == 3
+    told = capsys.readouterr().err
+    assert f"error: memory: there is not enough: {error}" in told and "Traceback" not in told

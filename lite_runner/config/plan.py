@@ -182,7 +182,9 @@ def missing(need: Memory, processes: int = 1) -> str | None:
 def remedy(levers: Sequence[Lever]) -> str:
     """What to do where memory does not suffice."""
     told = "; ".join(map(str, levers))
-    return (told + "; or " if told else "") + "a smaller model, or a machine with more memory"
+    return (
+        told + "; or " if told else ""
+    ) + "a smaller model, or more memory: the machine's, its container's, or what ulimit -v allows"
 
 
 def plan(

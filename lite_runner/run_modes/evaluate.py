@@ -104,10 +104,9 @@ def run(config: RunConfig, folder: RunFolder) -> None:
 def planned(config: RunConfig) -> list[str]:
     """The lines of dry_run=true. Raises RunnerError as `run` would."""
     device = environment.resolve_device(config.context.device_target, planned=True)
-    files = _fitting(model_files.with_adapter(model_files.planned(config), config), config)
+    files, job = planned_job(config)
     size, stride = window_of(config, files.model)
     text = readable(len(read_text(config).encode()))
-    job = Job((), (), config.generation(files.model), slots=1, length=size, scores=True)
     ranks = Ranks()
     lines = plan(
         config,
@@ -124,6 +123,13 @@ def planned(config: RunConfig) -> list[str]:
         f"{config.eval_data}: {text}, in windows of {size} tokens, {stride} from one to the next"
     )
     return [*lines, *aligned({"reads": reads})]
+
+
+def planned_job(config: RunConfig) -> tuple[ModelFiles, Job]:
+    """What would be scored, as far as it is known without the tokenizer."""
+    files = _fitting(model_files.with_adapter(model_files.planned(config), config), config)
+    size, _ = window_of(config, files.model)
+    return files, Job((), (), config.generation(files.model), slots=1, length=size, scores=True)
 
 
 def _fitting(files: ModelFiles, config: RunConfig) -> ModelFiles:
