@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from lite_runner import footprint, model_files, offline, progress
 from lite_runner.artifact import Place, Wanted, export_artifact, weights_and_cache
-from lite_runner.backends.exported import EngineOptions
+from lite_runner.backends.exported import Device, EngineOptions
 from lite_runner.config.plan import aligned, plan
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.model_files import ModelFiles
 from lite_runner.report import Result, RunFolder
+from lite_runner.weights.adapter import digest
 
 DEFAULT_LENGTH = 512  # positions of a layout that fixes them
 
@@ -26,13 +29,13 @@ def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> Non
     began = time.perf_counter()
     files = model_files.with_adapter(model_files.locate(config), config)
     tokenizer = model_files.tokenizer_of(config, files)
-    want, engine = _wanted(config, files)
+    want, engine = wanted(config, files)
     if want.target != engine.device:
         progress.note(
             f"for {want.target}, which is not here: the graphs are proved in {engine.name} on "
             f"{engine.device}"
         )
-    place = place_of(config, want)
+    place = place_of(config, files, want, engine.device)
     manifest = export_artifact(place, config, files, tokenizer, want, engine, ranks)
     if ranks.rank > 0:
         return
@@ -48,9 +51,9 @@ def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> Non
     )
 
 
-def _wanted(config: RunConfig, files: ModelFiles) -> tuple[Wanted, EngineOptions]:
+def wanted(config: RunConfig, files: ModelFiles) -> tuple[Wanted, EngineOptions]:
     """What the artifact has to be, and what it is proved in. Raises RunnerError."""
-    length = config.infer.infer_seq_length or min(DEFAULT_LENGTH, files.model.seq_length)
+    length = config.infer.infer_seq_length or default_length(files)
     want = offline.wanted(config, files, config.predict_batch_size or 1, length)
     return want, offline.engine_for(config, want.layout)
 
@@ -58,8 +61,8 @@ def _wanted(config: RunConfig, files: ModelFiles) -> tuple[Wanted, EngineOptions
 def planned(config: RunConfig) -> list[str]:
     """The lines of dry_run=true. Raises RunnerError as `run` would."""
     files = model_files.with_adapter(model_files.planned(config), config)
-    want, engine = _wanted(config, files)
-    place = place_of(config, want)
+    want, engine = wanted(config, files)
+    place = place_of(config, files, want, engine.device)
     place.check()
     lines = plan(
         config,
@@ -75,12 +78,53 @@ def planned(config: RunConfig) -> list[str]:
     return [*lines, *aligned({"writes": writes})]
 
 
-def place_of(config: RunConfig, want: Wanted) -> Place:
+def place_of(config: RunConfig, files: ModelFiles, want: Wanted, device: Device) -> Place:
     """Where the config wants the artifact."""
     overwrite = bool(config.overwrite)
     if config.infer.prefill_model_path:
         prefill = Path(config.infer.prefill_model_path).expanduser()
         increment = Path(config.infer.increment_model_path).expanduser()
         return Place.of_pair(prefill, increment, overwrite)
-    given = config.export_output or f"{config.output_dir}/{config.model_name}_{want.layout}"
+    given = config.export_output
+    if not given:
+        parts = [config.model_name, want.layout, *_particulars(config, files, want, device)]
+        given = f"{config.output_dir}/{'_'.join(parts)}"
     return Place(Path(given).expanduser(), overwrite=overwrite)
+
+
+def _particulars(
+    config: RunConfig, files: ModelFiles, want: Wanted, device: Device
+) -> Iterator[str]:
+    """What tells an export from the one without settings on this `device`: each is part of the
+    folder's name, so that exports that differ do not meet in one folder."""
+    if want.target != device:
+        yield want.target.lower()
+    if want.model_type == "mindir_lite":
+        yield "lite"
+    if want.operators is not None:
+        yield str(files.quantization).replace(" quant_group=", "-g")
+        if want.operators.kv_cache != "fp32":
+            yield f"kv-{want.operators.kv_cache}"
+    weights = want.precision if want.rounded == "float32" else want.rounded
+    if weights != ("float16" if want.target == "Ascend" else "float32"):
+        yield weights
+    if want.sampled:
+        yield "sampled"
+    if want.key is not None:
+        yield "encrypted"
+    if want.ranks > 1:
+        yield f"tp{want.ranks}"
+    if want.layout != "resizable":  # its graph takes any number of rows and positions
+        if want.slots > 1:
+            yield f"b{want.slots}"
+        if want.length != default_length(files):
+            yield f"s{want.length}"
+    if files.adapter is not None:
+        # The name is the user's folder or from a file; two adapters may have the same.
+        name = re.sub(r"[^\w.-]", "-", files.adapter.name)[:40]
+        yield f"{name}-{digest(files.adapter)[:8]}"
+
+
+def default_length(files: ModelFiles) -> int:
+    """Positions of a row, where the config says nothing."""
+    return min(DEFAULT_LENGTH, files.model.seq_length)

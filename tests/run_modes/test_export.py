@@ -71,7 +71,8 @@ def test_the_exported_model_is_kept_and_used_again(
 def test_an_export_is_a_folder_that_predict_takes(run: Run, layout: str) -> None:
     model = ["model=tiny_qwen2", f"export.layout={layout}", "predict_batch_size=2"]
     run("run_mode=export", *model)
-    folder = Path(f"outputs/tiny_qwen2_{layout}")
+    rows = "" if layout == "resizable" else "_b2"
+    folder = Path(f"outputs/tiny_qwen2_{layout}{rows}")
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["layout"] == layout and manifest["model_name"] == "tiny_qwen2"
     beside = {"manifest.json", "tiny_qwen2.yaml"}
@@ -115,7 +116,7 @@ def test_another_model_ends_in_4(run: Run, capsys: pytest.CaptureFixture[str]) -
 def test_more_than_was_exported_for_ends_in_2(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     export = ["run_mode=export", "model=tiny_gpt2", "export.layout=dynamic"]
     run(*export, "infer.infer_seq_length=32")
-    given = ["model=tiny_gpt2", "backend=mslite", "infer.model_dir=outputs/tiny_gpt2_dynamic"]
+    given = ["model=tiny_gpt2", "backend=mslite", "infer.model_dir=outputs/tiny_gpt2_dynamic_s32"]
     assert main([*given, "predict_data=a", "max_new_tokens=40"]) == 2
     assert "made for 32 positions a row" in capsys.readouterr().err
     assert main([*given, *PREDICT]) == 2
@@ -153,10 +154,11 @@ def test_a_graph_that_samples_gives_the_same_tokens(
 ) -> None:
     sampled = "model.model_config.is_sample_acceleration=true"
     run("run_mode=export", "model=tiny_bloom", sampled, "predict_batch_size=2")
-    manifest = json.loads(Path("outputs/tiny_bloom_static_pair/manifest.json").read_text())
+    folder = Path("outputs/tiny_bloom_static_pair_sampled_b2")
+    manifest = json.loads((folder / "manifest.json").read_text())
     outputs = manifest["graphs"]["prefill"]["outputs"]
     assert manifest["sampled"] and [one["name"] for one in outputs] == ["probabilities", "tokens"]
-    given = ["model=tiny_bloom", "backend=mslite", "infer.model_dir=outputs/tiny_bloom_static_pair"]
+    given = ["model=tiny_bloom", "backend=mslite", f"infer.model_dir={folder}"]
     assert tokens(run(*given, *PREDICT)) == tokens(run("model=tiny_bloom", *PREDICT))
     capsys.readouterr()
     for asked in ("do_sample=true", "repetition_penalty=1.1", "num_beams=2", "min_new_tokens=3"):
@@ -173,7 +175,7 @@ def test_an_encrypted_export(
     run(*export, "infer.enc_key=0123456789abcdef")
     assert "0123456789abcdef" not in Path("outputs/latest/config.yaml").read_text()
     assert "0123456789abcdef" not in Path("outputs/latest/run.log").read_text()
-    folder = Path("outputs/tiny_gpt2_dynamic")
+    folder = Path("outputs/tiny_gpt2_dynamic_encrypted_b2")
     assert json.loads((folder / "manifest.json").read_text())["encrypted"]
     given = ["model=tiny_gpt2", "backend=mslite", f"infer.model_dir={folder}", *PREDICT]
     right = run(*given, "infer.enc_key=env:MY_KEY")
@@ -189,7 +191,7 @@ def test_for_ascend_the_pair_is_in_float16(run: Run, capsys: pytest.CaptureFixtu
     assert "for Ascend, which is not here: the graphs are proved in graph-cell on CPU" in (
         capsys.readouterr().err
     )
-    folder = Path("outputs/tiny_llama_static_pair")
+    folder = Path("outputs/tiny_llama_static_pair_ascend")
     manifest = json.loads((folder / "manifest.json").read_text())
     assert (manifest["target"], manifest["precision"]) == ("Ascend", "float16")
     names = {path.name for path in folder.iterdir()}
@@ -222,7 +224,7 @@ def test_an_export_to_two_paths(run: Run, capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_yaml_beside_the_graphs_is_a_config(run: Run) -> None:
     run("run_mode=export", "model=tiny_qwen2", "export.layout=dynamic", "predict_batch_size=2")
-    folder = Path("outputs/tiny_qwen2_dynamic")
+    folder = Path("outputs/tiny_qwen2_dynamic_b2")
     given = ["--config", str(folder / "tiny_qwen2.yaml"), "backend=mslite"]
     again = run(*given, f"infer.model_dir={folder}", *PREDICT)
     assert tokens(again) == tokens(run("model=tiny_qwen2", *PREDICT))

@@ -15,7 +15,7 @@ from lite_runner.kernels.packing import FORMAT
 
 Run = Callable[..., dict[str, Any]]
 PREDICT = ["predict_data=['some words','中文']", "max_new_tokens=6", "eos_token_id=[]"]
-FOLDER = Path("outputs/tiny_llama_dynamic")
+FOLDER = Path("outputs/tiny_llama_dynamic_a16w8_b2")
 GIVEN = ["backend=mslite", f"infer.model_dir={FOLDER}", *PREDICT]
 EXPORT = ["run_mode=export", "model=tiny_llama", "quant=a16w8", "predict_batch_size=2"]
 
@@ -28,16 +28,18 @@ def test_an_export_is_a_folder_that_predict_takes(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(*EXPORT, "kv_cache=int8", "infer.infer_seq_length=64")
-    manifest = json.loads((FOLDER / "manifest.json").read_text(encoding="utf-8"))
+    folder = Path("outputs/tiny_llama_dynamic_a16w8_kv-int8_b2_s64")
+    given = ["backend=mslite", f"infer.model_dir={folder}", *PREDICT]
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["layout"] == "dynamic"
     assert (manifest["batch_size"], manifest["seq_length"]) == (2, 64)
     found = manifest["operators"]
     assert (found["quant"], found["kv_cache"], found["capacity"]) == ("a16w8", "int8", 512)
     assert "tiny_llama_variables/data_0" in manifest["files"]
-    offline = run(*GIVEN)
+    offline = run(*given)
     assert offline["engine"] == "graph-cell"
     assert tokens(offline) == tokens(run("model=tiny_llama", "quant=a16w8", *PREDICT))
-    auto = run("backend=auto", f"infer.model_dir={FOLDER}", "quant=a16w8", *PREDICT)
+    auto = run("backend=auto", f"infer.model_dir={folder}", "quant=a16w8", *PREDICT)
     assert (auto["backend"], tokens(auto)) == ("mslite", tokens(offline))
 
     capsys.readouterr()
@@ -50,9 +52,9 @@ def test_an_export_is_a_folder_that_predict_takes(
         "max_new_tokens=90": "made for 64 positions a row",
     }
     for setting, message in refused.items():
-        assert main([*GIVEN, setting]) == 2
+        assert main([*given, setting]) == 2
         assert message in capsys.readouterr().err
-    assert main([*GIVEN, "quant=a8w8"]) == 4
+    assert main([*given, "quant=a8w8"]) == 4
     assert "exported with quant=a16w8, this run asks for quant=a8w8" in capsys.readouterr().err
 
 
