@@ -82,15 +82,25 @@ def test_first_logits_equal_transformers(backend: OnlineBackend) -> None:
 
 
 def test_perplexity_equals_transformers(backend: OnlineBackend) -> None:
-    """Token by token through the cache, so that every decode step counts."""
+    """Token by token through the cache, so that every decode step counts; each slot takes a part
+    of the text, behind all that is before it."""
     ids = np.array(REFERENCE["perplexity"]["token_ids"], np.int32)
-    losses = []
-    for position, (token, following) in enumerate(itertools.pairwise(ids)):
-        logits = backend.forward([Row(0, np.array([token]), position)])[0].astype(np.float64)
-        losses.append(
-            np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[following]
-        )
-    perplexity = float(np.exp(np.mean(losses)))
+    parts = [list(part) for part in np.array_split(range(len(ids) - 1), backend.slots)]
+    for slot, part in enumerate(parts):
+        if part[0] > 0:
+            backend.forward([Row(slot, ids[: part[0]], 0)])
+    losses: dict[int, float] = {}
+    for positions in itertools.zip_longest(*parts):
+        rows = [
+            Row(slot, ids[position : position + 1], position)
+            for slot, position in enumerate(positions)
+            if position is not None
+        ]
+        for row, logits in zip(rows, backend.forward(rows).astype(np.float64), strict=True):
+            total = np.log(np.exp(logits - logits.max()).sum()) + logits.max()
+            losses[row.position] = total - logits[ids[row.position + 1]]
+    assert len(losses) == len(ids) - 1
+    perplexity = float(np.exp(np.mean(list(losses.values()))))
     assert perplexity == pytest.approx(REFERENCE["perplexity"]["value"], rel=1e-4)
 
 
