@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -89,27 +90,47 @@ def _order(name: str) -> tuple[str, float]:
 def compose_groups(choices: Mapping[str, str], folders: Iterable[Path] = ()) -> dict[str, Any]:
     """conf/ and `folders` with these options, resolved to plain data. ConfigError for a broken
     yaml."""
-    from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    conf = conf_dir()
+    conf, others = conf_dir(), tuple(folders)
     overrides = [f"{group}={name}" for group, name in choices.items()]
-    if folders:
-        listed = ",".join(_quoted(f"file://{folder}") for folder in folders)
-        overrides.append(f"hydra.searchpath=[{listed}]")
     try:
-        with initialize_config_dir(config_dir=str(conf), version_base="1.3"):
-            composed = compose("config", overrides)
+        if others:  # a user's folder may hold anything: what changed in it is not searched for
+            listed = ",".join(_quoted(f"file://{folder}") for folder in others)
+            composed = _composed(conf, (*overrides, f"hydra.searchpath=[{listed}]"))
+        else:
+            composed = _composed_once(conf, tuple(overrides), _state(conf))
+        # Each time: a setting may be a variable of the environment.
         plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
-        where = " and ".join(map(str, (conf, *folders)))
+        where = " and ".join(map(str, (conf, *others)))
         raise ConfigError(f"the yaml files of {where} do not compose: {reason}") from None
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def _composed(conf: Path, overrides: tuple[str, ...]) -> Any:
+    """What Hydra makes of them, a DictConfig with its interpolations."""
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(config_dir=str(conf), version_base="1.3"):
+        return compose("config", list(overrides))
+
+
+@lru_cache(maxsize=64)
+def _composed_once(conf: Path, overrides: tuple[str, ...], _state: tuple[object, ...]) -> Any:
+    """Hydra takes a tenth of a second, and a process that uses the API asks for the same again."""
+    return _composed(conf, overrides)
+
+
+def _state(folder: Path) -> tuple[object, ...]:
+    """What changes with the yaml files of a folder."""
+    stats = [(path, path.stat()) for path in sorted(folder.rglob("*.yaml"))]
+    return tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats)
 
 
 def _quoted(text: str) -> str:
