@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+from filelock import FileLock
 
 from lite_runner import kernels
 from lite_runner.kernels import fingerprint
@@ -65,14 +69,33 @@ def runtime(name: str) -> str:
     return done.stdout.strip()
 
 
-def test_no_address_is_wrong_and_nothing_is_undefined(tmp_path: Path) -> None:
-    library = compiled(
-        sorted(SOURCES.glob("*.cc")),
-        tmp_path / "operators.so",
+@pytest.fixture
+def sanitized(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library with sanitizers; kept for later runs beside pytest's own temporary folders,
+    which are the user's alone, until a source, a flag or the compiler changes."""
+    flags = [
         *("-O1", "-g1", "-fno-math-errno", "-fPIC", "-shared"),
         *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
         f'-DLITE_RUNNER_SOURCES="{fingerprint.sources()}"',
-    )
+    ]
+    version = subprocess.run([COMPILER, "--version"], capture_output=True, check=True).stdout
+    name = hashlib.sha256(" ".join([COMPILER, *flags]).encode() + version).hexdigest()
+    base = tmp_path_factory.getbasetemp()
+    root = next((one for one in base.parents if one.name.startswith("pytest-of-")), base)
+    folder = root / "lite-runner-sanitized"
+    folder.mkdir(exist_ok=True)
+    library = folder / f"{name}.so"
+    with FileLock(folder / ".lock"):
+        if not library.exists():
+            for old in folder.glob("*.so"):
+                old.unlink()
+            built = compiled(sorted(SOURCES.glob("*.cc")), tmp_path / "operators.so", *flags)
+            kept = Path(shutil.copy(built, folder / "unfinished"))
+            kept.replace(library)
+        return Path(shutil.copy(library, tmp_path / "sanitized.so"))
+
+
+def test_no_address_is_wrong_and_nothing_is_undefined(sanitized: Path) -> None:
     folder = Path(__file__).parent
     tests = [
         str(folder / name) for name in ("test_linear.py", "test_layers.py", "test_adapters.py")
@@ -81,7 +104,7 @@ def test_no_address_is_wrong_and_nothing_is_undefined(tmp_path: Path) -> None:
         [sys.executable, "-m", "pytest", "-qsx", "-n", "0", "-p", "no:cacheprovider", *tests],
         env={
             **os.environ,
-            "SANITIZED_OPERATORS": str(library),
+            "SANITIZED_OPERATORS": str(sanitized),
             "LD_PRELOAD": f"{runtime('libasan.so')} {runtime('libubsan.so')}",
             "ASAN_OPTIONS": "detect_leaks=0",  # those of the interpreter
         },
