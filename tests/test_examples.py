@@ -89,7 +89,7 @@ def test_a_script_with_flags_of_its_own(
     config, _ = resolve(parse(["model=tiny_llama", "predict_data=x"], heads()))
     model = config.model_config()
     assert model is not None
-    for name, seed in (("1.ckpt", 5), ("2.ckpt", config.seed)):
+    for name, seed in (("1.ckpt", 5), ("2.ckpt", config.checkpoint_seed)):
         write_ckpt(ranks / name, random_checkpoint(model, seed))
     for newest, same in (("1.ckpt", False), ("2.ckpt", True)):
         os.utime(ranks / newest, (0, 4e9 + same))
