@@ -8,10 +8,12 @@ import pytest
 
 from lite_runner.config.model import ModelConfig
 from lite_runner.config.quantization import Quant, Quantization, Scheme
+from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.gguf_checkpoint import from_gguf
 from lite_runner.weights.gguf_file import open_gguf
 from lite_runner.weights.layouts import parameters
+from lite_runner.weights.pieces import pieces
 from lite_runner.weights.quantization import describe, schemes, with_quantization
 from lite_runner.weights.quantized import QuantizedTensor, quantize
 from lite_runner.weights.random import random_checkpoint
@@ -88,6 +90,10 @@ def test_the_line_about_it(config: ModelConfig) -> None:
     count = sum(one.integers is not None for one in tensors.values())
     expected = f"quant=a16w4 quant_group=32: {count} matrices rounded as they are read"
     assert describe(tensors, quantization) == expected
+    # A rank's part of a model has floats only.
+    part = pieces(tensors, config, Ranks(tensor=2), vocab_parallel=True)
+    expected = "quant=a16w4 quant_group=32: every matrix as the floats that its integers stand for"
+    assert describe(part, quantization) == expected
 
 
 def test_a_group_that_does_not_fit_is_said_before_anything_is_read(
