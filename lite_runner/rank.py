@@ -113,11 +113,9 @@ def _device_id() -> int:
 
 
 def placed(config: RunConfig, device: str, device_id: int) -> RunConfig:
-    """The config with this rank's device, or its share of this machine's processors."""
-    context = config.context
-    if device == "Ascend":
-        context = replace(context, device_id=device_id)
-    elif context.threads is None:
+    """The config with this rank's device and, on CPU, its share of this machine's processors."""
+    context = replace(config.context, device_id=device_id)
+    if device == "CPU" and context.threads is None:
         processors = len(os.sched_getaffinity(0))
         context = replace(
             context, threads=max(1, processors // cluster_of(config).local_worker_num)

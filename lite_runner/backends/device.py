@@ -21,6 +21,8 @@ def set_device(
     `threads` None is MindSpore's own choice. With `pynative` operators run one by one, not as a
     compiled graph.
     """
+    if device == "CPU":
+        device_id = 0  # there is one, and DEVICE_ID may be of ranks or be left over
     jit_config = {"jit_level": "O0"}
     ms.set_context(mode=ms.PYNATIVE_MODE if pynative else ms.GRAPH_MODE, jit_config=jit_config)
     try:

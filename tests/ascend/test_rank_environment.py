@@ -1,17 +1,4 @@
-"""The environment of each rank on Ascend, under MindSpore's own msrun.
-
-- msrun: DEVICE_ID is the place of a rank in its machine, RANK_ID = node_rank * local_worker_num +
-  place. Source: mindspore 2.10, parallel/cluster/process_entity/_api.py, _start_single_worker and
-  _get_node_id_and_log_path.
-- run_distribute.sh '[4,8)': rank 0 is on device 4. Source: MindFormers 1.0.2 and 1.3.2,
-  scripts/run_distribute.sh.
-- Device ids of rank tables are physical. Source: CANN 9.0, hcclug_000067.
-- ASCEND_RT_VISIBLE_DEVICES holds logical numbers, ascending, and set_device counts among them.
-  Source: CANN 8.5, envref_07_0028.
-- HCCL_CONNECT_TIMEOUT: 120 to 7200 s, default 120; HCCL_EXEC_TIMEOUT: default 1836 s, on 910A at
-  most 17340. Source: CANN 8.5, envref_07_0149 and envref_07_0078. MindSpore sets the first to 600
-  when it is imported, unless it is set. Source: mindspore 2.10, context.py, _init_parallel_env.
-"""
+"""The environment of a rank on Ascend, under MindSpore's own msrun; ranks.yaml has the facts."""
 
 from __future__ import annotations
 
@@ -20,8 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from lite_runner import ascend_devices, environment, hccl, launch
 from lite_runner.ascend_devices import VISIBLE
@@ -33,11 +22,12 @@ from lite_runner.distributed.membership import device_of, membership
 from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
 from lite_runner.launcher import ascend, job
 from lite_runner.launcher.job import Limits
-from lite_runner.rank_table import Device, RankTable, Server
+from lite_runner.rank_table import Device, RankTable, Server, device_range
 from lite_runner.rank_table_file import read_rank_table
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "tests/fixtures/rank_tables"
+FACTS = yaml.safe_load(Path(__file__).with_name("ranks.yaml").read_text())
 RECORD = Path(__file__).with_name("record_environment.py")
 NAMES = ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "RANK_TABLE_FILE", VISIBLE)
 
@@ -91,7 +81,8 @@ def test_the_ranks_of_a_table(
     count = len(indices)
     found = run_recorded(tmp_path, Cluster(count, count), table)
     for rank, (environ, index) in enumerate(zip(found, indices, strict=True)):
-        assert environ["RANK_ID"] == environ["DEVICE_ID"] == str(rank)
+        assert environ["RANK_ID"] == str(rank)
+        assert environ["DEVICE_ID"] == str(FACTS["msrun"]["DEVICE_ID"][rank])
         assert environ["RANK_SIZE"] == str(count)
         assert environ["RANK_TABLE_FILE"] == str(table)
         assert environ[VISIBLE] == visible
@@ -102,10 +93,10 @@ def test_the_ranks_of_a_table(
 
 def test_the_second_machine_of_a_table(shows: list[int]) -> None:
     table = read_rank_table(TABLES / "ascend_operator.json")
-    expected = ("4,5,6,7", "0,1,2,3")
-    for node, visible in enumerate(expected):
+    for node, visible in enumerate(("4,5,6,7", "0,1,2,3")):
         cluster = Cluster(8, 4, master_port=8118, node_rank=node)
         assert ascend.variables(cluster, table, 7200, {})[VISIBLE] == visible
+    assert list(cluster.local_ranks) == FACTS["msrun"]["RANK_ID"]
     with pytest.raises(ConfigError, match="has 2 machines of 4 ranks") as caught:
         ascend.variables(Cluster(8, 8), table, 7200, {})
     assert "parallel.local_worker_num=4" in caught.value.hint
@@ -122,9 +113,14 @@ def test_seconds_that_hccl_does_not_take(seconds: str) -> None:
 
 
 def test_how_long_hccl_waits() -> None:
-    connect, execute = hccl.VARIABLES
     seconds = config_of().parallel.hccl_timeout
-    assert 120 <= seconds <= 7200 and seconds // 68 * 68 > 1836
+    for name in hccl.VARIABLES:
+        for fact in FACTS[name]:
+            least, most = fact.get("seconds", (hccl.LEAST_S, hccl.MOST_S))
+            assert least <= hccl.LEAST_S and most >= hccl.MOST_S
+            multiple = fact.get("multiple", 1)
+            assert seconds // multiple * multiple > fact["default"]
+    connect, execute = hccl.VARIABLES
     assert hccl.timeouts(600, {}) == {connect: "600", execute: "600"}
     assert hccl.timeouts(600, {connect: "1800", execute: ""}) == {execute: "600"}
     assert hccl.timeouts(600, {connect: "1800", execute: "0"}) == {}
@@ -134,7 +130,21 @@ def test_mindspore_changes_a_variable_when_it_is_imported() -> None:
     """So that ours is to be set before."""
     from mindspore import context
 
-    assert context._hccl_connect_timeout == "600"
+    (fact,) = (one for one in FACTS["HCCL_CONNECT_TIMEOUT"] if one["package"] == "mindspore")
+    assert context._hccl_connect_timeout == str(fact["default"])
+
+
+@pytest.mark.parametrize("fact", FACTS["run_distribute.sh"], ids=lambda fact: str(fact["version"]))
+def test_the_devices_of_run_distribute(shows: list[int], fact: dict[str, Any]) -> None:
+    table = read_rank_table(TABLES / "visible_devices.json")
+    numbers = device_range(fact["range"])
+    node = table.node(numbers.start, numbers.stop, None)
+    cluster = Cluster(node.worker_num, node.local_worker_num, node_rank=node.node_rank)
+    assert list(cluster.local_ranks) == fact["RANK_ID"]
+    visible = ascend.variables(cluster, table, 7200, {})
+    for rank, device in zip(fact["RANK_ID"], fact["DEVICE_ID"], strict=True):
+        index = ascend_devices.index_of(table.device_of(rank), visible)
+        assert ascend_devices.seen_ids(visible)[index] == device
 
 
 def test_a_rank_that_somebody_elses_msrun_starts(shows: list[int]) -> None:
@@ -266,3 +276,11 @@ def test_a_script_of_ones_own_sees_the_devices(tmp_path: Path) -> None:
     assert [environ[VISIBLE] for environ in found] == ["4,5,6,7"] * 4
     assert [environ["DEVICE_ID"] for environ in found] == list("0123")
     assert {environ["RANK_TABLE_FILE"] for environ in found} == {table}
+
+
+def test_on_cpu_the_number_of_a_device_means_nothing() -> None:
+    """Ranks have a DEVICE_ID there too, and MindSpore refuses a second, other one."""
+    from lite_runner.backends.device import set_device
+
+    for device_id in (1, 0, 3):
+        set_device("CPU", device_id)
