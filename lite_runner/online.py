@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from lite_runner import environment, kernels, memory, progress
 from lite_runner.backends.base import Backend
@@ -121,6 +122,15 @@ def kernels_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Rank
     return False
 
 
+@cache
+def _freeze_imports() -> None:
+    """MindSpore collects garbage at each compile; what was imported is not garbage.
+
+    Once a process: of a model that is loaded later all can be collected.
+    """
+    gc.freeze()
+
+
 @memory.large_blocks_returned()
 def open_online(
     config: RunConfig,
@@ -146,8 +156,7 @@ def open_online(
         weights = ReadAhead(tensors, advance)
     try:
         environment.import_mindspore()  # while threads read the first weights
-        # MindSpore collects garbage at each compile; what was imported is not garbage.
-        gc.freeze()
+        _freeze_imports()
         if own:
             from lite_runner.backends.fused import FusedBackend, FusedOptions
 

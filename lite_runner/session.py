@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from lite_runner import footprint, model_files, progress
 from lite_runner.adapters import AdapterJob, check_values, open_wanted, pieces_of, pool_bytes
 from lite_runner.backends import ascend_context
-from lite_runner.backends.base import Backend
+from lite_runner.backends.base import Backend, Growing
 from lite_runner.backends.likelihood import rows_at_once
 from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.checks import fits_model
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.generation import GenerationConfig, OwnOptions, of_each
-from lite_runner.config.model import ModelConfig
+from lite_runner.config.model import REGISTERED, ModelConfig
 from lite_runner.config.plan import Lever, Memory, check_memory
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.request import Request
@@ -280,6 +280,25 @@ def load(
             length=job.length,
             loaded_adapters=places_for(config, job),
         )
+
+
+def grown(backend: Backend, config: RunConfig, files: ModelFiles, device: str, job: Job) -> bool:
+    """Make room in a backend for what the job has, without reading a weight again; False where it
+    cannot: for exported graphs, registered networks, and more adapters at a time than it holds.
+
+    Raises EnvironmentFault where the larger cache does not fit.
+    """
+    if not isinstance(backend, Growing) or files.model.family in REGISTERED:
+        return False
+    pool = pool_of(backend, job)
+    if pool is not None and pool.places < places_for(config, job):
+        return False
+    if device == "CPU":
+        held = replace(job, slots=backend.slots, length=backend.max_length)
+        now, then = (memory_need(config, files, one, device, Ranks()).cache for one in (held, job))
+        check_memory(Memory(0, max(0, then - now)))
+    backend.grow(job.slots, job.length)
+    return True
 
 
 def pool_of(backend: Backend, job: Job) -> AdapterPool | None:

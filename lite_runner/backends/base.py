@@ -47,6 +47,15 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class Growing(Backend, Protocol):
+    """A backend whose cache can be made anew while its weights stay."""
+
+    def grow(self, slots: int, length: int) -> None:
+        """Hold so many rows of so many tokens from now on; what was in the cache is gone."""
+        ...
+
+
+@runtime_checkable
 class Scorer(Backend, Protocol):
     """A backend that tells how likely a text is, not only what comes next."""
 

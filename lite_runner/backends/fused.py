@@ -6,6 +6,7 @@ capacity. What a row's logits are depends on its own tokens only, to the last bi
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -21,6 +22,7 @@ from lite_runner.backends.base import Row
 from lite_runner.backends.device import set_device
 from lite_runner.backends.graph_cache import GraphCache
 from lite_runner.backends.likelihood import log_likelihoods_of, rows_at_once
+from lite_runner.backends.memory import give_back, untie
 from lite_runner.backends.sizes import cache_length, step_capacity
 from lite_runner.backends.slots import copy_slots
 from lite_runner.backends.step_words import RowTokens, StepWords
@@ -57,36 +59,56 @@ class FusedBackend:
         adapters: Sequence[Adapter] = (),
     ) -> None:
         """A row's adapter is one of `adapters`, counted from 1."""
+        self._network: FusedNetwork | None = None
+        self._steps: dict[int, FusedStep] = {}  # compiled, by the rows of logits they give
         set_device("CPU", 0, options.threads)
         kernels.set_threads(options.threads)
         self.engine = f"mindspore, {kernels.instructions()} kernels"
         self.vocab_size = config.vocab_size
-        self.slots = options.slots
-        self.max_length = cache_length(options.length, config.seq_length)
         self.compile_s = 0.0
-        length = cached_positions(self.max_length)
+        self._config = config
         pool = None
         if adapters:
             places, rounded = options.loaded_adapters, options.round_adapters
             pool = pool_size(adapters, places, rounded=rounded)
+        length = cached_positions(cache_length(options.length, config.seq_length))
         sizes = FusedSizes(
             options.slots, length, options.cache, options.integer_input, pool, options.widen
         )
-        network = FusedNetwork(config, weights, sizes)
-        self._network: FusedNetwork | None = network
+        network = self._network = FusedNetwork(config, weights, sizes)
         self.adapters = AdapterPool(network, adapters, pool) if pool else None
-        self._capacity = step_capacity(options.slots)
-        self._words = StepWords(config, self.max_length, self._capacity)
+        self._lay_out(network, sizes, options.length)
+
+    def _lay_out(self, network: FusedNetwork, sizes: FusedSizes, wanted: int) -> None:
+        """All that depends on the room which the network has, of rows of `wanted` tokens."""
+        untie(network)
+        self._sizes, self.slots = sizes, sizes.slots
+        self.max_length = cache_length(wanted, self._config.seq_length)
+        self._capacity = step_capacity(sizes.slots)
+        self._words = StepWords(self._config, self.max_length, self._capacity)
         self._table = Tensor(self._words.table)
         self._graphs = GraphCache(
             {
                 "operators": str(kernels.LIBRARY),  # MindSpore keeps the path in the graph
                 "weights": [[*one.shape, str(one.dtype)] for one in network.get_parameters()],
-                "sizes": [asdict(replace(sizes, lora=None)), config.hidden_size, self._capacity],
+                "sizes": [
+                    asdict(replace(sizes, lora=None)),
+                    self._config.hidden_size,
+                    self._capacity,
+                ],
                 "adapters": [layout is not None for layout in network.layouts],
             }
         )
-        self._steps: dict[int, FusedStep] = {}  # compiled, by the rows of logits they give
+
+    def grow(self, slots: int, length: int) -> None:
+        """Room for other rows, and as long ones; the weights and the adapters stay."""
+        assert self._network is not None
+        self._steps.clear()
+        positions = cached_positions(cache_length(length, self._config.seq_length))
+        sizes = replace(self._sizes, slots=slots, length=positions)
+        self._network.resize(sizes)
+        self._lay_out(self._network, sizes, length)
+        give_back()
 
     def prepare(self) -> None:
         """Compile the graph of all steps."""
@@ -125,9 +147,15 @@ class FusedBackend:
         copy_slots(self._network.caches, self.slots, sources, targets)
 
     def close(self) -> None:
-        """Let go of the network; MindSpore frees its memory with it."""
-        self._steps.clear()
-        self._network = None
+        """Let go of the network, and of its memory."""
+        if self._network is not None:
+            self._steps.clear()
+            self._network = self.adapters = None
+            give_back()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.close()
 
     def _run(
         self, every: RowTokens, part: slice, wanted: NDArray[np.int64], most: int

@@ -8,10 +8,11 @@ that gives the logits after every token.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import mindspore as ms
 import numpy as np
@@ -25,11 +26,12 @@ from lite_runner.backends.collectives import tensor_parallel
 from lite_runner.backends.device import choose_attention, set_device
 from lite_runner.backends.graph_cache import GraphCache
 from lite_runner.backends.likelihood import log_likelihoods_of, rows_at_once
+from lite_runner.backends.memory import give_back, untie
 from lite_runner.backends.sizes import cache_length, chunk_length
 from lite_runner.backends.slots import copy_slots
 from lite_runner.config.model import REGISTERED, ModelConfig
 from lite_runner.config.ranks import Ranks, local_model
-from lite_runner.models.layers import BuildOptions, CacheSize, Weights
+from lite_runner.models.layers import BuildOptions, CacheSize, Weights, resize
 from lite_runner.models.networks import NETWORKS, Decode, LoraDecode, LoraPrefill, Prefill, Score
 from lite_runner.models.quantized import LinearIntegers
 from lite_runner.signals import deferred
@@ -77,15 +79,17 @@ class OnlineBackend:
 
         Several ranks must have met before: see `lite_runner.backends.collectives`.
         """
+        self._network: nn.Cell | None = None
+        self._compiled: dict[str, nn.Cell] = {}
+        self._history: dict[int, NDArray[np.int32]] = {}  # use_past=False: tokens of each slot
         set_device(options.device, options.device_id, options.threads, pynative=options.pynative)
         fused = environment.has_fused_operators(options.device)
         if fused:
             choose_attention()
         self.vocab_size = config.vocab_size
-        self.slots = options.slots
-        self.max_length = cache_length(options.length, config.seq_length)
         self.compile_s = 0.0  # so far; a part of the forward that it happened in
-        size = CacheSize(options.slots, self.max_length) if options.use_past else None
+        length = cache_length(options.length, config.seq_length)
+        size = CacheSize(options.slots, length) if options.use_past else None
         parallel = tensor_parallel(options.ranks, cut_vocabulary=options.vocab_parallel)
         pool = pool_size(adapters, options.loaded_adapters) if adapters else None
         build = BuildOptions(
@@ -99,28 +103,46 @@ class OnlineBackend:
         local = local_model(config, options.ranks.tensor)
         if isinstance(weights, QuantizedWeights):
             weights = LinearIntegers(weights, config)
-        self._network = NETWORKS[config.family](local, weights, build)
-        self.adapters = AdapterPool(self._network, adapters, pool) if pool else None
-        self._graphs = GraphCache(
-            {
-                "model": asdict(config),
-                "options": asdict(options) | {"length": self.max_length, "threads": None},
-                "fused": fused,
-                "adapters": pool and [pool.places, pool.rank, sorted(pool.targets)],
-                # Integers, by column or by group, are multiplied by other operators than floats.
-                "weights": [
-                    [one.name, list(one.shape), str(one.dtype)]
-                    for one in self._network.get_parameters()
-                ],
-                "network": REGISTERED.get(config.family),
-            }
-        )
-        self._chunk = chunk_length(local.num_heads, self.max_length)
-        self._compiled: dict[str, nn.Cell] = {}
-        self._history: dict[int, NDArray[np.int32]] = {}  # use_past=False: tokens of each slot
+        network = self._network = NETWORKS[config.family](local, weights, build)
+        self.adapters = AdapterPool(network, adapters, pool) if pool else None
+        self._config, self._pool, self._heads = config, pool, local.num_heads
+        self._fused = fused
         self._use_past = options.use_past
         self._pynative = options.pynative
         self._ranks = options.ranks
+        self._lay_out(network, replace(options, length=length))
+
+    def _lay_out(self, network: nn.Cell, options: OnlineOptions) -> None:
+        """All that depends on the room which the network has."""
+        untie(network)
+        self._options, self.slots, self.max_length = options, options.slots, options.length
+        pool = self._pool
+        self._graphs = GraphCache(
+            {
+                "model": asdict(self._config),
+                "options": asdict(options) | {"threads": None},
+                "fused": self._fused,
+                "adapters": pool and [pool.places, pool.rank, sorted(pool.targets)],
+                # Integers, by column or by group, are multiplied by other operators than floats.
+                "weights": [
+                    [one.name, list(one.shape), str(one.dtype)] for one in network.get_parameters()
+                ],
+                "network": REGISTERED.get(self._config.family),
+            }
+        )
+        self._chunk = chunk_length(self._heads, self.max_length)
+
+    def grow(self, slots: int, length: int) -> None:
+        """Room for other rows, and as long ones; the weights and the adapters stay."""
+        assert self._network is not None
+        self._compiled.clear()
+        options = replace(
+            self._options, slots=slots, length=cache_length(length, self._config.seq_length)
+        )
+        if self._use_past:
+            resize(self._network, CacheSize(options.slots, options.length))
+        self._lay_out(self._network, options)
+        give_back()
 
     def prepare(self) -> None:
         """Compile what the first token needs; `forward` does it where this was not called.
@@ -177,15 +199,22 @@ class OnlineBackend:
                 for source, target in zip(sources, targets, strict=True)
             }
             return
+        assert self._network is not None
         layers = [block.attention for block in self._network.blocks]
         caches = [cache for layer in layers for cache in (layer.keys, layer.values)]
         copy_slots(caches, self.slots, sources, targets)
 
     def close(self) -> None:
-        """Let go of the network; MindSpore frees its memory with it."""
-        self._compiled.clear()
-        self._history.clear()
-        self._network = None
+        """Let go of the network, and of its memory."""
+        if self._network is not None:
+            self._compiled.clear()
+            self._history.clear()
+            self._network = self.adapters = None
+            give_back()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.close()
 
     @contextmanager
     def _timed(self, rows: Sequence[Row]) -> Iterator[None]:

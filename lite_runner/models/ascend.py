@@ -29,6 +29,7 @@ from lite_runner.models.layers import (
     Array,
     BuildOptions,
     CacheSize,
+    make_cache,
     parameter,
     row_positions,
 )
@@ -77,15 +78,19 @@ class PagedInputs(nn.Cell):
         super().__init__()
         del kv_heads
         self.dtype = options.dtype
-        self.cache = options.cache
-        if (cache := options.cache) is not None:
-            self.room = blocks_of(cache) * BLOCK
-            self.slot_index = Tensor(np.arange(cache.slots, dtype=np.int32))
-            self.key_index = Tensor(np.arange(self.room, dtype=np.int32))
+        self.cache: CacheSize | None = None
+        if options.cache is not None:
+            self.resize(options.cache)
         self.slopes = None
         if slopes is not None:
             self.slopes = Tensor(slopes.astype(np.float32).reshape(1, heads, 1, 1))
         self.lowest = Tensor(LOWEST, ms.float32)
+
+    def resize(self, cache: CacheSize) -> None:
+        self.cache = cache
+        self.room = blocks_of(cache) * BLOCK
+        self.slot_index = Tensor(np.arange(cache.slots, dtype=np.int32))
+        self.key_index = Tensor(np.arange(self.room, dtype=np.int32))
 
     def construct(
         self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
@@ -118,21 +123,23 @@ class FusedAttention(nn.Cell):
     def __init__(self, options: BuildOptions, heads: int, kv_heads: int, head_dim: int) -> None:
         super().__init__()
         self.width, self.kv_width = heads * head_dim, kv_heads * head_dim
+        self.kv_heads, self.head_dim = kv_heads, head_dim
         self.scale = head_dim**-0.5
         self.dtype = options.dtype
         self.cached = options.cache is not None
-        if (cache := options.cache) is not None:
-            self.slots, blocks = cache.slots, blocks_of(cache)
-            self.room = blocks * BLOCK
-            empty = np.zeros((cache.slots * blocks, BLOCK, kv_heads, head_dim), np.float32)
-            self.keys = parameter(empty, "keys", options.dtype)
-            self.values = parameter(empty.copy(), "values", options.dtype)
-            owned = np.arange(cache.slots * blocks, dtype=np.int32)
-            self.tables = Tensor(owned.reshape(cache.slots, blocks))
+        if options.cache is not None:
+            self.resize(options.cache)
         self.write, self.gather = ReshapeAndCache(), ops.Gather()
         self.paged = PagedAttention(heads, 1.0, kv_heads)
         self.paged_shifted = PagedAttentionMask(heads, 1.0, kv_heads)
         self.flash = FlashAttentionScore(heads, scale_value=1.0, input_layout="BSH")
+
+    def resize(self, cache: CacheSize) -> None:
+        self.slots, blocks = cache.slots, blocks_of(cache)
+        self.room = blocks * BLOCK
+        make_cache(self, (cache.slots * blocks, BLOCK, self.kv_heads, self.head_dim))
+        owned = np.arange(cache.slots * blocks, dtype=np.int32)
+        self.tables = Tensor(owned.reshape(cache.slots, blocks))
 
     def construct(
         self, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, seen: Seen, slot: Tensor | None

@@ -83,6 +83,7 @@ class FusedNetwork(nn.Cell):
     def __init__(self, config: ModelConfig, weights: FusedWeights, sizes: FusedSizes) -> None:
         super().__init__()
         self.hidden, self.vocab = config.hidden_size, config.vocab_size
+        self._config = config
         packer = Packer(
             config, weights, sizes.lora, integer_input=sizes.integer_input, widen=sizes.widen
         )
@@ -98,6 +99,11 @@ class FusedNetwork(nn.Cell):
             _parameter(_pool(places, layout), f"pool{index}")
             for index, layout in enumerate(self.layouts)
         )
+        self.resize(sizes)
+
+    def resize(self, sizes: FusedSizes) -> None:
+        """Make the caches anew, empty: of as many slots as `sizes` say, and as long."""
+        config = self._config
         rows, dim = sizes.slots * config.n_kv_heads, config.head_dim
         panels = -(-dim // PANEL)
         dtype = CACHE_TYPES[sizes.cache]

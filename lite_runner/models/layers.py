@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import mindspore as ms
 import numpy as np
@@ -49,10 +50,26 @@ class BuildOptions:
     fused: bool = False  # by Ascend's fused operators: see device_layers
     integer_input: bool = False  # a8w8: what is multiplied with int8 weights is rounded too
 
-    @property
-    def weights_by_column(self) -> bool:
-        """Whether weights are held [in, out]: twice as fast for 4 to 32 rows, slower for one."""
-        return self.cache is not None and self.cache.slots > 1
+
+@runtime_checkable
+class Resizable(Protocol):
+    """A cell of which something is as large as the cache."""
+
+    def resize(self, cache: CacheSize) -> None:
+        """Make that anew; what is in the cache is lost, and graphs want to be compiled again."""
+        ...
+
+
+def resize(network: nn.Cell, cache: CacheSize) -> None:
+    """Give a network another cache, which is empty; its weights stay."""
+    for _, cell in network.cells_and_names():
+        if isinstance(cell, Resizable):
+            cell.resize(cache)
+
+
+def weights_by_column(cache: CacheSize | None) -> bool:
+    """Whether weights are held [in, out]: twice as fast for 4 to 32 rows, slower for one."""
+    return cache is not None and cache.slots > 1
 
 
 def parameter(values: Array, name: str, dtype: ms.Type = ms.float32) -> Parameter:
@@ -62,6 +79,14 @@ def parameter(values: Array, name: str, dtype: ms.Type = ms.float32) -> Paramete
     kind = np.float16 if dtype == ms.float16 else np.float32
     # MindSpore copies unless it gets the only reference to the tensor, by position.
     return Parameter(Tensor.from_numpy(np.ascontiguousarray(values, kind)), name, False)
+
+
+def make_cache(attention: nn.Cell, shape: tuple[int, ...]) -> None:
+    """Its parameters `keys` and `values`, of zeros; those that it had are gone."""
+    for name in ("keys", "values"):
+        # A name that the network has given it, with what the layer is in, stays.
+        full = getattr(attention, name).name if hasattr(attention, name) else name
+        setattr(attention, name, parameter(np.zeros(shape, np.float32), full, attention.dtype))
 
 
 class Linear(nn.Cell):
@@ -78,14 +103,21 @@ class Linear(nn.Cell):
         combine: Combine | None = None,
     ) -> None:
         super().__init__()
-        by_column = options.weights_by_column
+        self.by_column = weights_by_column(options.cache)
         self.widths = (weight.shape[1], weight.shape[0])  # [in, out]
-        self.weight = parameter(weight.T if by_column else weight, "weight", options.dtype)
+        self.weight = parameter(weight.T if self.by_column else weight, "weight", options.dtype)
         self.bias = None if bias is None else parameter(bias, "bias")
         self.dtype = options.dtype
-        self.matmul = ops.MatMul(transpose_b=not by_column)
+        self.matmul = ops.MatMul(transpose_b=not self.by_column)
         self.add = ops.BiasAdd()
         self.combine = combine
+
+    def resize(self, cache: CacheSize) -> None:
+        if self.by_column != weights_by_column(cache):
+            self.by_column = not self.by_column
+            values = self.weight.astype(ms.float32).asnumpy().T
+            self.weight = parameter(values, self.weight.name, self.dtype)
+            self.matmul = ops.MatMul(transpose_b=not self.by_column)
 
     def construct(self, x: Tensor, added: Tensor | None = None) -> Tensor:
         """`added` [n, out]: what an adapter makes of x, of this rank's part of it."""
@@ -177,13 +209,17 @@ class StepInputs(nn.Cell):
         """`slopes` [H]: ALiBi's, one a head; the score falls by slope x distance."""
         super().__init__()
         self.kv_heads, self.group = kv_heads, heads // kv_heads
-        self.cache = cache
+        self.cache: CacheSize | None = None
         self.head_index = Tensor(np.arange(kv_heads, dtype=np.int32))
         if cache is not None:
-            self.slot_index = Tensor(np.arange(cache.slots, dtype=np.int32))
-            self.key_index = Tensor(np.arange(cache.length, dtype=np.int32))
+            self.resize(cache)
         self.slopes = None if slopes is None else Tensor(slopes.astype(np.float32))
         self.zero, self.masked = Tensor(0.0, ms.float32), Tensor(MASKED, ms.float32)
+
+    def resize(self, cache: CacheSize) -> None:
+        self.cache = cache
+        self.slot_index = Tensor(np.arange(cache.slots, dtype=np.int32))
+        self.key_index = Tensor(np.arange(cache.length, dtype=np.int32))
 
     def construct(
         self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
@@ -243,14 +279,15 @@ class Attention(nn.Cell):
         self.scale = head_dim**-0.5
         self.dtype = options.dtype
         self.cached = options.cache is not None
-        if (cache := options.cache) is not None:
-            self.slots, self.length = cache.slots, cache.length
-            empty = np.zeros((cache.slots * kv_heads * cache.length, head_dim), np.float32)
-            self.keys = parameter(empty, "keys", options.dtype)
-            self.values = parameter(empty.copy(), "values", options.dtype)
+        if options.cache is not None:
+            self.resize(options.cache)
         self.update, self.gather = ops.ScatterUpdate(), ops.Gather()
         self.scores, self.mix = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul()
         self.softmax = ops.Softmax(-1)
+
+    def resize(self, cache: CacheSize) -> None:
+        self.slots, self.length = cache.slots, cache.length
+        make_cache(self, (cache.slots * self.kv_heads * cache.length, self.head_dim))
 
     def construct(
         self, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, bias: Tensor, slot: Tensor | None

@@ -9,7 +9,7 @@ from mindspore import Tensor, nn, ops
 from lite_runner.config.model import ModelConfig
 from lite_runner.models import rope
 from lite_runner.models.device_layers import attention_for, inputs_for, layers_for, linear
-from lite_runner.models.layers import BuildOptions, Embedding, LastToken, Linear, Weights
+from lite_runner.models.layers import BuildOptions, CacheSize, Embedding, LastToken, Linear, Weights
 from lite_runner.models.lora import Adapters, Lora, Step
 from lite_runner.models.parallel import Combine, shared_logits, summed
 from lite_runner.models.quantized import QuantizedLinear
@@ -31,10 +31,18 @@ class Rotary(nn.Cell):
             self.exponents = Tensor(rope.dynamic_exponents(config.head_dim))
             self.factor, self.original = scaling.factor, scaling.original_seq_length
         else:
-            angles = np.outer(np.arange(length, dtype=np.float32), frequencies)
-            cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
-            self.cos = Tensor(np.concatenate([cos, cos], 1).astype(np.float32))
-            self.sin = Tensor(np.concatenate([-sin, sin], 1).astype(np.float32))
+            self._frequencies, self._factor = frequencies, factor
+            self._tables(length)
+
+    def resize(self, cache: CacheSize) -> None:
+        if not self.dynamic:
+            self._tables(cache.length)
+
+    def _tables(self, length: int) -> None:
+        angles = np.outer(np.arange(length, dtype=np.float32), self._frequencies)
+        cos, sin = np.cos(angles) * self._factor, np.sin(angles) * self._factor
+        self.cos = Tensor(np.concatenate([cos, cos], 1).astype(np.float32))
+        self.sin = Tensor(np.concatenate([-sin, sin], 1).astype(np.float32))
 
     def construct(self, positions: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         """positions [n], length [R] -> two times [n, heads, D]; sin's first half is negated."""

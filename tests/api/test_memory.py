@@ -1,0 +1,65 @@
+"""The memory of a process that embeds lite_runner: a model grows without a second copy of its
+weights, and gives them back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LIFE = """
+import gc, json, sys
+import lite_runner.session
+from lite_runner import AutoModel
+
+def resident():  # MB of this process's own, without the files that are mapped
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) / 1000 for line in lines if line.startswith("RssAnon"))
+
+def make():  # 117 MB of weights
+    return AutoModel.from_pretrained("tiny_llama", seq_length=1024, hidden_size=768, num_heads=8,
+                                     n_kv_heads=8, num_layers=2, intermediate_size=5120,
+                                     kernels=sys.argv[1] == "own")
+
+loads = []
+opened = lite_runner.session.open_online
+lite_runner.session.open_online = lambda *args, **kwargs: loads.append(1) or opened(*args, **kwargs)
+model, prompt, said, texts = make(), [5, 6, 7], {}, []
+
+def run(prompts, tokens):
+    texts.append(model.generate([prompt] * prompts, max_new_tokens=tokens, eos_token_id=[])[0])
+
+run(1, 3)
+said["first"] = resident()
+for prompts in 2, 4:
+    run(prompts, 3)
+run(4, 300)
+said["grown"], said["loads"] = resident(), len(loads)
+model.close()
+said["closed"] = resident()
+run(1, 3)
+said["again"] = resident()
+del model
+gc.collect()
+said["deleted"] = resident()
+said["same"] = all(text[:6] == texts[0] for text in texts)
+print(json.dumps(said))
+"""
+WEIGHTS = 117.0  # MB
+
+
+@pytest.mark.parametrize("operators", ["own", "mindspore"])
+def test_weights_are_held_once_and_given_back(operators: str) -> None:
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", LIFE, operators]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=root)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["same"] and said["loads"] == 1
+    assert said["grown"] - said["first"] < 0.75 * WEIGHTS  # of which the caches are 25 MB
+    assert said["first"] - said["closed"] > 0.5 * WEIGHTS
+    assert said["again"] - said["deleted"] > 0.5 * WEIGHTS
+    assert abs(said["deleted"] - said["closed"]) < 0.6 * WEIGHTS
