@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from lite_runner.api.tokenizer import PreTrainedTokenizer
     from lite_runner.api.tools import get_last_checkpoint, get_real_rank, logger, str2bool
     from lite_runner.api.trainer import Trainer, TrainingArguments
+    from lite_runner.errors import RunnerError
 
 __version__ = "0.1.0"
 
@@ -89,6 +90,7 @@ __all__ = [
     "Qwen2ForCausalLM",
     "Qwen2Tokenizer",
     "Qwen2TokenizerFast",
+    "RunnerError",
     "TextGenerationPipeline",
     "TextIteratorStreamer",
     "TextStreamer",
@@ -109,59 +111,64 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "AutoConfig": "config",
-    "AutoModel": "model",
-    "AutoModelForCausalLM": "model",
-    "AutoProcessor": "auto_tokenizer",
-    "AutoTokenizer": "auto_tokenizer",
-    "BloomConfig": "config",
-    "BloomLMHeadModel": "network",
-    "BloomTokenizer": "auto_tokenizer",
-    "BloomTokenizerFast": "auto_tokenizer",
-    "ContextConfig": "context",
-    "GPT2Config": "config",
-    "GPT2LMHeadModel": "network",
-    "GPT2Tokenizer": "auto_tokenizer",
-    "GPT2TokenizerFast": "auto_tokenizer",
-    "GenerationConfig": "options",
-    "InferConfig": "infer",
-    "InferTask": "infer",
-    "LlamaConfig": "config",
-    "LlamaForCausalLM": "network",
-    "LlamaTokenizer": "auto_tokenizer",
-    "LlamaTokenizerFast": "auto_tokenizer",
-    "MindFormerConfig": "mindformer_config",
-    "ParallelContextConfig": "context",
-    "PreTrainedModel": "model",
-    "PreTrainedTokenizer": "tokenizer",
-    "PretrainedConfig": "config",
-    "Qwen2Config": "config",
-    "Qwen2ForCausalLM": "network",
-    "Qwen2Tokenizer": "auto_tokenizer",
-    "Qwen2TokenizerFast": "auto_tokenizer",
-    "TextGenerationPipeline": "pipelines",
-    "TextIteratorStreamer": "streamers",
-    "TextStreamer": "streamers",
-    "Trainer": "trainer",
-    "TrainingArguments": "trainer",
-    "TransformerOpParallelConfig": "ranks",
-    "build_context": "context",
-    "build_parallel_config": "mindformer_config",
-    "get_last_checkpoint": "tools",
-    "get_real_rank": "tools",
-    "init_context": "context",
-    "logger": "tools",
-    "pipeline": "pipelines",
-    "register": "register",
-    "register_inputs": "register",
-    "str2bool": "tools",
-    "transform_and_load_checkpoint": "mindformer_config",
+    "AutoConfig": "api.config",
+    "AutoModel": "api.model",
+    "AutoModelForCausalLM": "api.model",
+    "AutoProcessor": "api.auto_tokenizer",
+    "AutoTokenizer": "api.auto_tokenizer",
+    "BloomConfig": "api.config",
+    "BloomLMHeadModel": "api.network",
+    "BloomTokenizer": "api.auto_tokenizer",
+    "BloomTokenizerFast": "api.auto_tokenizer",
+    "ContextConfig": "api.context",
+    "GPT2Config": "api.config",
+    "GPT2LMHeadModel": "api.network",
+    "GPT2Tokenizer": "api.auto_tokenizer",
+    "GPT2TokenizerFast": "api.auto_tokenizer",
+    "GenerationConfig": "api.options",
+    "InferConfig": "api.infer",
+    "InferTask": "api.infer",
+    "LlamaConfig": "api.config",
+    "LlamaForCausalLM": "api.network",
+    "LlamaTokenizer": "api.auto_tokenizer",
+    "LlamaTokenizerFast": "api.auto_tokenizer",
+    "MindFormerConfig": "api.mindformer_config",
+    "ParallelContextConfig": "api.context",
+    "PreTrainedModel": "api.model",
+    "PreTrainedTokenizer": "api.tokenizer",
+    "PretrainedConfig": "api.config",
+    "Qwen2Config": "api.config",
+    "Qwen2ForCausalLM": "api.network",
+    "Qwen2Tokenizer": "api.auto_tokenizer",
+    "Qwen2TokenizerFast": "api.auto_tokenizer",
+    "RunnerError": "errors",
+    "TextGenerationPipeline": "api.pipelines",
+    "TextIteratorStreamer": "api.streamers",
+    "TextStreamer": "api.streamers",
+    "Trainer": "api.trainer",
+    "TrainingArguments": "api.trainer",
+    "TransformerOpParallelConfig": "api.ranks",
+    "build_context": "api.context",
+    "build_parallel_config": "api.mindformer_config",
+    "get_last_checkpoint": "api.tools",
+    "get_real_rank": "api.tools",
+    "init_context": "api.context",
+    "logger": "api.tools",
+    "pipeline": "api.pipelines",
+    "register": "api.register",
+    "register_inputs": "api.register",
+    "str2bool": "api.tools",
+    "transform_and_load_checkpoint": "api.mindformer_config",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.api.{_MODULE_OF[name]}")
+    module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
     value = globals()[name] = getattr(module, name)  # the next use does not come here
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -5,7 +5,8 @@
     progress.note("...")
 
 Text for standard output goes through `text`, so that it and the live line do not garble each
-other. Whatever is shown is logged too, and thus stands in run.log.
+other. Whatever is shown is logged too, and thus stands in run.log; where a program's own logging
+writes to the terminal, or has a level above INFO for `lite_runner`, that alone decides.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ class Progress:
 
     def _draw(self, text: str) -> None:
         """The live line of a terminal, unless text stands there."""
-        if self.verbosity > 0 and not self._breaks_text():
+        if self.verbosity > 0 and not self._breaks_text() and not _left_to_logging():
             # Never as wide as the terminal: a wrapped line could not be erased.
             width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
             sys.stderr.write(ERASE + text[: width - 1])
@@ -196,7 +197,7 @@ class Progress:
         if self._outlet is not None:
             if self.verbosity > 0:
                 self._outlet.note(text)
-        elif self.verbosity > 0 and sys.stderr is not None:
+        elif self.verbosity > 0 and sys.stderr is not None and not _left_to_logging():
             self._erase()
             start = "\n" if self._breaks_text() else ""
             self._mid_line = self._mid_line and not start
@@ -212,6 +213,21 @@ class Progress:
             sys.stderr.write(ERASE)
             sys.stderr.flush()
             self._live = False
+
+
+def _left_to_logging() -> bool:
+    """Whether a program that has imported us shows log records itself, or wants none of these: a
+    line of ours would come twice, or against its level."""
+    streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    place: logging.Logger | None = logger
+    while place is not None:
+        if place.level > logging.INFO and place is not logging.root:  # it is WARNING by default
+            return True
+        for handler in place.handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream in streams:
+                return True
+        place = place.parent if place.propagate else None
+    return False
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -230,3 +230,29 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> No
     with Progress().step("load"):
         pass
     assert "\x1b" not in stream.getvalue()
+
+
+def test_who_has_configured_logging_sees_lines_once(capsys: pytest.CaptureFixture[str]) -> None:
+    package = logging.getLogger("lite_runner")
+    handler = logging.StreamHandler(sys.stderr)
+    package.addHandler(handler)
+    try:
+        package.setLevel(logging.INFO)
+        Progress().note("once")
+        handler.setLevel(logging.WARNING)
+        Progress().note("never")
+    finally:
+        package.removeHandler(handler)
+        package.setLevel(logging.NOTSET)
+    assert capsys.readouterr().err == "once\n"
+
+
+def test_a_level_that_a_program_sets_is_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    package = logging.getLogger("lite_runner")
+    package.setLevel(logging.WARNING)
+    try:
+        Progress().note("never")
+    finally:
+        package.setLevel(logging.NOTSET)
+    Progress().note("as ever")
+    assert capsys.readouterr().err == "as ever\n"
