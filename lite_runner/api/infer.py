@@ -49,6 +49,7 @@ class InferConfig(dict[str, Any]):
         rank_id: int = 0,
         ge_config_path: str | Path | Sequence[str | Path] = "",
         dynamic: bool = False,
+        **others: Any,
     ) -> None:
         """`prefill_model_path`: or a mapping with all fields that are not to be as they are here.
 
@@ -57,7 +58,7 @@ class InferConfig(dict[str, Any]):
         Ascend, CPU, or auto: Ascend where there is one. `infer_seq_length`: positions of a row,
         where no graphs are given. `ge_config_path`: or a pair, of the prefill and the increment.
         """
-        given = {name: value for name, value in locals().items() if name in FIELDS}
+        given = {name: value for name, value in locals().items() if name in FIELDS} | others
         if isinstance(prefill_model_path, Mapping):
             given |= {"prefill_model_path": "", **prefill_model_path}
         super().__init__()

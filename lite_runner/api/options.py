@@ -83,6 +83,11 @@ def merged_options(base: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **{name: value for name, value in options.items() if value is not None}}
 
 
+def is_option(name: str) -> bool:
+    """Whether `generate` takes it, be it to no effect."""
+    return name in (*OPTIONS, *_OFF, *_NO_EFFECT, *_OUTPUTS, "pad_token_id", "min_length")
+
+
 def checked_options(
     options: Mapping[str, Any], config: PretrainedConfig, prompts: Sequence[Sequence[int]] = ()
 ) -> dict[str, Any]:
@@ -97,6 +102,12 @@ def checked_options(
     for name in (*_NO_EFFECT, *_OUTPUTS, "pad_token_id"):
         given.pop(name, None)  # the last two are for those that call this
     least = given.pop("min_length", None)
+    if settings := [name for name in given if name not in OPTIONS and hasattr(config, name)]:
+        told = ", ".join(f"{name}={given[name]!r}" for name in settings)
+        raise ConfigError(
+            f"{', '.join(settings)}: of the model, not of one call",
+            f"AutoModel.from_pretrained(..., {told}), or the same in pipeline(model='...', ...)",
+        )
     for name in given:
         if name not in OPTIONS:
             near = did_you_mean(nearest(name, OPTIONS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from typing import Any, Literal
 from lite_runner.api.adapters import AdapterIds
 from lite_runner.api.config import PretrainedConfig, read_count
 from lite_runner.api.model import AutoModel, PreTrainedModel
-from lite_runner.api.options import checked_options, merged_options
+from lite_runner.api.options import checked_options, is_option, merged_options
 from lite_runner.api.outputs import texts_of
 from lite_runner.api.streamers import Streamer
 from lite_runner.api.tokenizer import PreTrainedTokenizer
@@ -135,7 +136,8 @@ def pipeline(
     `model`: a name, a model or a folder; with backend="mslite", which runs exported models, a
     name, the paths of the MindIR files (prefill, increment), or a folder that holds them, and
     `kwargs` may give fields of InferConfig (ge_config_path, device_id, infer_seq_length, ...).
-    All other `kwargs` are options of TextGenerationPipeline. Raises ConfigError, ArtifactError.
+    All other `kwargs` are options of TextGenerationPipeline, or settings of a model that is made
+    here (kv_cache, quant, adapter_path, threads, ...). Raises ConfigError, ArtifactError.
     """
     check_task(task)
     for name, given in ("image_processor", image_processor), ("audio_processor", audio_processor):
@@ -160,11 +162,18 @@ def pipeline(
         raise ConfigError(
             "pipeline: MindIR files run with backend='mslite'; got backend='ms'", "backend='mslite'"
         )
-    if isinstance(model, PretrainedConfig):
-        model = AutoModel.from_config(model)
-    elif not isinstance(model, PreTrainedModel):
-        model = AutoModel.from_pretrained(model)
+    if not isinstance(model, PreTrainedModel):
+        settings = {name: value for name, value in kwargs.items() if not _is_of_pipeline(name)}
+        kwargs = {name: value for name, value in kwargs.items() if name not in settings}
+        if isinstance(model, PretrainedConfig):
+            model = AutoModel.from_config(model, **settings)
+        else:
+            model = AutoModel.from_pretrained(model, **settings)
     return TextGenerationPipeline(model, tokenizer, **kwargs)
+
+
+def _is_of_pipeline(name: str) -> bool:
+    return is_option(name) or name in inspect.signature(TextGenerationPipeline).parameters
 
 
 def check_task(task: str) -> None:

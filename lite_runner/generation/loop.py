@@ -98,6 +98,8 @@ def check_lengths(
     if faults:
         error = ConfigError.of(faults)
         error.hint = "shorten it, ask for fewer new tokens, or cut it with truncate=left"
+        if not any(length > longest for length in lengths):
+            error.hint = "give it a text of at least one token, or leave it out"
         raise error
 
 

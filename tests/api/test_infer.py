@@ -150,3 +150,8 @@ def test_graphs_from_elsewhere_say_what_ours_do(
         assert getattr(told, name) == getattr(wanted, name)
     with pytest.raises(ArtifactError, match="which is a llama"):
         said(paths, model_name="tiny_llama")
+
+
+def test_a_field_that_there_is_not() -> None:
+    with pytest.raises(ConfigError, match="quant: no such field"):
+        InferConfig(quant="a16w8")

@@ -146,3 +146,21 @@ def test_chats(ready: TextGenerationPipeline, tmp_path: Path) -> None:
     assert longer[:2] == history and longer[-1]["content"] == second and len(history) == 2
     _, told = ready.model.chat(tokenizer, "Hi", instruction="Be kind", seed=1)
     assert told[0] == {"role": "system", "content": "Be kind"}
+
+
+def test_settings_of_the_model_are_keywords_too() -> None:
+    made = pipeline("text_generation", model="tiny_llama", kv_cache="int8", threads=1, top_k=3)
+    assert (made.model.config.kv_cache, made.model.config.threads) == ("int8", 1)
+    with pytest.raises(ConfigError, match="no such key; did you mean quant"):
+        pipeline("text_generation", model="tiny_llama", quantt="a16w8")
+    with pytest.raises(ConfigError, match="quant: of the model, not of one call") as caught:
+        made("text", quant="a16w8")
+    assert "AutoModel.from_pretrained(..., quant='a16w8')" in (caught.value.hint or "")
+    with pytest.raises(ConfigError, match="kv_cache: of the model"):
+        made.model.generate([5, 6], kv_cache="fp16")
+
+
+def test_the_hint_of_an_empty_prompt() -> None:
+    with pytest.raises(ConfigError, match="prompt 0 is empty") as caught:
+        pipeline("text_generation", model="tiny_llama")("")
+    assert "at least one token" in (caught.value.hint or "")

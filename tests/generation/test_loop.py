@@ -246,7 +246,8 @@ def test_prompts_that_do_not_fit(
     config = GenerationConfig(**options)
     with pytest.raises(ConfigError, match=message) as error:
         check_lengths(lengths, config, 10)
-    assert "truncate=left" in error.value.hint
+    remedy = "at least one token" if message.endswith("empty") else "truncate=left"
+    assert remedy in (error.value.hint or "")
     with pytest.raises(ConfigError):
         generate(backend(max_length=10), [[1] * length for length in lengths], config)
 
