@@ -121,6 +121,7 @@ ALLOWED: dict[str, set[str]] = {
         *("config", "distributed", "errors", "joined", "launch", "memory", "progress"),
         *("registering", "signals"),
     },
+    "__main__": {"app"},
     "mindformers": {"api", "app", "config", "environment", "errors", "own_python"},
 }
 GENERATION_SEES = {
