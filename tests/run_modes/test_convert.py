@@ -7,63 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 import tokenizers
 
 from lite_runner.app import main
-from lite_runner.text.spelling import byte_alphabet
+from tests.tiny_gguf import write_tiny_gguf
 
-VOCABULARY = [
-    *byte_alphabet(),
-    *("<s>", "</s>", "<pad>", "<|eot|>", "<|eom|>"),
-    *("th", "the", "\u0120the", "\u0120a"),
-]
-MERGES = ["t h", "th e", "\u0120 the", "\u0120 a"]
-TEMPLATE = "{% for m in messages %}{{ bos_token }}the {{ m.content }}{{ eos_token }}{% endfor %}"
 TO_CKPT = ["convert_format=ckpt", "convert_output=to/x.ckpt"]
 CONVERT = ["verbosity=0", "run_mode=convert", "convert_format=huggingface", "model=auto"]
 
 
 @pytest.fixture
-def model_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A Llama of one layer and random weights, with a tokenizer and a chat template."""
+def model_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    writer = gguf.GGUFWriter("model.gguf", "llama")
-    writer.add_block_count(1)
-    writer.add_context_length(128)
-    writer.add_embedding_length(32)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(VOCABULARY)
-    writer.add_token_types([3 if 256 <= id <= 260 else 1 for id in range(len(VOCABULARY))])
-    writer.add_token_merges(MERGES)
-    writer.add_add_bos_token(True)
-    writer.add_chat_template(TEMPLATE)
-    for id, name in enumerate(("bos", "eos", "padding", "eot", "eom"), 256):
-        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", id)
-    generator = np.random.default_rng(0)
-    shapes = {
-        "token_embd": (len(VOCABULARY), 32),
-        "output_norm": (32,),
-        **dict.fromkeys(("blk.0.attn_norm", "blk.0.ffn_norm"), (32,)),
-        **dict.fromkeys(("blk.0.attn_q", "blk.0.attn_output"), (32, 32)),
-        **dict.fromkeys(("blk.0.attn_k", "blk.0.attn_v"), (16, 32)),
-        **dict.fromkeys(("blk.0.ffn_gate", "blk.0.ffn_up"), (64, 32)),
-        "blk.0.ffn_down": (32, 64),
-    }
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", generator.standard_normal(shape, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return tmp_path / "model.gguf"
+    write_tiny_gguf(Path("model.gguf"))
 
 
 def convert(target: str, *overrides: str) -> list[str]:
