@@ -89,7 +89,7 @@ class TextGenerationPipeline:
         if batch is not None and len(texts) % batch:
             raise ConfigError(
                 f"batch_size: got {batch} for {len(texts)} texts, expected what divides them",
-                "leave batch_size out: as many as is sensible are computed together",
+                "leave batch_size out: the run chooses it",
             )
         special = self._add_special_tokens if add_special_tokens is None else add_special_tokens
         core = self.tokenizer.core

@@ -18,7 +18,7 @@ _BATCH = "predict_batch_size=N"
 # Flags of llama.cpp, transformers, vLLM, mlx-lm and Hydra, without dashes in front.
 _HERE = {
     **dict.fromkeys(("p", "prompt", "text", "input"), _PROMPT),
-    **dict.fromkeys(("f", "file", "prompt_file"), "predict_data=FILE.txt (a prompt a line)"),
+    **dict.fromkeys(("f", "file", "prompt_file"), "predict_data=FILE.txt (one prompt per line)"),
     **dict.fromkeys(
         ("model_path", "model_name_or_path", "model_id", "pretrained", "checkpoint", "ckpt"),
         _CHECKPOINT,

@@ -86,7 +86,7 @@ def read_prompts(config: RunConfig) -> list[str | Request]:
         text = decoded(_read_file(path), f"predict_data: {path}").removeprefix("\ufeff")
         found = READERS[path.suffix.lower()](path, text, lambda one: _faults(config, one))
         if not found:
-            raise ConfigError(f"predict_data: {path} has no lines; expected a prompt a line")
+            raise ConfigError(f"predict_data: {path} has no lines; expected one prompt per line")
         return list(found)
     if data == STANDARD_INPUT:
         if sys.stdin.isatty() and config.verbosity > 0:
