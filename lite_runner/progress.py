@@ -218,16 +218,24 @@ class Progress:
 def _left_to_logging() -> bool:
     """Whether a program that has imported us shows log records itself, or wants none of these: a
     line of ours would come twice, or against its level."""
-    streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
     place: logging.Logger | None = logger
     while place is not None:
         if place.level > logging.INFO and place is not logging.root:  # it is WARNING by default
             return True
         for handler in place.handlers:
-            if isinstance(handler, logging.StreamHandler) and handler.stream in streams:
+            if isinstance(handler, logging.StreamHandler) and _is_standard(handler.stream):
                 return True
         place = place.parent if place.propagate else None
     return False
+
+
+def _is_standard(stream: TextIO) -> bool:
+    """Whether it writes where standard output or error go, whichever object that is by now:
+    MindSpore puts others in their place when it compiles a graph."""
+    try:
+        return stream in (sys.stdout, sys.stderr) or stream.fileno() in (1, 2)
+    except (AttributeError, OSError, ValueError):  # it has none, or is closed
+        return False
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -256,3 +256,16 @@ def test_a_level_that_a_program_sets_is_obeyed(capsys: pytest.CaptureFixture[str
         package.setLevel(logging.NOTSET)
     Progress().note("as ever")
     assert capsys.readouterr().err == "as ever\n"
+
+
+def test_standard_error_is_known_by_whatever_object(capsys: pytest.CaptureFixture[str]) -> None:
+    package = logging.getLogger("lite_runner")
+    with open(2, "w", closefd=False) as again:
+        handler = logging.StreamHandler(again)
+        handler.setLevel(logging.WARNING)
+        package.addHandler(handler)
+        try:
+            Progress().note("never")
+        finally:
+            package.removeHandler(handler)
+    assert capsys.readouterr().err == ""
