@@ -49,14 +49,15 @@ def free_memory() -> int:
     return max(0, min([free, *_left_in_cgroups()]))
 
 
-def peak_of_children() -> int:
-    """Bytes that processes of this one, and theirs, have held at most, those that still run."""
+def peak() -> int:
+    """Bytes that this process has held at most, and those of its children that still run.
+
+    Not getrusage, which begins with what the process that started this one held.
+    """
     import psutil
 
-    peaks = 0
-    for child in psutil.Process().children(recursive=True):
-        peaks += 1024 * (_number(Path(f"/proc/{child.pid}/status"), "VmHWM:") or 0)
-    return peaks
+    every = ["self", *(str(one.pid) for one in psutil.Process().children(recursive=True))]
+    return sum(1024 * (_number(Path(f"/proc/{one}/status"), "VmHWM:") or 0) for one in every)
 
 
 def free_addresses() -> int | None:

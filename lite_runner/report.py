@@ -13,8 +13,6 @@ import logging
 import os
 import platform
 import re
-import resource
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -120,9 +118,7 @@ def versions() -> dict[str, str]:
 def peak_rss_mib() -> float:
     """The most memory that this process has held so far, in MiB; so has each of those that it has
     started and that still run, such as Lite's, which are counted too."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
-    return round((peak * unit + memory.peak_of_children()) / 2**20, 1)
+    return round(memory.peak() / 2**20, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

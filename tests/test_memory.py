@@ -127,3 +127,13 @@ def test_failures_for_want_of_memory(error: Exception, said: str) -> None:
 )
 def test_other_failures_stay_what_they_are(error: Exception) -> None:
     assert memory.fault_of(error) is None
+
+
+def test_a_peak_is_not_that_of_who_started_the_process() -> None:
+    inner = "from lite_runner import memory; print(memory.peak())"
+    outer = (
+        "import subprocess, sys; large = b'x' * 300_000_000; "
+        f"sys.exit(subprocess.call([sys.executable, '-c', {inner!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", outer], capture_output=True, text=True)
+    assert 0 < int(done.stdout) < 200_000_000, done.stderr

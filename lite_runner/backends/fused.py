@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 
@@ -153,8 +153,9 @@ class FusedBackend:
             self._network = self.adapters = None
             give_back()
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    # A default, since modules are emptied before the last objects are.
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():
             self.close()
 
     def _run(

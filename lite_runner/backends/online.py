@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 
@@ -212,8 +212,9 @@ class OnlineBackend:
             self._network = self.adapters = None
             give_back()
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    # A default, since modules are emptied before the last objects are.
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():
             self.close()
 
     @contextmanager

@@ -160,7 +160,7 @@ def test_a_cache_larger_than_the_memory_is_refused_before_it_is_made(
     (keys,) = (one for one in model.graph.parameter if one.name.endswith(":keys0"))
     keys.dims[0] = 1 << 40
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(EnvironmentFault, match="memory: the weights need"):
+    with pytest.raises(EnvironmentFault, match="memory: the run needs"):
         open_exported(manifest.paths(tmp_path), manifest, GRAPH_CELL, slots=1)
 
 
