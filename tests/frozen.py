@@ -114,13 +114,9 @@ def graphs() -> dict[str, list[list[Any]]]:
             for layout, files in _exports(case, Path(folder)):
                 for name, graph in sorted(files.items()):
                     model = read_model(Path(folder) / graph.file).graph
-                    found[f"{case}/{layout}/{name}"] = [
-                        *(["input", list(one.tensor[0].dims)] for one in model.input),
-                        *(
-                            ["parameter", _stable(one.name), list(one.dims)]
-                            for one in model.parameter
-                        ),
-                    ]
+                    inputs = [["input", list(one.tensor[0].dims)] for one in model.input]
+                    parameters = [[_stable(one.name), list(one.dims)] for one in model.parameter]
+                    found[f"{case}/{layout}/{name}"] = [*inputs, *parameters]
     return found
 
 
