@@ -37,10 +37,14 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(autouse=True)
-def own_environment() -> Iterator[None]:
-    """What a test sets of the environment, as a run on Ascend does, is not the next test's."""
+def own_state() -> Iterator[None]:
+    """What a test leaves behind of the environment, as a run on Ascend does, and of verbosity is
+    not the next test's."""
+    from lite_runner import progress
+
     before = dict(os.environ)
     yield
+    progress.configure(1)
     if os.environ != before:
         os.environ.clear()
         os.environ.update(before)
