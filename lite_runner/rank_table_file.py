@@ -16,8 +16,8 @@ from typing import Any
 
 from lite_runner.errors import ArtifactError
 from lite_runner.rank_table import Device, RankTable, Server, is_ip
+from lite_runner.small_file import read_small
 
-MAX_FILE_BYTES = 1 << 20
 VERSIONS = ("1.0", "1.2")
 _SUPER_PODS = "1.2"
 _WRITE_ONE = "scripts/hccl_tools.py writes one"
@@ -30,16 +30,11 @@ def read_rank_table(path: Path) -> RankTable:
     fault, whoever named it. What does not fit a job or a command line is a ConfigError, elsewhere.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = read_small(path, "a rank table")
     except OSError as error:
         raise ArtifactError(f"rank table {path}: {error.strerror or error}", _WRITE_ONE) from None
     except ValueError as error:  # a NUL in the path
         raise ArtifactError(f"rank table {path!r}: {error}", _WRITE_ONE) from None
-    if len(data) > MAX_FILE_BYTES:
-        raise ArtifactError(
-            f"rank table {path}: more than {MAX_FILE_BYTES} bytes; not a rank table", _WRITE_ONE
-        )
     try:
         return _table(json.loads(data, object_pairs_hook=_object))
     except (ValueError, RecursionError) as error:  # ValueError: of json, of UTF-8 and of ours

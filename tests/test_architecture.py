@@ -27,6 +27,7 @@ PYTHON_FILES = [
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "own_python": set(),
+    "small_file": set(),
     "memory": {"errors"},
     "progress": set(),
     "signals": set(),
@@ -39,8 +40,8 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"config", "errors", "memory"},
     "events": {"errors"},
     "rank_table": {"errors"},
-    "rank_table_file": {"errors", "rank_table"},
-    "config": {"errors", "hccl", "memory", "progress", "rank_table_file"},
+    "rank_table_file": {"errors", "rank_table", "small_file"},
+    "config": {"errors", "hccl", "memory", "progress", "rank_table_file", "small_file"},
     "text": {"errors", "gguf_metadata"},
     "weights": {"config", "errors", "gguf_metadata", "progress"},
     "kernels": {"config", "errors", "weights"},

@@ -27,7 +27,8 @@ from lite_runner.rank_table import (
     device_range,
     merge,
 )
-from lite_runner.rank_table_file import MAX_FILE_BYTES, read_rank_table
+from lite_runner.rank_table_file import read_rank_table
+from lite_runner.small_file import MAX_FILE_BYTES
 
 SAMPLES = Path(__file__).resolve().parent / "fixtures/rank_tables"
 ONE, TWO = SAMPLES / "one_machine.json", SAMPLES / "two_machines.json"

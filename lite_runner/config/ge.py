@@ -17,9 +17,9 @@ from lite_runner.config.fields import Fault, show
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ConfigError
+from lite_runner.small_file import read_small
 
 FILE_NAME = "config.ini"  # as MindFormers wants it beside the graphs
-MAX_FILE_BYTES = 1 << 20
 # Sections that MindSpore Lite 2.2 to 2.7 reads; it says nothing of one that it does not know.
 SECTIONS = (
     *("ascend_context", "ge_global_options", "ge_session_options", "ge_graph_options"),
@@ -167,14 +167,11 @@ def read_ini(path: Path) -> dict[str, dict[str, str]]:
 def _lines(path: Path) -> list[str]:
     """The lines of a file, without spaces around them. ConfigError: missing, too large, no text."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = read_small(path, "a file of GE options")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except ValueError as error:  # a NUL in the path
         raise ConfigError(f"{show(str(path))}: {error}") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: more than {MAX_FILE_BYTES} bytes; not a file of GE options")
     try:
         return [line.strip() for line in data.decode("utf-8").splitlines()]
     except UnicodeDecodeError:

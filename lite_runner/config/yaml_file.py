@@ -10,8 +10,7 @@ from typing import Any
 import yaml
 
 from lite_runner.errors import ConfigError
-
-MAX_FILE_BYTES = 1 << 20
+from lite_runner.small_file import read_small
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -43,14 +42,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a yaml file. Raises ConfigError: missing, too large, broken, empty."""
     where = f"--config {path}"
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = read_small(path, "a config")
     except OSError as error:
         raise ConfigError(f"{where}: {error.strerror}") from None
     except ValueError as error:  # a NUL in the path
         raise ConfigError(f"{where}: {error}") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{where}: more than {MAX_FILE_BYTES} bytes; not a config")
     try:
         raw = yaml.load(data, _StrictLoader)
     except RecursionError:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from lite_runner.config.ge import (
-    MAX_FILE_BYTES,
     SECTIONS,
     GeConfig,
     ge_config,
@@ -22,6 +21,7 @@ from lite_runner.config.ge import (
 )
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
+from lite_runner.small_file import MAX_FILE_BYTES
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]
