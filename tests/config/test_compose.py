@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lite_runner.config import compose, groups
 from lite_runner.config.argv import parse
+from lite_runner.config.prompts import prompt_file
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError, EnvironmentFault
 
@@ -85,8 +86,9 @@ def test_a_prompt_arrives_as_typed(resolve: Resolve, text: str) -> None:
 
 @given(st.text(min_size=1))
 @example("[a,b")
+@example("a b.JSON")
 def test_any_prompt_round_trips(resolve: Resolve, text: str) -> None:
-    assume(not (text.startswith("[") and text.endswith("]")) and not text.endswith(".txt"))
+    assume(not (text.startswith("[") and text.endswith("]")) and prompt_file(text) is None)
     assert resolve(TINY, f"predict_data={text}").predict_data == text
 
 
