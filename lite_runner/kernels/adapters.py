@@ -12,12 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.kernels.structs import MOST_MATRICES, PANEL, AdapterParts
 from lite_runner.weights.adapter import Adapter
 from lite_runner.weights.tensor import to_bfloat16
-
-PANEL = 32  # outputs that lie side by side
-MOST_MATRICES = 4  # of a layer
-WORDS = 1 + 2 * MOST_MATRICES
 
 
 @dataclass(frozen=True)
@@ -56,15 +53,15 @@ class PoolLayout:
     def names(self) -> set[str]:
         return {one.name for one in self.targets if one}
 
-    def words(self) -> list[int]:
-        """AdapterParts in src/layers.h."""
+    def parts(self) -> AdapterParts:
+        """Where a place has A and B of each matrix."""
         down, up, at = [-1] * MOST_MATRICES, [-1] * MOST_MATRICES, 0
         for index, one in enumerate(self.targets):
             if one:
                 down[index] = at
                 up[index] = at + self.rank * one.inputs
                 at = up[index] + self.rank * one.filled
-        return [self.rank, *down, *up]
+        return AdapterParts(self.rank, tuple(down), tuple(up))
 
     def row(self, adapter: Adapter) -> NDArray[Any]:
         """An adapter's place [width]."""

@@ -1,12 +1,8 @@
-"""Layers as the operators read them: one block of bytes each, matrices in panels of 32 outputs.
-
-The fields and their order are those of src/layers.h.
-"""
+"""Layers as the operators read them: one block of bytes each, matrices in panels of 32 outputs."""
 
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -14,20 +10,15 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.kernels import library
-from lite_runner.kernels.adapters import PANEL, PoolLayout
-from lite_runner.kernels.adapters import WORDS as ADAPTER_WORDS
+from lite_runner.kernels import library, structs
+from lite_runner.kernels.adapters import PoolLayout
+from lite_runner.kernels.structs import INPUT_GROUP, PANEL, Format, Kind, Order
 from lite_runner.weights.files import drop_pages
 from lite_runner.weights.quantized import QuantizedTensor, quantize
 from lite_runner.weights.tensor import widened
 
 FORMAT = 1  # of the bytes and of what the operators take; up by one whenever either changes
 ALIGNMENT = 64  # bytes: a line of the processor's cache
-FLOAT32, BFLOAT16, INT8, INT4, FLOAT16 = range(5)
-ATTENTION, FEED_FORWARD = 1, 2
-PLAIN, BYTE_PAIRS, NIBBLE_PAIRS = range(3)  # how inputs follow each other in a word
-WORDS_OF_MATRIX = 10
-INPUT_GROUP = 32  # inputs that are rounded to int8 with one scale, where the weights have no groups
 
 Floats: TypeAlias = NDArray[np.float32]
 Weight: TypeAlias = NDArray[Any] | QuantizedTensor  # [out, in]; floats as LazyTensor has them
@@ -51,20 +42,18 @@ def aligned(nbytes: int) -> Block:
 
 
 class Layout:
-    """A block that is laid out: words in front, parts behind them; written only as a whole, so that
-    nothing is in memory twice."""
+    """A block that is laid out: a struct in front, parts behind it; written only as a whole, so
+    that nothing is in memory twice."""
 
-    def __init__(self, words: int) -> None:
-        self._words: list[int] = [0] * words
+    def __init__(self, fields: ctypes.Structure) -> None:
+        """`fields`: the struct, whose offsets may be filled in until the block is written."""
+        self._fields = fields
         self._parts: list[tuple[int, _Part]] = []
-        self._size = 8 * words
+        self._size = ctypes.sizeof(fields)
 
     @property
     def nbytes(self) -> int:
         return -(-self._size // ALIGNMENT) * ALIGNMENT
-
-    def set(self, index: int, *values: int) -> None:
-        self._words[index : index + len(values)] = values
 
     def add(self, part: _Part) -> int:
         """Where the part will be."""
@@ -73,17 +62,18 @@ class Layout:
         self._size = at + part.nbytes
         return at
 
-    def norm(self, index: int, norm: Norm) -> None:
-        beta = 0 if norm.beta is None else self.add(_Copy(norm.beta))
-        (epsilon,) = struct.unpack("<q", struct.pack("<d", norm.epsilon))
-        self.set(index, int(norm.beta is not None), epsilon, self.add(_Copy(norm.gamma)), beta)
-
-    def adapters(self, index: int, layout: PoolLayout | None) -> None:
-        self.set(index, *(layout or PoolLayout(0, ())).words())
+    def norm(self, norm: Norm) -> structs.Norm:
+        """The norm's fields; its numbers will be among the parts."""
+        fields = structs.Norm(centred=norm.beta is not None, epsilon=norm.epsilon)
+        if norm.beta is not None:
+            fields.beta = self.add(_Copy(norm.beta))
+        fields.gamma = self.add(_Copy(norm.gamma))
+        return fields
 
     def write(self, target: Block) -> None:
         """Fill `target` [nbytes]."""
-        target[: 8 * len(self._words)] = np.array(self._words, "<i8").view(np.uint8)
+        fields = bytes(self._fields)
+        target[: len(fields)] = np.frombuffer(fields, np.uint8)
         for at, part in self._parts:
             part.write(target[at : at + part.nbytes])
 
@@ -116,7 +106,7 @@ class _Panels:
         multiple: int = 1,
         *,
         bfloat16: bool = False,
-        order: int = PLAIN,
+        order: Order = Order.PLAIN,
     ) -> None:
         """n is filled up to a multiple; float32 may become bfloat16, which holds the same, integers
         in a word another order."""
@@ -218,12 +208,12 @@ def _padded(array: NDArray[Any], axis: int = 0, multiple: int = PANEL) -> NDArra
     return np.pad(array, [(0, missing if i == axis else 0) for i in range(array.ndim)])
 
 
-def _format(parts: Sequence[NDArray[Any]]) -> int:
+def _format(parts: Sequence[NDArray[Any]]) -> Format:
     """How floats of one type are kept: as they are stored, or in half the bytes where bfloat16
     holds the same values."""
     if parts[0].dtype == np.float16:
-        return FLOAT16
-    return BFLOAT16 if all(_is_bfloat16(part) for part in parts) else FLOAT32
+        return Format.FLOAT16
+    return Format.BFLOAT16 if all(_is_bfloat16(part) for part in parts) else Format.FLOAT32
 
 
 def _is_bfloat16(weight: NDArray[Any]) -> bool:
@@ -249,45 +239,47 @@ def matrix(
     out, inputs = parts[0].shape
     if pair:
         out = 2 * -(-out // PANEL) * PANEL
-    layout = Layout(WORDS_OF_MATRIX)
+    fields = structs.Matrix(out=out, inputs=inputs)
+    layout = Layout(fields)
     quantized, floats = _alike(parts)
     if quantized and widen:
-        words = [FLOAT32, 0, 0, layout.add(_Widened(quantized)), 0, 0, 0]
+        fields.format = Format.FLOAT32
+        fields.data = layout.add(_Widened(quantized))
     elif quantized:
-        integer_input = integer_input and quantized[0].bits == 8
-        words = _integers(layout, quantized, integer_input)
+        _add_integers(layout, fields, quantized, integer_input and quantized[0].bits == 8)
     else:
-        kind = _format(floats)
-        data = layout.add(_Panels(floats, 8, bfloat16=kind == BFLOAT16))
-        words = [kind, 0, 0, data, 0, 0, 0]
-    added = 0 if bias is None else layout.add(_Copy(bias, PANEL))
-    kind, group, rounds, *places = words
-    layout.set(0, kind, out, inputs, group, rounds, *places, added)
+        fields.format = _format(floats)
+        bfloat16 = fields.format == Format.BFLOAT16
+        fields.data = layout.add(_Panels(floats, 8, bfloat16=bfloat16))
+    if bias is not None:
+        fields.bias = layout.add(_Copy(bias, PANEL))
     return layout
 
 
-def _integers(layout: Layout, parts: list[QuantizedTensor], integer_input: bool) -> list[int]:
-    """Format, group, whether inputs are of 8 bits, and places of data, scales, minimums, sums."""
+def _add_integers(
+    layout: Layout, fields: structs.Matrix, parts: list[QuantizedTensor], integer_input: bool
+) -> None:
+    """Lay out integers and what they are scaled by."""
     bits, group = parts[0].bits, parts[0].group
-    order = NIBBLE_PAIRS if bits == 4 else PLAIN if integer_input else BYTE_PAIRS
+    fields.format = Format.INT4 if bits == 4 else Format.INT8
+    fields.group, fields.integer_input = group, integer_input
+    order = Order.NIBBLE_PAIRS if bits == 4 else Order.PLAIN if integer_input else Order.BYTE_PAIRS
     # Eight inputs at a time.
     words = [_padded(part.values, 1, bits).view(np.uint32) for part in parts]
-    data = layout.add(_Panels(words, order=order))
-    minimums = sums = 0
+    fields.data = layout.add(_Panels(words, order=order))
     if group:
-        scales = layout.add(_Panels([part.scales for part in parts]))
+        fields.scales = layout.add(_Panels([part.scales for part in parts]))
     else:
-        scales = layout.add(_Panels([part.scales[:, None] for part in parts]))
+        fields.scales = layout.add(_Panels([part.scales[:, None] for part in parts]))
     if bits == 4:
-        minimums = layout.add(
+        fields.minimums = layout.add(
             _Panels([part.minimums for part in parts if part.minimums is not None])
         )
     if integer_input:
         span = group or INPUT_GROUP
         grouped = [_padded(part.values, 1, span) for part in parts]
         totals = [one.reshape(len(one), -1, span).sum(2, dtype=np.int32) for one in grouped]
-        sums = layout.add(_Panels(totals))
-    return [INT4 if bits == 4 else INT8, group, int(integer_input), data, scales, minimums, sums]
+        fields.sums = layout.add(_Panels(totals))
 
 
 def embedding(
@@ -299,14 +291,14 @@ def embedding(
     hidden: int,
 ) -> Layout:
     """`table`: a matrix [vocab, hidden], which may be the head's too."""
-    layout = Layout(8 + ADAPTER_WORDS)
-    layout.set(0, hidden, layout.add(table))
+    fields = structs.EmbeddingLayer(hidden=hidden, adapters=_parts_of(adapters))
+    layout = Layout(fields)
+    fields.table = layout.add(table)
     if positions is not None:
-        layout.set(2, layout.add(matrix(positions)))
+        fields.positions = layout.add(matrix(positions))
     if norm is not None:
-        layout.set(3, 1)
-        layout.norm(4, norm)
-    layout.adapters(8, adapters)
+        fields.has_norm = True
+        fields.norm = layout.norm(norm)
     return layout
 
 
@@ -323,12 +315,16 @@ def attention(
     slopes: Floats | None,
 ) -> Layout:
     """`heads`: their number, that of key/value heads, and their size."""
-    layout = Layout(14 + ADAPTER_WORDS)
-    layout.set(0, ATTENTION, hidden, *heads, int(rotary), int(residual))
-    layout.set(7, 0 if slopes is None else layout.add(_Copy(slopes)))
-    layout.set(8, layout.add(inward), layout.add(outward))
-    layout.norm(10, norm)
-    layout.adapters(14, adapters)
+    fields = structs.AttentionLayer(kind=Kind.ATTENTION, hidden=hidden)
+    fields.heads, fields.kv_heads, fields.head_dim = heads
+    fields.rotary, fields.residual = rotary, residual
+    fields.adapters = _parts_of(adapters)
+    layout = Layout(fields)
+    if slopes is not None:
+        fields.slopes = layout.add(_Copy(slopes))
+    fields.query_key_value = layout.add(inward)
+    fields.projection = layout.add(outward)
+    fields.norm = layout.norm(norm)
     return layout
 
 
@@ -344,11 +340,13 @@ def feed_forward(
     residual: bool,
 ) -> Layout:
     """`up`: gate and up in alternating panels where it is `gated`."""
-    layout = Layout(11 + ADAPTER_WORDS)
-    layout.set(0, FEED_FORWARD, hidden, wide, int(gated), int(residual))
-    layout.set(5, layout.add(up), layout.add(down))
-    layout.norm(7, norm)
-    layout.adapters(11, adapters)
+    fields = structs.FeedForwardLayer(kind=Kind.FEED_FORWARD, hidden=hidden, wide=wide)
+    fields.gated, fields.residual = gated, residual
+    fields.adapters = _parts_of(adapters)
+    layout = Layout(fields)
+    fields.up = layout.add(up)
+    fields.down = layout.add(down)
+    fields.norm = layout.norm(norm)
     return layout
 
 
@@ -356,8 +354,14 @@ def head(
     matrix_layout: Layout | None, norm: Norm, adapters: PoolLayout | None, *, hidden: int
 ) -> Layout:
     """Without a matrix the head is that of the embedding."""
-    layout = Layout(6 + ADAPTER_WORDS)
-    layout.set(0, hidden, 0 if matrix_layout is None else layout.add(matrix_layout))
-    layout.norm(2, norm)
-    layout.adapters(6, adapters)
+    fields = structs.HeadLayer(hidden=hidden, adapters=_parts_of(adapters))
+    layout = Layout(fields)
+    if matrix_layout is not None:
+        fields.matrix_offset = layout.add(matrix_layout)
+    fields.norm = layout.norm(norm)
     return layout
+
+
+def _parts_of(adapters: PoolLayout | None) -> structs.AdapterParts:
+    """None: no adapter changes the layer."""
+    return (adapters or PoolLayout(0, ())).parts()

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from lite_runner.config.model import ModelConfig
 from lite_runner.config.quantization import CacheType
 from lite_runner.kernels import LIBRARY
-from lite_runner.kernels.adapters import PANEL, PoolLayout
+from lite_runner.kernels.adapters import PoolLayout
 from lite_runner.kernels.packing import aligned
+from lite_runner.kernels.structs import PANEL
 from lite_runner.models.fused_layers import FusedWeights, Packer
 from lite_runner.models.lora import LoraSize
 
