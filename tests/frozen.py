@@ -1,7 +1,8 @@
 """What must stay as it is while the code behind it changes: names, sizes, bytes, settings.
 
-`python tests/frozen.py` writes tests/fixtures/frozen/*.json anew, for a change that users are told
-of; test_frozen.py compares. A digest is used where the whole would be large.
+`python tests/frozen.py` writes what is missing of tests/fixtures/frozen/*.json; `--overwrite` makes
+all anew, which is for a change that users are told of. test_frozen.py compares. A digest is used
+where the whole would be large.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -203,5 +205,9 @@ def _text(value: Any) -> str:
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     for what, make in FROZEN.items():
-        (FOLDER / f"{what}.json").write_text(_text(make()), encoding="utf-8")
-        print(f"wrote {what}.json")
+        file = FOLDER / f"{what}.json"
+        if file.exists() and "--overwrite" not in sys.argv:
+            print(f"{file.name}: there already")
+        else:
+            file.write_text(_text(make()), encoding="utf-8")
+            print(f"wrote {file.name}")
