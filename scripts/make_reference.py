@@ -19,13 +19,13 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from reference_cases import Case, cases
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_tensors
 from tokenizers import pre_tokenizers
@@ -33,12 +33,8 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    BloomConfig,
     DynamicCache,
-    GPT2Config,
-    LlamaConfig,
     PreTrainedConfig,
-    Qwen2Config,
 )
 from transformers.utils import logging
 
@@ -102,94 +98,6 @@ PERPLEXITY_TEXT = (
 )
 
 
-@dataclass(frozen=True)
-class Case:
-    """A tiny model and the prompt lengths it is asked."""
-
-    name: str
-    config: PreTrainedConfig
-    lengths: tuple[int, ...] = (1, 5, 17, 40)
-    old_names: bool = False  # files as the first repositories of the hub have them
-
-    @property
-    def is_dynamic(self) -> bool:
-        rope = getattr(self.config, "rope_parameters", None) or {}
-        return rope.get("rope_type") == "dynamic"
-
-
-def llama(**changes: Any) -> LlamaConfig:
-    """A llama with grouped heads, a head size of its own and an untied head."""
-    rope = changes.pop("rope", {"rope_type": "default"})
-    values: dict[str, Any] = {
-        "vocab_size": 96,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_theta": 10000.0} | rope,
-    }
-    return LlamaConfig(**(values | changes))
-
-
-def yarn(**extra: Any) -> LlamaConfig:
-    """YaRN from 16 to 64 positions; these rotations give a ramp over several frequencies."""
-    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-    return llama(rope=rope | {"rope_theta": 100.0, "beta_fast": 2.0, "beta_slow": 0.25} | extra)
-
-
-def cases() -> list[Case]:
-    bloom = {"vocab_size": 96, "n_layer": 2, "bos_token_id": 1, "eos_token_id": 2}
-    gpt2 = {"vocab_size": 96, "n_positions": 48, "n_embd": 28, "n_layer": 2, "n_head": 4}
-    gpt2 |= {"bos_token_id": 0, "eos_token_id": 0}
-    linear = {"rope_type": "linear", "factor": 4.0}
-    # The last length but one crosses 16 positions while decoding.
-    dynamic = {"rope_type": "dynamic", "factor": 3.0}
-    llama3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}
-    llama3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    default_yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
-    return [
-        Case("bloom", BloomConfig(**bloom, hidden_size=32, n_head=4)),
-        Case("bloom_6_heads", BloomConfig(**bloom, hidden_size=24, n_head=6), old_names=True),
-        Case("gpt2", GPT2Config(**gpt2), old_names=True),
-        Case("gpt2_inner", GPT2Config(**gpt2, n_inner=40)),
-        Case("llama", llama()),
-        Case(
-            "llama_tied_mha",
-            llama(num_key_value_heads=4, head_dim=None, tie_word_embeddings=True),
-            old_names=True,
-        ),
-        Case("llama_rope_linear", llama(rope=linear), old_names=True),
-        Case(
-            "llama_rope_dynamic",
-            llama(rope=dynamic, max_position_embeddings=16),
-            lengths=(1, 16, 12, 33),
-        ),
-        Case("llama_rope_llama3", llama(rope=llama3), old_names=True),
-        Case("llama_rope_yarn", llama(rope=default_yarn)),
-        Case("llama_rope_yarn_mscale", yarn(mscale=1.0, mscale_all_dim=0.5, truncate=False)),
-        Case("llama_rope_yarn_attention_factor", yarn(attention_factor=0.7), old_names=True),
-        Case(
-            "qwen2",
-            Qwen2Config(
-                vocab_size=96,
-                hidden_size=32,
-                intermediate_size=48,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                max_position_embeddings=64,
-                tie_word_embeddings=True,
-                rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
-                eos_token_id=2,
-            ),
-        ),
-    ]
-
-
 def random_weights(case: Case) -> torch.nn.Module:
     """The case's model with weights, norms and biases all large enough to matter."""
     model = AutoModelForCausalLM.from_config(case.config, dtype=torch.float32)
@@ -207,7 +115,8 @@ def use_old_names(folder: Path, config: PreTrainedConfig) -> None:
 
     Rotary parameters go to `rope_theta` and `rope_scaling`, bloom and gpt2 lose the prefix
     `transformer.` and the key that ties the head, bloom's sizes have other names, and gpt2 gets
-    its causal masks as tensors.
+    its causal masks as tensors. Which layers have a window follows from qwen's max_window_layers,
+    and the size of mistral's heads from their number.
     """
     path = folder / "config.json"
     values = json.loads(path.read_text())
@@ -222,6 +131,9 @@ def use_old_names(folder: Path, config: PreTrainedConfig) -> None:
     if config.model_type == "bloom":
         values["n_embed"] = values.pop("hidden_size")
         values["num_attention_heads"] = values.pop("n_head")
+    if config.model_type == "mistral":
+        del values["head_dim"]
+    values.pop("layer_types", None)
     path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
 
     weights = load_file(folder / "model.safetensors")
@@ -289,7 +201,10 @@ def make_tiny(case: Case, folder: Path) -> None:
         loaded = AutoConfig.from_pretrained(folder)
         if rope := getattr(loaded, "rope_parameters", None):
             rope.pop("type", None)  # kept beside the new name
-        for key in ("rope_parameters", "hidden_size", "num_attention_heads", "tie_word_embeddings"):
+        for key in (
+            *("rope_parameters", "hidden_size", "num_attention_heads", "tie_word_embeddings"),
+            *("head_dim", "layer_types"),
+        ):
             assert getattr(loaded, key, None) == getattr(case.config, key, None), (case.name, key)
 
     rng = np.random.default_rng(len(case.name))

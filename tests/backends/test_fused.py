@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,9 @@ from lite_runner.weights.quantization import with_quantization
 from lite_runner.weights.quantized import QuantizedTensor, quantize
 from lite_runner.weights.read_ahead import QuantizedWeights
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor
+from tests import references
 
-REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
-CASES = sorted(path.name for path in REFERENCE.iterdir() if path.is_dir())
+CASES = references.computed()
 # float32 rounding over two layers; a wrong slope, scale or position is off by 1e-2 and more.
 TOLERANCE = 1e-5
 # What is multiplied by integers is rounded to 16 bits.

@@ -18,9 +18,9 @@ from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import Graph, Manifest
 from lite_runner.export.resizable import export_resizable
 from lite_runner.weights.read_ahead import ReadAhead
+from tests import references
 
-REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
-CASES = sorted(path.name for path in REFERENCE.iterdir() if path.is_dir())
+CASES = references.computed()
 TOLERANCE = 1e-4  # of the largest logit; see test_online.py
 Reference = Callable[[str], Any]
 Error = Callable[[NDArray, NDArray], float]

@@ -17,6 +17,7 @@ from lite_runner.weights.ckpt_file import write_ckpt
 from lite_runner.weights.hugging_face import INDEX, full_name, is_buffer, to_hugging_face
 from lite_runner.weights.safetensors_file import open_safetensors, write_safetensors
 from lite_runner.weights.tensor import LazyTensor
+from tests import references
 
 REFERENCE = Path(__file__).parent.parent / "fixtures" / "reference"
 Values = Callable[..., dict[str, LazyTensor]]
@@ -245,11 +246,9 @@ def test_broken_config(text: str, tmp_path: Path) -> None:
         model_config_of(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "folder", sorted(REFERENCE.glob("*/config.json")), ids=lambda p: p.parent.name
-)
-def test_what_transformers_saved_survives_a_conversion(folder: Path, tmp_path: Path) -> None:
-    folder = folder.parent
+@pytest.mark.parametrize("case", references.computed())
+def test_what_transformers_saved_survives_a_conversion(case: str, tmp_path: Path) -> None:
+    folder = REFERENCE / case
     config = model_config_of(folder)
     assert config is not None
     write_ckpt(tmp_path / "x.ckpt", open_checkpoint(folder, config))

@@ -1,0 +1,175 @@
+"""The tiny models that make_reference.py makes; tests/fixtures/README.md says what each is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import (
+    BloomConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny model and the prompt lengths it is asked."""
+
+    name: str
+    config: PreTrainedConfig
+    lengths: tuple[int, ...] = (1, 5, 17, 40)
+    old_names: bool = False  # files as the first repositories of the hub have them
+
+    @property
+    def is_dynamic(self) -> bool:
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        return rope.get("rope_type") == "dynamic"
+
+
+def llama(**changes: Any) -> LlamaConfig:
+    """A llama with grouped heads, a head size of its own and an untied head."""
+    rope = changes.pop("rope", {"rope_type": "default"})
+    values: dict[str, Any] = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_theta": 10000.0} | rope,
+    }
+    return LlamaConfig(**(values | changes))
+
+
+def yarn(**extra: Any) -> LlamaConfig:
+    """YaRN from 16 to 64 positions; these rotations give a ramp over several frequencies."""
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    return llama(rope=rope | {"rope_theta": 100.0, "beta_fast": 2.0, "beta_slow": 0.25} | extra)
+
+
+def cases() -> list[Case]:
+    bloom = {"vocab_size": 96, "n_layer": 2, "bos_token_id": 1, "eos_token_id": 2}
+    gpt2 = {"vocab_size": 96, "n_positions": 48, "n_embd": 28, "n_layer": 2, "n_head": 4}
+    gpt2 |= {"bos_token_id": 0, "eos_token_id": 0}
+    linear = {"rope_type": "linear", "factor": 4.0}
+    # The last length but one crosses 16 positions while decoding.
+    dynamic = {"rope_type": "dynamic", "factor": 3.0}
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}
+    llama3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    default_yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
+    # Whole groups of 32 columns, also of each of two ranks, and rows of 256, as Q4_K wants them.
+    groups = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "eos_token_id": 2}
+    groups |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    groups |= {"intermediate_size": 64, "rms_norm_eps": 1e-5}
+    return [
+        Case("bloom", BloomConfig(**bloom, hidden_size=32, n_head=4)),
+        Case("bloom_6_heads", BloomConfig(**bloom, hidden_size=24, n_head=6), old_names=True),
+        Case("gpt2", GPT2Config(**gpt2), old_names=True),
+        Case("gpt2_inner", GPT2Config(**gpt2, n_inner=40)),
+        Case("llama", llama()),
+        Case(
+            "llama_tied_mha",
+            llama(num_key_value_heads=4, head_dim=None, tie_word_embeddings=True),
+            old_names=True,
+        ),
+        Case("llama_rope_linear", llama(rope=linear), old_names=True),
+        Case(
+            "llama_rope_dynamic",
+            llama(rope=dynamic, max_position_embeddings=16),
+            lengths=(1, 16, 12, 33),
+        ),
+        Case("llama_rope_llama3", llama(rope=llama3), old_names=True),
+        Case("llama_rope_yarn", llama(rope=default_yarn)),
+        Case("llama_rope_yarn_mscale", yarn(mscale=1.0, mscale_all_dim=0.5, truncate=False)),
+        Case("llama_rope_yarn_attention_factor", yarn(attention_factor=0.7), old_names=True),
+        Case(
+            "qwen2",
+            Qwen2Config(
+                vocab_size=96,
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=64,
+                tie_word_embeddings=True,
+                rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+                eos_token_id=2,
+            ),
+        ),
+        Case(
+            "qwen2_window",
+            Qwen2Config(
+                vocab_size=96,
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=3,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=64,
+                use_sliding_window=True,
+                sliding_window=8,
+                max_window_layers=1,
+                rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+                eos_token_id=2,
+            ),
+            lengths=(1, 8, 12, 33),
+            old_names=True,
+        ),
+        Case("llama_biases", llama(intermediate_size=64, attention_bias=True, mlp_bias=True)),
+        Case(
+            "qwen3",
+            Qwen3Config(
+                **groups | {"num_attention_heads": 8, "head_dim": 32, "intermediate_size": 128},
+                max_position_embeddings=64,
+                rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+            ),
+        ),
+        Case(
+            "qwen3_tied",
+            Qwen3Config(
+                vocab_size=97,
+                hidden_size=20,
+                intermediate_size=44,
+                num_hidden_layers=3,
+                num_attention_heads=3,
+                num_key_value_heads=1,
+                head_dim=10,
+                max_position_embeddings=48,
+                attention_bias=True,
+                tie_word_embeddings=True,
+                rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+                eos_token_id=2,
+            ),
+            old_names=True,
+        ),
+        Case(
+            "mistral",
+            MistralConfig(
+                **groups | {"intermediate_size": 256},
+                max_position_embeddings=64,
+                sliding_window=8,
+                rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            ),
+            lengths=(1, 8, 12, 33),
+        ),
+        Case(
+            "mistral_long",
+            MistralConfig(
+                **groups | {"head_dim": None},
+                max_position_embeddings=512,
+                sliding_window=140,
+                rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            ),
+            lengths=(7, 128, 137, 300),
+            old_names=True,
+        ),
+    ]
