@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, cast
 
-import lite_runner
 from lite_runner import environment, progress
 from lite_runner.artifact import Place, Wanted, export_artifact, said_by_first
 from lite_runner.backends.base import Backend
@@ -23,6 +22,7 @@ from lite_runner.backends.exported import (
 )
 from lite_runner.backends.ge_options import ge_of_run, tell_ge
 from lite_runner.backends.sizes import cache_length, step_capacity
+from lite_runner.code_digest import code_digest
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.engines import ENGINES
 from lite_runner.config.ge import GeConfig, ge_config, serves
@@ -39,14 +39,7 @@ from lite_runner.model_files import ModelFiles
 from lite_runner.report import versions
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.adapter import digest
-from lite_runner.weights.files import sha256_of
 from lite_runner.weights.source import cache_dir
-
-PACKAGE = Path(lite_runner.__file__).parent
-MADE_BY = [
-    *(path for part in ("export", "kernels", "models") for path in PACKAGE.glob(f"{part}/*.py")),
-    PACKAGE / "backends" / "step_words.py",
-]
 
 
 def open_offline(
@@ -309,7 +302,7 @@ def folder_in_cache(files: ModelFiles, config: RunConfig, want: Wanted) -> Path:
         "adapter": digest(files.adapter) if files.adapter else None,
         "form": form,
         "versions": versions(),
-        "code": sha256_of(*sorted(MADE_BY)),
+        "code": code_digest(),
     }
     name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
     return cache_dir() / "artifacts" / f"{config.model_name}-{want.layout}-{name}"

@@ -1,8 +1,8 @@
 """Exported models that users may have: each as `run_lite.py run_mode=export` of one day wrote it.
 
 `python -m tests.frozen_artifacts` adds those of EXPORTS that are missing in
-tests/fixtures/frozen/artifacts, with what they compute; `--overwrite` makes all anew, which is for a
-change that users are told of. test_frozen_artifacts.py loads and compares.
+tests/fixtures/frozen/artifacts, with what they compute; `--overwrite` makes all anew, which is for
+a change that users are told of. test_frozen_artifacts.py loads and compares.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ PYTHON_FILES = [
 # What the parts of lite_runner may import of one another. Imports go one way, from the bottom of
 # this table to its top; generation and run_modes have rules of their own besides.
 ALLOWED: dict[str, set[str]] = {
+    "code_digest": set(),
     "errors": set(),
     "own_python": set(),
     "small_file": set(),
@@ -48,8 +49,8 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"config", "errors", "kernels", "weights"},
     "export": {"config", "errors", "kernels", "models", "weights"},
     "backends": {
-        *("config", "environment", "errors", "export", "kernels", "memory", "models"),
-        *("progress", "signals", "weights"),
+        *("code_digest", "config", "environment", "errors", "export", "kernels", "memory"),
+        *("models", "progress", "signals", "weights"),
     },
     "given_model": {"config", "environment", "errors", "export", "progress"},
     "model_files": {"config", "errors", "given_model", "progress", "text", "weights"},
@@ -63,8 +64,8 @@ ALLOWED: dict[str, set[str]] = {
         *("progress", "report", "text", "verification", "weights"),
     },
     "offline": {
-        *("artifact", "backends", "config", "environment", "errors", "export", "kernels"),
-        *("model_files", "progress", "report", "text", "weights"),
+        *("artifact", "backends", "code_digest", "config", "environment", "errors", "export"),
+        *("kernels", "model_files", "progress", "report", "text", "weights"),
     },
     "shares": {"backends", "config", "generation", "report"},
     "online": {

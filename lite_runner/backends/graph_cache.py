@@ -16,17 +16,11 @@ from pathlib import Path
 import mindspore as ms
 from mindspore.graph import api as graph_api
 
+from lite_runner.code_digest import code_digest
 from lite_runner.weights.files import sha256_of
 from lite_runner.weights.source import cache_dir
 
 SEAL = ".sha256"
-PACKAGE = Path(__file__).resolve().parent.parent
-COMPILED_FROM = sorted(
-    [
-        *PACKAGE.glob("models/*.py"),
-        *(PACKAGE / "backends" / f"{name}.py" for name in ("device", "fused", "online")),
-    ]
-)
 
 _claimed = False  # by the first backend of this process; see GraphCache
 
@@ -46,7 +40,7 @@ class GraphCache:
         described = {
             **network,
             "mindspore": ms.__version__,
-            "code": sha256_of(*COMPILED_FROM),
+            "code": code_digest(),
             # MindSpore throws an entry away that another program has made.
             "program": str(_program()),
         }

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -65,6 +69,35 @@ def test_other_shapes_get_other_graphs(
     _, told = predict("predict_data=['one','two']")
     assert "compile the decode graph" in told
     assert len(graphs(tmp_path)) == 4
+
+
+def test_other_code_compiles_its_own(tmp_path: Path) -> None:
+    """A module that was not there when the graphs were kept: in a copy of this project."""
+    copy = tmp_path / "copy"
+    unused = shutil.ignore_patterns("__pycache__")
+    for folder in ("lite_runner", "conf"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=unused)
+    shutil.copy(ROOT / "run_lite.py", copy)
+
+    def told() -> str:
+        options = ["model=tiny_llama", "predict_data=some words", "max_new_tokens=2"]
+        done = subprocess.run(
+            [sys.executable, "run_lite.py", *options],
+            cwd=copy,
+            env=os.environ | {"LITE_RUNNER_CACHE": str(tmp_path / "cache")},
+            capture_output=True,
+            encoding="utf-8",
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    assert "compile the" in told()
+    assert "compile the" not in told()
+    (copy / "lite_runner/architectures").mkdir(exist_ok=True)
+    (copy / "lite_runner/architectures/of_tomorrow.py").touch()
+    assert "compile the" in told()
+    assert "compile the" not in told()
 
 
 def test_scoring_has_a_graph_of_its_own(

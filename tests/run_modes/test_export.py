@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lite_runner import verification
+from lite_runner import offline, verification
 from lite_runner.app import main
 
 Run = Callable[..., dict[str, Any]]
@@ -57,14 +57,17 @@ def test_weights_of_16_bits_offline(run: Run, capsys: pytest.CaptureFixture[str]
 
 
 def test_the_exported_model_is_kept_and_used_again(
-    run: Run, capsys: pytest.CaptureFixture[str]
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    offline = ["model=tiny_llama", "backend=mslite", *PREDICT]
-    first = run(*offline)
+    command = ["model=tiny_llama", "backend=mslite", *PREDICT]
+    first = run(*command)
     assert "exporting it first" in capsys.readouterr().err
-    second = run(*offline)
+    second = run(*command)
     assert "exporting it first" not in capsys.readouterr().err
     assert tokens(second) == tokens(first)
+    monkeypatch.setattr(offline, "code_digest", lambda: "of other code")
+    run(*command)
+    assert "exporting it first" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
