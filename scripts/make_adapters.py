@@ -91,6 +91,38 @@ def cases() -> list[Case]:
             },
         ),
         Case(
+            "qwen3",
+            {
+                "all": {"r": 8, "lora_alpha": 16, "target_modules": LLAMA_LINEAR},
+                "patterns": {
+                    "r": 4,
+                    "lora_alpha": 12,
+                    "target_modules": r".*\.(self_attn\.[qko]_proj|mlp\.(up|down)_proj)",
+                    "rank_pattern": {"q_proj": 1, r"layers\.1\.mlp\.down_proj": 5},
+                    "alpha_pattern": {"^model.layers.0.self_attn.k_proj": 3, "o_proj": 7},
+                },
+                "ends": {
+                    "r": 3,
+                    "lora_alpha": 6,
+                    "target_modules": ["embed_tokens", "lm_head", "q_proj", "k_proj"],
+                },
+            },
+        ),
+        Case(
+            "mistral",
+            {
+                "all": {"r": 8, "lora_alpha": 16, "target_modules": LLAMA_LINEAR},
+                "patterns": {
+                    "r": 4,
+                    "lora_alpha": 12,
+                    "use_rslora": True,
+                    "target_modules": LLAMA_LINEAR,
+                    "rank_pattern": {"v_proj": 2, r"layers\.0\.mlp\.gate_proj": 6},
+                    "alpha_pattern": {"^model.layers.1.self_attn.o_proj": 5, "down_proj": 9},
+                },
+            },
+        ),
+        Case(
             "bloom",
             {
                 "all": {"r": 8, "lora_alpha": 16, "target_modules": BLOOM_LINEAR},
