@@ -1,0 +1,120 @@
+"""GGUF files of the tiny models of tests/fixtures/reference, as llama.cpp's converter writes them.
+
+Names of tensors and blocks are the `gguf` package's, but for Q4_K, which it only reads.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+Floats = NDArray[np.float32]
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+KINDS = ("F32", "Q8_0", "Q4_0", "Q4_1", "Q4_K")
+
+
+def write_model_gguf(
+    path: Path, folder: Path, kind: str = "F32", metadata: dict[str, int] | None = None
+) -> dict[str, Floats]:
+    """Write the model of a Hugging Face folder, its matrices in blocks of `kind`.
+
+    As in llama.cpp, rows that are no whole blocks of Q4_K become Q5_0, of the others F16; and no
+    window is written. `metadata` goes under the architecture's name on top. Returns what the
+    tensors of the file mean, under the names and in the order of the folder.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    architecture = ARCHITECTURES[config["model_type"]]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_rope_freq_base(config.get("rope_parameters", config)["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if "head_dim" in config:
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+    if architecture == "llama":
+        writer.add_vocab_size(config["vocab_size"])
+        writer.add_rope_dimension_count(config.get("head_dim", config["hidden_size"] // heads))
+    writer.add_token_list([f"t{index}" for index in range(config["vocab_size"])])
+    for token in ("bos", "eos"):
+        if (id := config[f"{token}_token_id"]) is not None:
+            writer.add_uint32(f"tokenizer.ggml.{token}_token_id", id)
+    for key, value in (metadata or {}).items():
+        writer.add_uint32(f"{architecture}.{key}", value)
+
+    kinds = gguf.GGMLQuantizationType
+    names = gguf.get_tensor_name_map(
+        gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"]
+    )
+    meant = {}
+    for name, values in load_file(folder / "model.safetensors").items():
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        rotary = {"q_proj": heads, "k_proj": kv_heads}.get(name.split(".")[-2], 0)
+        if architecture != "llama":
+            rotary = 0
+        ordered = _interleaved(values, rotary) if rotary else values
+        used = kinds[_fitting(kind, values.shape)]
+        blocks = _q4_k(ordered) if used is kinds.Q4_K else gguf.quants.quantize(ordered, used)
+        writer.add_tensor(stored, np.ascontiguousarray(blocks), raw_dtype=used)
+        found = gguf.quants.dequantize(blocks, used).reshape(values.shape)
+        meant[name] = _halves(found, rotary) if rotary else found
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return meant
+
+
+def _fitting(kind: str, shape: tuple[int, ...]) -> str:
+    """The type of a tensor in a file of `kind`."""
+    if kind == "F32" or len(shape) == 1:
+        return "F32"
+    if kind == "Q4_K" and shape[-1] % 256:
+        kind = "Q5_0"
+    return "F16" if shape[-1] % 32 else kind
+
+
+def _interleaved(values: Floats, heads: int) -> Floats:
+    """Rows of q or k with the two of each rotation side by side."""
+    halves = values.reshape(heads, 2, -1, *values.shape[1:])
+    return halves.swapaxes(1, 2).reshape(values.shape)
+
+
+def _halves(values: Floats, heads: int) -> Floats:
+    """What `_interleaved` undoes."""
+    pairs = values.reshape(heads, -1, 2, *values.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(values.shape)
+
+
+def _q4_k(values: Floats) -> NDArray[np.uint8]:
+    """Rows of whole blocks of 256 as bytes: of each 32 a scale and a minimum of 6 bits, and per
+    block two float16 that these are multiples of."""
+    groups = values.reshape(-1, 8, 32)
+    lowest = np.minimum(groups.min(-1), 0)
+    scales = (groups.max(-1).clip(0) - lowest) / 15
+    units = np.stack([scales.max(-1), -lowest.min(-1)], -1).clip(1e-6) / 63
+    units = units.astype(np.float16)
+    scale_unit, low_unit = units.astype(np.float32).T[:, :, None]
+    scale = np.rint(scales / scale_unit).clip(1, 63).astype(np.uint8)
+    low = np.rint(-lowest / low_unit).clip(0, 63).astype(np.uint8)
+    steps = (groups + (low * low_unit)[..., None]) / (scale * scale_unit)[..., None]
+    four = np.rint(steps).clip(0, 15).astype(np.uint8).reshape(-1, 4, 2, 32)
+    packed = [
+        units.view(np.uint8),
+        scale[:, :4] | scale[:, 4:] >> 4 << 6,
+        low[:, :4] | low[:, 4:] >> 4 << 6,
+        scale[:, 4:] & 15 | low[:, 4:] << 4,
+        (four[:, :, 0] | four[:, :, 1] << 4).reshape(-1, 128),
+    ]
+    return np.concatenate(packed, axis=1).reshape(*values.shape[:-1], -1)

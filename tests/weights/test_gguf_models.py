@@ -1,0 +1,73 @@
+"""Whole models as GGUF files, against transformers' logits and the gguf library's numbers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from lite_runner.backends.fused import FusedBackend, FusedOptions
+from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.gguf_checkpoint import config_of_gguf, from_gguf
+from lite_runner.weights.gguf_file import open_gguf
+from lite_runner.weights.read_ahead import QuantizedWeights
+from tests import references
+from tests.model_gguf import KINDS, write_model_gguf
+
+# A GGUF file has no window and no scaling of other kinds, so those models are not the same in it.
+CASES = [
+    name
+    for name in ("llama", "llama_biases", "llama_tied_mha", "qwen2", "qwen3", "qwen3_tied")
+    if name in references.computed()
+]
+ERRORS = {"F32": 0.0, "Q8_0": 6e-3, "Q4_0": 0.12, "Q4_1": 0.08, "Q4_K": 0.08}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_transformers(
+    case: str,
+    reference: Callable[[str], Any],
+    relative_error: Callable[..., float],
+    tmp_path: Path,
+) -> None:
+    known = reference(case)
+    write_model_gguf(tmp_path / "x.gguf", known.folder)
+    file = open_gguf(tmp_path / "x.gguf")
+    config = config_of_gguf(file)
+    model = FusedBackend(
+        config,
+        QuantizedWeights(from_gguf(file, config), config),
+        FusedOptions(slots=len(known.prompts), length=known.length),
+    )
+    assert relative_error(known.run(model), known.logits) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES)
+def test_means_what_the_library_says(case: str, kind: str, tmp_path: Path) -> None:
+    meant = write_model_gguf(tmp_path / "x.gguf", references.REFERENCE / case, kind)
+    shutil.copy(references.REFERENCE / case / "config.json", tmp_path / "config.json")
+    save_file(meant, tmp_path / "model.safetensors")
+    file = open_gguf(tmp_path / "x.gguf")
+    config = config_of_gguf(file)
+    assert config == model_config_of(tmp_path / "model.safetensors")
+    found = from_gguf(file, config)
+    expected = open_checkpoint(tmp_path / "model.safetensors", config)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(found[name].float32(), tensor.float32(), name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", ["qwen3", "mistral"])
+def test_files_are_what_they_say(case: str, kind: str, tmp_path: Path) -> None:
+    folder = references.REFERENCE / case
+    meant = write_model_gguf(tmp_path / "x.gguf", folder, kind)
+    assert kind in {one.type_name for one in open_gguf(tmp_path / "x.gguf").tensors.values()}
+    for name, values in load_file(folder / "model.safetensors").items():
+        np.testing.assert_allclose(meant[name], values, rtol=0, atol=ERRORS[kind])
