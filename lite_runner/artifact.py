@@ -174,7 +174,11 @@ def export_artifact(
     check_reads(engine.name, want.layout)
     with _temporary(place, ranks) as folder:
         with progress.step(f"export {config.model_name} ({want.layout})"):
-            graphs = _write_graphs(folder, config, files, want, place.stems, ranks)
+            if want.operators is not None:
+                graphs, operators = _write_fused(folder, config, files, want, want.operators)
+                want = dataclasses.replace(want, operators=operators)
+            else:
+                graphs = _write_graphs(folder, config, files, want, place.stems, ranks)
         if ranks.rank == 0:
             for file, text in tokenizer.files().items():
                 (folder / file).write_text(text, encoding="utf-8")
@@ -289,8 +293,6 @@ def _write_graphs(
     stems: Mapping[GraphName, str] | None,
     ranks: Ranks,
 ) -> dict[GraphName, Graph]:
-    if want.operators is not None:
-        return _write_fused(folder, config, files, want, want.operators)
     weights = ReadAhead(files.cut(ranks, vocab_parallel=want.cut_vocabulary))
     graphs: dict[GraphName, Graph]
     try:
@@ -376,7 +378,7 @@ def _of_all(graphs: dict[GraphName, Graph], ranks: Ranks) -> dict[GraphName, Gra
 
 def _write_fused(
     folder: Path, config: RunConfig, files: ModelFiles, want: Wanted, operators: Operators
-) -> dict[GraphName, Graph]:
+) -> tuple[dict[GraphName, Graph], Operators]:
     from lite_runner.backends.step_words import StepWords
     from lite_runner.export.fused import export_fused
 

@@ -231,6 +231,7 @@ def _wanted_of_operators(config: RunConfig, files: ModelFiles, slots: int, lengt
         raise ConfigError.of(faults)
     check_operators(f"an export of quant={held}", device)
     capacity = step_capacity(slots)
+    # The newest format: the export says which its layers have.
     operators = Operators(FORMAT, held.quant, held.group, config.kv_cache, capacity)
     rounded = config.rounded_dtype(device)
     return Wanted(

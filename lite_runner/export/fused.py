@@ -6,6 +6,7 @@ key/value cache of all slots in its Parameters.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +30,12 @@ def export_fused(
     seq_length: int,
     operators: Operators,
     inputs: tuple[TensorSpec, ...],
-) -> dict[GraphName, Graph]:
+) -> tuple[dict[GraphName, Graph], Operators]:
     """Write `<name>_graph.mindir` and its variables, with a cache of `slots` rows.
 
     `inputs` are those of a FusedStep; output: logits [slots, vocab] after the wanted tokens.
-    A seq_length beyond the model's own is a ConfigError.
+    Returns `operators` with the format that the layers have. A seq_length beyond the model's own is
+    a ConfigError.
     """
     check_length(model, seq_length)
     sizes = FusedSizes(
@@ -42,8 +44,10 @@ def export_fused(
         operators.kv_cache,
         integer_input=operators.quant == "a8w8",
     )
-    network = FusedStep(FusedNetwork(model, weights, sizes), operators.capacity, slots)
+    network = FusedNetwork(model, weights, sizes)
+    step = FusedStep(network, operators.capacity, slots)
     examples = [Tensor(np.zeros(one.shape, one.dtype)) for one in inputs]
-    file = write_graph(network, examples, folder, name)
+    file = write_graph(step, examples, folder, name)
     logits = TensorSpec("logits", (slots, model.vocab_size), "float32")
-    return {"model": Graph(file, inputs, (logits,))}
+    written = dataclasses.replace(operators, format=network.format)
+    return {"model": Graph(file, inputs, (logits,))}, written

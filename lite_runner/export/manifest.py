@@ -56,7 +56,7 @@ class Graph:
 class Operators:
     """What a graph of this project's own operators holds. They are not in the artifact."""
 
-    format: int  # of the packed weights: lite_runner.kernels.packing.FORMAT
+    format: int  # of the packed weights: the oldest that has their layers, which more can read
     quant: Quant
     quant_group: int  # columns of a group of 4 bits; 0 with 8 bits
     kv_cache: CacheType
@@ -127,10 +127,10 @@ def read_manifest(folder: Path, *, check_files: bool = True) -> Manifest:
             f"{path}: not a manifest of this version (schema {SCHEMA}): {error!r}",
             "export the model again",
         ) from error
-    if manifest.operators and manifest.operators.format != FORMAT:
+    if manifest.operators and manifest.operators.format not in range(1, FORMAT + 1):
         raise ArtifactError(
             f"{path}: weights packed in format {manifest.operators.format}, but the operators here "
-            f"read format {FORMAT}",
+            f"read formats 1 to {FORMAT}",
             "export the model again",
         )
     names = [*manifest.files, *(file for graph in manifest.graphs.values() for file in graph.files)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,7 +17,9 @@ from lite_runner.weights.files import drop_pages
 from lite_runner.weights.quantized import QuantizedTensor, quantize
 from lite_runner.weights.tensor import widened
 
-FORMAT = 1  # of the bytes and of what the operators take; up by one whenever either changes
+# Since which format of the bytes there are layers of a kind. What a kind is never changes.
+_SINCE = {Kind.ATTENTION: 1, Kind.FEED_FORWARD: 1, Kind.EXTENDED_ATTENTION: 2}
+FORMAT = max(_SINCE.values())  # the newest; the operators read those before it too
 ALIGNMENT = 64  # bytes: a line of the processor's cache
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -85,15 +87,14 @@ class Layout:
 
 
 class _Copy:
-    """An array [n] as it is, zeros behind it up to a multiple."""
+    """An array [n] as it is."""
 
-    def __init__(self, array: NDArray[Any], multiple: int = 1) -> None:
+    def __init__(self, array: NDArray[Any]) -> None:
         self._array = array
-        self.nbytes = -(-len(array) // multiple) * multiple * array.itemsize
+        self.nbytes = array.nbytes
 
     def write(self, target: Block) -> None:
-        target[: self._array.nbytes] = self._array.view(np.uint8)
-        target[self._array.nbytes :] = 0
+        target[:] = self._array.view(np.uint8)
 
 
 class _Panels:
@@ -227,13 +228,14 @@ def _is_bfloat16(weight: NDArray[Any]) -> bool:
 
 def matrix(
     weight: Weight | Alternating,
-    bias: Floats | None = None,
+    bias: Floats | tuple[Floats, Floats] | None = None,
     *,
     integer_input: bool = False,
     widen: bool = False,
 ) -> Layout:
-    """A matrix in panels; `integer_input`: what one of int8 is multiplied with is rounded too;
-    `widen`: integers, which are in groups then, are kept as the floats that they stand for."""
+    """A matrix in panels, and its bias [out], of an Alternating a pair; `integer_input`: what one
+    of int8 is multiplied with is rounded too; `widen`: integers, which are in groups then, are kept
+    as the floats that they stand for."""
     pair = isinstance(weight, Alternating)
     parts = [weight.first, weight.second] if isinstance(weight, Alternating) else [weight]
     out, inputs = parts[0].shape
@@ -252,7 +254,9 @@ def matrix(
         bfloat16 = fields.format == Format.BFLOAT16
         fields.data = layout.add(_Panels(floats, 8, bfloat16=bfloat16))
     if bias is not None:
-        fields.bias = layout.add(_Copy(bias, PANEL))
+        biases = bias if isinstance(bias, tuple) else (bias,)
+        assert len(biases) == len(parts)
+        fields.bias = layout.add(_Panels([one[:, None] for one in biases]))
     return layout
 
 
@@ -313,18 +317,34 @@ def attention(
     rotary: bool,
     residual: bool,
     slopes: Floats | None,
+    query_norm: Norm | None = None,
+    key_norm: Norm | None = None,
+    window: int | None = None,
 ) -> Layout:
-    """`heads`: their number, that of key/value heads, and their size."""
-    fields = structs.AttentionLayer(kind=Kind.ATTENTION, hidden=hidden)
+    """`heads`: their number, that of key/value heads, and their size.
+
+    `query_norm` and `key_norm`, with a gamma [size], are of each head by itself, before it is
+    rotated. A token sees `window` keys at most, its own the last of them; None: all.
+    """
+    assert window is None or window > 0
+    whole = structs.ExtendedAttentionLayer(window=window or 0)
+    extended = bool(query_norm or key_norm or window)
+    fields = whole.plain
+    fields.kind = Kind.EXTENDED_ATTENTION if extended else Kind.ATTENTION
+    fields.hidden = hidden
     fields.heads, fields.kv_heads, fields.head_dim = heads
     fields.rotary, fields.residual = rotary, residual
     fields.adapters = _parts_of(adapters)
-    layout = Layout(fields)
+    layout = Layout(whole if extended else fields)
     if slopes is not None:
         fields.slopes = layout.add(_Copy(slopes))
     fields.query_key_value = layout.add(inward)
     fields.projection = layout.add(outward)
     fields.norm = layout.norm(norm)
+    if query_norm is not None:
+        whole.query_norm = layout.norm(query_norm)
+    if key_norm is not None:
+        whole.key_norm = layout.norm(key_norm)
     return layout
 
 
@@ -360,6 +380,12 @@ def head(
         fields.matrix_offset = layout.add(matrix_layout)
     fields.norm = layout.norm(norm)
     return layout
+
+
+def format_of(blocks: Iterable[Block]) -> int:
+    """The oldest format that has all these attention and feed-forward layers."""
+    kinds = {Kind(int.from_bytes(block[:8].tobytes(), "little")) for block in blocks}
+    return max(_SINCE[kind] for kind in kinds)
 
 
 def _parts_of(adapters: PoolLayout | None) -> structs.AdapterParts:

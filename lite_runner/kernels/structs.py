@@ -36,6 +36,7 @@ class Kind(IntEnum):
 
     ATTENTION = 1
     FEED_FORWARD = 2
+    EXTENDED_ATTENTION = 3
 
 
 # Without slots, a field of another name would be set beside the struct.
@@ -111,6 +112,18 @@ class AttentionLayer(Structure):
         ("projection", c_int64),
         ("norm", Norm),
         ("adapters", AdapterParts),
+    ]
+
+
+class ExtendedAttentionLayer(Structure):
+    """An attention layer with a window, or norms of its heads' queries and keys."""
+
+    __slots__ = ()
+    _fields_ = [
+        ("plain", AttentionLayer),
+        ("window", c_int64),
+        ("query_norm", Norm),
+        ("key_norm", Norm),
     ]
 
 

@@ -18,7 +18,7 @@ from lite_runner.config.model import ModelConfig
 from lite_runner.config.quantization import CacheType
 from lite_runner.kernels import LIBRARY
 from lite_runner.kernels.adapters import PoolLayout
-from lite_runner.kernels.packing import aligned
+from lite_runner.kernels.packing import aligned, format_of
 from lite_runner.kernels.structs import PANEL
 from lite_runner.models.fused_layers import FusedWeights, Packer
 from lite_runner.models.lora import LoraSize
@@ -93,6 +93,7 @@ class FusedNetwork(nn.Cell):
         self.layers = ParameterTuple(
             _parameter(layer.block, f"layer{index}") for index, layer in enumerate(layers)
         )
+        self.format = format_of(one.block for pair in model.blocks for one in pair)
         # By layer: the pool of its adapters [places, numbers]; one number where there are none.
         self.layouts: list[PoolLayout | None] = [layer.adapters for layer in layers]
         places = 0 if sizes.lora is None else sizes.lora.places

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from lite_runner.config.quantization import CacheType, Quant, Quantization
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.export.fused import export_fused
 from lite_runner.export.manifest import Manifest, Operators
+from lite_runner.kernels import packing
 from lite_runner.kernels.packing import FORMAT
 from lite_runner.weights.read_ahead import QuantizedWeights
 
@@ -41,7 +43,7 @@ def export(reference: Reference, manifest_of: Export) -> Export:
         known = reference(case)
         group = Quantization.of(quant, None).group
         operators = Operators(FORMAT, quant, group, cache, CAPACITY)
-        graphs = export_fused(
+        graphs, operators = export_fused(
             known.config,
             QuantizedWeights(known.tensors(quant), known.config),
             folder,
@@ -91,6 +93,23 @@ def test_the_bits_are_the_online_ones(
     online = reference(case).fused(SLOTS, LENGTH, quant, cache=cache)
     assert np.array_equal(answers(backend), answers(online))
     assert backend.engine == "graph-cell" and backend.compile_s > 0
+
+
+def test_layers_that_older_operators_do_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference, export: Export
+) -> None:
+    """They are of a newer format, which those refuse; what they would read stays of the first."""
+    old = export(tmp_path, "llama")
+    assert old.operators and old.operators.format == 1
+    plain = answers(reference("llama").fused(SLOTS, LENGTH, "a16w8"))
+    monkeypatch.setattr(packing, "attention", partial(packing.attention, window=5))
+    (tmp_path / "windows").mkdir()
+    manifest = export(tmp_path / "windows", "llama")
+    assert manifest.operators and manifest.operators.format == 2
+    paths = manifest.paths(tmp_path / "windows")
+    found = answers(open_exported(paths, manifest, GRAPH_CELL, slots=SLOTS))
+    assert np.array_equal(found, answers(reference("llama").fused(SLOTS, LENGTH, "a16w8")))
+    assert abs(found - plain).max() > 1e-3
 
 
 def test_moved_and_with_operators_at_another_place(

@@ -82,12 +82,15 @@ def check(
         )
 
 
+@pytest.mark.parametrize("head_norms", [False, True])
 @pytest.mark.parametrize("changed", [(True,) * 4, (False, True, False, True), (True, *[False] * 3)])
-def test_attention(operators: Any, changed: tuple[bool, ...]) -> None:
+def test_attention(operators: Any, changed: tuple[bool, ...], head_norms: bool) -> None:
     heads, kv_heads, dim = 4, 2, 20  # neither queries nor keys end with a panel
     outs = (heads * dim, kv_heads * dim, kv_heads * dim)
     weights = [*(numbers(out, HIDDEN) for out in outs), numbers(HIDDEN, heads * dim)]
     rope = np.ones((2, dim), np.float32)
+    norms = [Norm(RNG.random(dim, np.float32), None, 1e-5) for _ in range(2)]
+    query_norm, key_norm = norms if head_norms else (None, None)
 
     def layer(weights: list[Floats], layout: PoolLayout | None) -> NDArray[np.uint8]:
         inward, outward = np.concatenate(weights[:3]), weights[3]
@@ -101,6 +104,8 @@ def test_attention(operators: Any, changed: tuple[bool, ...]) -> None:
             rotary=True,
             residual=True,
             slopes=None,
+            query_norm=query_norm,
+            key_norm=key_norm,
         ).block()
 
     def call(block: NDArray[np.uint8], *pool: NDArray[Any]) -> Floats:

@@ -49,19 +49,24 @@ inline void product(float* sums, const float* x, int64_t rows, int64_t stride, c
   });
 }
 
-// One chunk of keys for `rows` queries [rows][dim], already scaled. Row r sees keys up to
-// position[r]; slope[r] is ALiBi's, or slope is nullptr.
+struct Seen {  // by a row of queries: keys of these positions
+  int32_t first, last;
+};
+
+// One chunk of keys for `rows` queries [rows][dim], already scaled. slope[r] is ALiBi's, or slope
+// is nullptr. What a row does not see, though another does, has a weight of 0, which changes no bit
+// of its sums; where it sees nothing of the chunk its total is 0.
 template <class F>  // not inlined: two copies might round differently
 __attribute__((noinline)) void attend_chunk(const Keys& keys, const float* queries, int64_t rows,
-                         const int32_t* position, const float* slope, int64_t first,
+                         const Seen* seen, const float* slope, int64_t first,
                          float* work, Running result) {
   constexpr int64_t size = F::bytes / kPanel;
   float* scores = work;                     // [4][rows][32]
   float* weights = scores + rows * kChunk;  // [rows][128]
-  int32_t last = 0;
-  for (int64_t r = 0; r < rows; ++r) last = larger_of(last, position[r]);
-  const int64_t live = smaller_of<int64_t>(kChunk, last - first + 1);
-  for (int64_t p = 0; p * kPanel < live; ++p)
+  // Rows are at rising positions: none sees keys before those of the first, or behind the last's.
+  const int64_t begin = larger_of<int64_t>(0, seen[0].first - first);
+  const int64_t end = smaller_of<int64_t>(kChunk, seen[rows - 1].last - first + 1);
+  for (int64_t p = begin / kPanel; p * kPanel < end; ++p)
     product<F>(scores + p * rows * kPanel, queries, rows, keys.dim,
                keys.key(first / kPanel + p, size), keys.dim);
   Ints lane;
@@ -73,25 +78,26 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const float* queri
   }
   const Floats lowest = splat(-__builtin_inff());
   for (int64_t r = 0; r < rows; ++r) {
-    const int32_t seen = static_cast<int32_t>(position[r] - first + 1);
+    const int32_t from = static_cast<int32_t>(seen[r].first - first);
+    const int32_t last = static_cast<int32_t>(seen[r].last - first);
     float* row = weights + r * kChunk;
     Floats most = lowest;
-    for (int64_t k = 0; k < live; k += kLanes) {
+    for (int64_t k = begin / kLanes * kLanes; k < end; k += kLanes) {
       Floats score = load(scores + (k / kPanel * rows + r) * kPanel + k % kPanel);
       const Ints key = lane + static_cast<int32_t>(k);
       if (key_scales) score = score * load(key_scales + k);
-      if (slope) score = score + slope[r] * to_float(key - (seen - 1));
-      score = key < seen ? score : lowest;
+      if (slope) score = score + slope[r] * to_float(key - last);
+      score = (key >= from) & (key <= last) ? score : lowest;
       store(row + k, score);
       most = larger(most, score);
     }
     const float bound = largest(most);
     result.most[r] = bound;
     Floats total{};
-    for (int64_t k = 0; k < live; k += kLanes) {
+    for (int64_t k = begin / kLanes * kLanes; k < end; k += kLanes) {
       Floats weight = exponential(load(row + k) - bound);
       const Ints key = lane + static_cast<int32_t>(k);
-      weight = key < seen ? weight : Floats{};
+      weight = (key >= from) & (key <= last) ? weight : Floats{};
       total = total + weight;
       if (value_scales) weight = weight * load(value_scales + k);
       store(row + k, weight);
@@ -99,8 +105,8 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const float* queri
     result.total[r] = sum(total);
   }
   for (int64_t p = 0; p < keys.dim_panels(); ++p)
-    product<F>(result.mixed + p * rows * kPanel, weights, rows, kChunk,
-               keys.value(p, first, size), live);
+    product<F>(result.mixed + p * rows * kPanel, weights + begin, rows, kChunk,
+               keys.value(p, first + begin, size), end - begin);
 }
 
 inline int64_t work_floats(int64_t rows) { return rows * 2 * kChunk; }
@@ -109,15 +115,17 @@ inline int64_t work_floats(int64_t rows) { return rows * 2 * kChunk; }
 inline void merge(Running all, Running next, int64_t rows, int64_t panels) {
   for (int64_t r = 0; r < rows; ++r) {
     if (next.total[r] == 0.0f) continue;  // the row sees nothing of it
+    const bool begins = all.total[r] == 0.0f;  // nor saw it anything before
     const float most = larger_of(all.most[r], next.most[r]);
     const float before = exponential(splat(all.most[r] - most))[0];
     const float added = exponential(splat(next.most[r] - most))[0];
     all.most[r] = most;
-    all.total[r] = all.total[r] * before + next.total[r] * added;
+    all.total[r] = begins ? next.total[r] : all.total[r] * before + next.total[r] * added;
     for (int64_t p = 0; p < panels; ++p)
       for (int64_t c = 0; c < kPanel; c += kLanes) {
         float* to = all.mixed + (p * rows + r) * kPanel + c;
-        store(to, load(to) * before + load(next.mixed + (p * rows + r) * kPanel + c) * added);
+        const Floats mixed = load(next.mixed + (p * rows + r) * kPanel + c);
+        store(to, begins ? mixed : load(to) * before + mixed * added);
       }
   }
 }
@@ -132,6 +140,7 @@ inline Running running(float* memory, int64_t rows) {
 
 struct Attention {
   const AttentionLayer& layer;
+  int64_t window;  // keys that a token sees; 0: all
   const Step& step;
   const Cache& cache;
   const float* fused;  // [count][stride]: queries, keys, values
@@ -144,10 +153,15 @@ struct Attention {
 
   // Some tokens' rows for one key/value head.
   struct Queries {
-    float* x;           // [rows][head_dim], scaled
-    int32_t* position;  // [rows]
-    float* slope;       // [rows]
+    float* x;      // [rows][head_dim], scaled
+    Seen* seen;    // [rows]
+    float* slope;  // [rows]
   };
+
+  // The first position that a token at another sees.
+  int64_t first_seen(int64_t position) const {
+    return window ? larger_of<int64_t>(0, position - window + 1) : 0;
+  }
 
   void gather(int64_t token, int64_t tokens, int64_t head, Queries to) const {
     const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(layer.head_dim));
@@ -156,7 +170,8 @@ struct Attention {
         const int64_t row = t * group() + g, which = head * group() + g;
         const float* from = fused + (token + t) * stride + which * layer.head_dim;
         for (int64_t d = 0; d < layer.head_dim; ++d) to.x[row * layer.head_dim + d] = from[d] * scale;
-        to.position[row] = step.position[token + t];
+        const int32_t position = step.position[token + t];
+        to.seen[row] = {static_cast<int32_t>(first_seen(position)), position};
         if (layer.slopes) to.slope[row] = layer.at<float>(layer.slopes)[which];
       }
   }
@@ -174,7 +189,8 @@ struct Attention {
 
   struct Item {
     int32_t token, tokens, head;
-    int32_t chunk, chunks;  // the chunk, of so many; -1: all, in turn
+    int32_t chunk;          // -1: all, in turn
+    int32_t first, chunks;  // of the tokens: so many, from the first on
   };
 
   Keys keys_of(const Item& item) const {
@@ -191,13 +207,14 @@ struct Attention {
              step.slot[token + tokens] == step.slot[token] &&
              step.position[token + tokens] == step.position[token] + tokens)
         ++tokens;
-      const int64_t chunks = (step.position[token + tokens - 1] + kChunk) / kChunk;
+      const int64_t first = first_seen(step.position[token]) / kChunk;
+      const int64_t chunks = step.position[token + tokens - 1] / kChunk + 1 - first;
       for (int64_t head = 0; head < layer.kv_heads; ++head)
-        for (int64_t chunk = 0; chunk < (tokens == 1 ? chunks : 1); ++chunk)
+        for (int64_t index = 0; index < (tokens == 1 ? chunks : 1); ++index)
           items[count++] = {static_cast<int32_t>(token), static_cast<int32_t>(tokens),
                             static_cast<int32_t>(head),
-                            static_cast<int32_t>(tokens == 1 ? chunk : -1),
-                            static_cast<int32_t>(chunks)};
+                            static_cast<int32_t>(tokens == 1 ? first + index : -1),
+                            static_cast<int32_t>(first), static_cast<int32_t>(chunks)};
       token += tokens;
     }
     return count;
@@ -208,7 +225,7 @@ struct Attention {
     const int64_t count = plan(items);
     const int64_t rows = larger_of(kQueries, group()), dim = layer.head_dim;
     const int64_t one = running_floats(group(), dim), many = running_floats(rows, dim);
-    const int64_t local = rows * (dim + 2) + work_floats(rows) + 2 * many + 64;
+    const int64_t local = rows * (dim + 3) + work_floats(rows) + 2 * many + 64;
     float* memory = scratch<float>(kPartial, count * one + threads() * local);
     float* locals = memory + count * one;
     // Chunks of a head lie one behind the other: a thread takes some in a row. Prompts' items are
@@ -219,15 +236,15 @@ struct Attention {
     parallel_for_some(count, each, [&](int64_t index, int thread) {
       const Item& item = items[index];
       float* x = locals + thread * local;
-      float* slope = x + rows * (dim + 1);
-      const Queries queries{x, reinterpret_cast<int32_t*>(x + rows * dim), slope};
+      float* slope = x + rows * (dim + 2);
+      const Queries queries{x, reinterpret_cast<Seen*>(x + rows * dim), slope};
       float* work = slope + rows;
       float* sums = work + work_floats(rows);
       const int64_t used = item.tokens * group();
       gather(item.token, item.tokens, item.head, queries);
       const auto attend = [&](int64_t chunk, Running to) {
         with_numbers(cache.type, [&](auto numbers) {
-          attend_chunk<decltype(numbers)>(keys_of(item), x, used, queries.position,
+          attend_chunk<decltype(numbers)>(keys_of(item), x, used, queries.seen,
                                           layer.slopes ? slope : nullptr, chunk * kChunk, work, to);
         });
       };
@@ -238,9 +255,9 @@ struct Attention {
         return;
       }
       const Running all = running(sums, used), next = running(sums + many, used);
-      attend(0, all);
+      attend(item.first, all);
       for (int64_t chunk = 1; chunk < item.chunks; ++chunk) {
-        attend(chunk, next);
+        attend(item.first + chunk, next);
         merge(all, next, used, panels());
       }
       finish(item.token, item.tokens, item.head, all);

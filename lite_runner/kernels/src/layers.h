@@ -1,6 +1,7 @@
-// What a packed layer is, and what an operator is given. A packed layer is one block of bytes:
-// int64 words that say where its parts are (as offsets from its own start, 0: not there), then
-// the parts. lite_runner/kernels/packing.py writes them; the orders of fields are the same there.
+// What a packed layer is, and what an operator is given. A packed layer is one block of bytes: a
+// struct that says where its parts are (as offsets from its own start, 0: not there), then the
+// parts. lite_runner/kernels/packing.py writes them. Files of users hold such blocks, so a struct
+// stays as it is: what is to have more fields gets a kind of its own.
 #pragma once
 #include <cstdint>
 
@@ -89,7 +90,9 @@ struct EmbeddingLayer : Layer {
   AdapterParts adapters;  // A is [vocab, rank]
 };
 
-enum class Kind : int64_t { kAttention = 1, kFeedForward = 2 };
+enum class Kind : int64_t { kAttention = 1, kFeedForward = 2, kExtendedAttention = 3 };
+
+struct ExtendedAttentionLayer;
 
 struct AttentionLayer : Layer {
   Kind kind;
@@ -100,6 +103,17 @@ struct AttentionLayer : Layer {
   int64_t projection;        // Matrix [hidden, heads * head_dim]
   Norm norm;
   AdapterParts adapters;
+
+  // What a plain one has not; nullptr: it is one.
+  const ExtendedAttentionLayer* extended() const {
+    return kind == Kind::kExtendedAttention ? at<ExtendedAttentionLayer>(0) : nullptr;
+  }
+};
+
+struct ExtendedAttentionLayer {
+  AttentionLayer plain;
+  int64_t window;             // keys that a token sees, its own the last of them; 0: all
+  Norm query_norm, key_norm;  // of each head, before it is rotated; gamma 0: none
 };
 
 struct FeedForwardLayer : Layer {

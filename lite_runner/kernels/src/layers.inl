@@ -125,6 +125,14 @@ inline void embedding(const EmbeddingLayer& layer, const Step& step, Adapters ad
   });
 }
 
+// Each of some heads [heads][head_dim] by itself, where there is such a norm.
+inline void normalize_heads(const AttentionLayer& layer, const Norm& norm, float* x,
+                            int64_t heads) {
+  const int64_t dim = layer.head_dim;
+  for (int64_t head = 0; norm.gamma && head < heads; ++head)
+    normalize(layer, norm, x + head * dim, dim, x + head * dim, dim);
+}
+
 inline void attention(const AttentionLayer& layer, const Step& step, Adapters adapters,
                       const float* x, const float* rope, Cache cache, float* out) {
   const int64_t count = step.count, dim = layer.head_dim;
@@ -140,9 +148,14 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
     low.add_panel(outs, panel, sums);
     spread(sums, count, panel, stride, fused, stride);
   });
+  const ExtendedAttentionLayer* extended = layer.extended();
   over_rows(count, [&](int64_t row) {
     float* query = fused + row * stride;
     float *key = query + queries, *value = key + keys;
+    if (extended) {
+      normalize_heads(layer, extended->query_norm, query, layer.heads);
+      normalize_heads(layer, extended->key_norm, key, layer.kv_heads);
+    }
     if (layer.rotary)
       for (int64_t head = 0; head < layer.heads + layer.kv_heads; ++head)
         rotate(query + head * dim, rope + step.rope[row] * dim, dim);
@@ -152,7 +165,8 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   });
   float* mixed = scratch<float>(kMixed, count * outward.depth());
   clear_behind(mixed, count, queries, outward.depth());
-  Attention{layer, step, cache, fused, stride, mixed, outward.depth()}.run();
+  const int64_t window = extended ? extended->window : 0;
+  Attention{layer, window, step, cache, fused, stride, mixed, outward.depth()}.run();
   const Rows mixed_rows = prepared(outward, mixed, count, outward.depth());
   Lowered back(layer.adapters, adapters, 3, 1, mixed_rows, queries);
   linear<1>(outward, mixed_rows, back, [&](int64_t panel, float* sums) {

@@ -172,7 +172,8 @@ int Layers(int count, void** p, int* ranks, int64_t** shapes, const char** types
   float* out = static_cast<float*>(p[count - 1]);
   for (Inputs in{p, shapes, types, 4}; in.next < count - 1; x = out) {
     const void* block = in.take();
-    if (as<AttentionLayer>(block).kind == Kind::kAttention) {
+    const Kind kind = as<Kind>(block);
+    if (kind == Kind::kAttention || kind == Kind::kExtendedAttention) {
       const AttentionLayer& layer = as<AttentionLayer>(block);
       const char* type = types[in.next];
       const int values = in.next + 1;
@@ -186,9 +187,11 @@ int Layers(int count, void** p, int* ranks, int64_t** shapes, const char** types
                         static_cast<float*>(p[values + 2])};
       in.next += 4;
       kernels->attention(layer, step, in.adapters(layer.adapters, p[3]), x, rope, cache, out);
-    } else {
+    } else if (kind == Kind::kFeedForward) {
       const FeedForwardLayer& layer = as<FeedForwardLayer>(block);
       kernels->feed_forward(layer, step, in.adapters(layer.adapters, p[3]), x, out);
+    } else {
+      return 1;
     }
   }
   return 0;
