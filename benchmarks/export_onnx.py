@@ -20,13 +20,13 @@ from mindspore import Tensor, ops
 from numpy.typing import NDArray
 
 from lite_runner import model_files
+from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Row
 from lite_runner.backends.online import OnlineBackend, OnlineOptions
 from lite_runner.backends.resizable import decode_span
 from lite_runner.backends.step_inputs import Positions, gather_rows, score_bias
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
-from lite_runner.config.model import ModelConfig
 from lite_runner.export.resizable_inputs import Shape, inputs_of
 from lite_runner.export.resizable_network import ResizableNetwork
 from lite_runner.model_files import ModelFiles
@@ -45,7 +45,7 @@ def network_of(files: ModelFiles) -> ResizableNetwork:
     return network
 
 
-def constants(model: ModelConfig, shape: Shape, start: int) -> dict[str, NDArray[Any]]:
+def constants(model: Decoder, shape: Shape, start: int) -> dict[str, NDArray[Any]]:
     """The inputs of rows whose first new token stands at `start`, but for tokens and cache.
 
     cos and sin are given for every position: [positions, 1, heads, D], to be taken from.

@@ -20,7 +20,8 @@ from typing import Any
 
 from measure import peak_rss_mib
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.flat import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
 from lite_runner.weights.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.layouts import expected_tensors
@@ -32,7 +33,7 @@ from lite_runner.weights.strategy import strategy_of, write_strategy
 STEPS = [(1, 2), (2, 4), (4, 1)]  # tensor parallel degrees, from and to
 
 
-def model_of(layers: int) -> ModelConfig:
+def model_of(layers: int) -> Decoder:
     """A llama of 58 MB a layer, and 131 MB besides."""
     return ModelConfig(
         family="llama",
@@ -49,7 +50,7 @@ def model_of(layers: int) -> ModelConfig:
     )
 
 
-def once(side: str, model: ModelConfig, source: Path, target: Path, ranks: Ranks) -> float:
+def once(side: str, model: Decoder, source: Path, target: Path, ranks: Ranks) -> float:
     """Transform; gives the seconds without the imports."""
     if side == "ours":
         started = time.perf_counter()

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lite_runner import model_files
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.model import ModelConfig
 from lite_runner.config.plan import BYTES_OF
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import DType, RunConfig
@@ -40,7 +40,7 @@ class AdapterJob:
 
 
 def open_wanted(
-    config: RunConfig, model: ModelConfig, names: Sequence[str | None]
+    config: RunConfig, model: Decoder, names: Sequence[str | None]
 ) -> AdapterJob | None:
     """The adapters that prompts want by name (None: the base model); None where the run has none.
 
@@ -79,9 +79,7 @@ def check_adapters(adapters: Sequence[Adapter], files: ModelFiles) -> None:
             check_copies(adapter, base)
 
 
-def pieces_of(
-    job: AdapterJob, config: RunConfig, model: ModelConfig, ranks: Ranks
-) -> list[Adapter]:
+def pieces_of(job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks) -> list[Adapter]:
     """What this rank holds of each adapter: read already cut, cut now, or, with auto_trans_ckpt,
     cut once for this and later runs."""
     vocab_parallel = config.vocab_parallel
@@ -95,7 +93,7 @@ def pieces_of(
 
 
 def pool_bytes(
-    job: AdapterJob, config: RunConfig, model: ModelConfig, ranks: Ranks, places: int, dtype: DType
+    job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks, places: int, dtype: DType
 ) -> int:
     """Bytes of the pool of `places` in each of `ranks`, every adapter filled up to the largest r.
 
@@ -108,7 +106,7 @@ def pool_bytes(
     return places * largest * sum(widths.values()) * BYTES_OF[dtype]
 
 
-def _cut_now(job: AdapterJob, config: RunConfig, model: ModelConfig, ranks: Ranks) -> list[Adapter]:
+def _cut_now(job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks) -> list[Adapter]:
     """What `ranks` holds of adapters that are whole; nothing is read."""
     return [
         adapter_pieces(adapter, model, ranks, vocab_parallel=config.vocab_parallel)

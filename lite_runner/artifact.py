@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Literal
 
 from lite_runner import environment, footprint, progress
+from lite_runner.architectures import own_network
 from lite_runner.backends.exported import Device, EngineOptions, check_reads
 from lite_runner.backends.ge_options import ge_to_write
 from lite_runner.config.ge import FILE_NAME, render
-from lite_runner.config.model import REGISTERED
 from lite_runner.config.model_dir import yamls_in
 from lite_runner.config.model_yaml import is_ours, model_yaml
 from lite_runner.config.plan import BYTES_OF, Memory, check_memory, memory_need
@@ -262,7 +262,7 @@ def _write_settings(folder: Path, config: RunConfig, manifest: Manifest, place: 
     """The yaml and config.ini that MindFormers' tools want beside graphs; the user may change
     them, so the manifest does not count them among its files. A yaml of the user's is the one."""
     # Of a registered family the yaml has no words.
-    if manifest.model.family not in REGISTERED and not place.has_own_yaml():
+    if own_network(manifest.model) is None and not place.has_own_yaml():
         text = model_yaml(manifest.model, config, manifest.seq_length, manifest.model_type.lower())
         (folder / f"{config.model_name}.yaml").write_text(text, encoding="utf-8")
     ge = ge_to_write(config, manifest.target)

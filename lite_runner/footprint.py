@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.sizes import SMALLEST_CACHE, cache_length, chunk_length, step_capacity
-from lite_runner.config.model import ModelConfig
 from lite_runner.config.plan import (
     BYTES_OF,
     Lever,
@@ -22,7 +22,7 @@ from lite_runner.config.plan import (
     parameter_count,
     weight_bytes,
 )
-from lite_runner.config.ranks import Ranks, local_model
+from lite_runner.config.ranks import Ranks
 from lite_runner.config.scaling import rank_parameters
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import RunnerError
@@ -65,7 +65,7 @@ def of_run(
     """Of one process that generates, or scores, online on a CPU: each of `ranks` with `slots` rows
     of `length` tokens. `own`: by this project's operators. `logits`: rows of them that a step
     gives."""
-    local = local_model(files.model, ranks.tensor)
+    local = files.model.shard(ranks.tensor)
     tensors = _tensors(config, files, ranks)
     quantized = files.quantization.quant != "none"
     taken = {
@@ -106,7 +106,7 @@ def on_device(
 ) -> Memory:
     """What one of `ranks` has on its device: weights, as MindSpore's operators take them there, a
     cache of `slots` rows of `length` tokens, and adapters."""
-    local = local_model(files.model, ranks.tensor)
+    local = files.model.shard(ranks.tensor)
     dtype = config.compute_dtype(device)
     if integers_serve(config, files, device, ranks):
         weights = weight_bytes(files.model, dtype, files.quantization)
@@ -257,7 +257,7 @@ def _layer_of(name: str) -> str:
     return found[1] if found else name
 
 
-def _own_steps(model: ModelConfig, slots: int, positions: int, length: int) -> int:
+def _own_steps(model: Decoder, slots: int, positions: int, length: int) -> int:
     """What our operators keep between steps: hidden states of the step's capacity, of the tokens
     that it has the inputs and outputs of a layer, and parts of attention."""
     tokens = min(step_capacity(slots), slots * length)
@@ -265,9 +265,7 @@ def _own_steps(model: ModelConfig, slots: int, positions: int, length: int) -> i
     return 4 * (3 * step_capacity(slots) * model.hidden_size + tokens * wide)
 
 
-def _stock_steps(
-    model: ModelConfig, slots: int, positions: int, length: int, use_past: bool
-) -> int:
+def _stock_steps(model: Decoder, slots: int, positions: int, length: int, use_past: bool) -> int:
     """What MindSpore's operators work in: scores of a chunk, their bias, and a layer's outputs."""
     tokens = min(length, chunk_length(model.num_heads, positions)) if use_past else length
     keys = positions if use_past else length

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lite_runner import progress
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.groups import own_source
-from lite_runner.config.model import ModelConfig
 from lite_runner.config.plan import readable
 from lite_runner.config.quantization import Quantization
 from lite_runner.config.quantization_checks import unavailable
@@ -63,12 +63,12 @@ class ModelFiles:
 
     source: str  # as the config names it; "random" for weights made from the seed
     path: Path | None  # None: random
-    model: ModelConfig
+    model: Decoder
     seed: int
     given: GivenModel | None = None  # an exported model, which needs no checkpoint
     strategy: Path | None = None  # how a sharded checkpoint is cut
     auto_trans: bool = False  # whether one that is cut otherwise than wanted is cut anew
-    base: ModelConfig | None = None  # with an adapter: the model that it is merged into
+    base: Decoder | None = None  # with an adapter: the model that it is merged into
     adapter: Adapter | None = None
     quantization: Quantization = Quantization()  # noqa: RUF009  (frozen)
     held: Mapping[str, LazyTensor] | None = None  # this rank's tensors, in memory; None: on disk
@@ -262,7 +262,7 @@ def planned(config: RunConfig) -> ModelFiles:
     return ModelFiles(source, None, model, config.checkpoint_seed, quantization=config.quantization)
 
 
-def _model_told(config: RunConfig) -> ModelConfig | None:
+def _model_told(config: RunConfig) -> Decoder | None:
     """The model that the config means, itself or by pretrained_model_dir; None: the checkpoint's.
 
     Raises ArtifactError where that folder is none of a model.
@@ -320,7 +320,7 @@ def with_adapter(files: ModelFiles, config: RunConfig) -> ModelFiles:
 
 
 def adapters_of(
-    config: RunConfig, model: ModelConfig, names: Sequence[str] | None = None
+    config: RunConfig, model: Decoder, names: Sequence[str] | None = None
 ) -> dict[str, Adapter]:
     """The adapters of adapter_path that have these `names`; without any those that adapter_id
     names, all where it names none.
@@ -465,12 +465,12 @@ def _is_gguf(path: Path) -> bool:
     return not rank_folders(path) and weights_file(path).suffix == ".gguf"
 
 
-def end_tokens(model: ModelConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
+def end_tokens(model: Decoder, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Ids of the tokens that end a text: those that the model names, and the tokenizer's own."""
     return tuple(dict.fromkeys((*model.eos_token_id, *tokenizer.eos_token_ids)))
 
 
-def _check_same_model(wanted: ModelConfig, own: ModelConfig, path: Path) -> None:
+def _check_same_model(wanted: Decoder, own: Decoder, path: Path) -> None:
     differing = _differing(wanted, own, "the checkpoint", FREE_FIELDS)
     if differing:
         raise ArtifactError(
@@ -479,11 +479,11 @@ def _check_same_model(wanted: ModelConfig, own: ModelConfig, path: Path) -> None
         )
 
 
-def _differing(wanted: ModelConfig, own: ModelConfig, owner: str, free: Set[str]) -> str:
+def _differing(wanted: Decoder, own: Decoder, owner: str, free: Set[str]) -> str:
     """What two models have not in common, "" where they are one."""
+    asked, found = wanted.sizes(), own.sizes()
     return "; ".join(
-        f"{field.name}: the config says {getattr(wanted, field.name)}, {owner} "
-        f"{getattr(own, field.name)}"
-        for field in dataclasses.fields(ModelConfig)
-        if field.name not in free and getattr(wanted, field.name) != getattr(own, field.name)
+        f"{name}: the config says {asked[name]}, {owner} {found[name]}"
+        for name in asked
+        if name not in free and asked[name] != found[name]
     )

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Literal, cast
 
 from lite_runner import environment, progress
+from lite_runner.architectures import network_code, own_network
+from lite_runner.architectures.spec import Decoder
 from lite_runner.artifact import Place, Wanted, export_artifact, said_by_first
 from lite_runner.backends.base import Backend
 from lite_runner.backends.dynamic import cannot_copy
@@ -27,7 +29,6 @@ from lite_runner.config.cluster import ranks_of
 from lite_runner.config.engines import ENGINES
 from lite_runner.config.ge import GeConfig, ge_config, serves
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.model import REGISTERED
 from lite_runner.config.offline_checks import more_than_greedy
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
@@ -166,13 +167,12 @@ def wanted(config: RunConfig, files: ModelFiles, slots: int, length: int) -> Wan
     """
     if files.quantization.quant != "none":
         return _wanted_of_operators(config, files, slots, length)
-    family = files.model.family
     key = encryption_key(config.infer.enc_key)
     device = cast(
         Device, environment.resolve_device(config.context.device_target, planned=config.dry_run)
     )
     target = device if config.export.target == "auto" else config.export.target
-    layout = _layout(config, family, target)
+    layout = _layout(config, files.model, target)
     model_type = config.infer.model_type
     if model_type is None:
         # A .ms loads in a fraction of a MindIR's time; who exports wants what others can read.
@@ -221,7 +221,7 @@ def _wanted_of_operators(config: RunConfig, files: ModelFiles, slots: int, lengt
     faults = []
     if dtype != "float32":
         faults.append(f"an export of quant={held} computes in float32; got {dtype}")
-    if files.model.family in REGISTERED:
+    if own_network(files.model):
         faults.append(f"quant={held} is not available in an export of {files.model.family}")
     if ranks_of(config).tensor > 1:
         faults.append(f"an export of quant={held} is of one rank: model_parallel=1")
@@ -256,7 +256,7 @@ def _check_length(length: int, asked: int | None) -> None:
         )
 
 
-def _layout(config: RunConfig, family: str, target: Device) -> Layout:
+def _layout(config: RunConfig, model: Decoder, target: Device) -> Layout:
     if config.export.layout != "auto":
         return config.export.layout
     if (
@@ -269,7 +269,7 @@ def _layout(config: RunConfig, family: str, target: Device) -> Layout:
     if config.engine == "graph-cell" or config.infer.enc_key:
         return "dynamic"
     named = config.engine != "auto" or config.infer.model_type == "mindir_lite"
-    if family in REGISTERED and not named:
+    if own_network(model) and not named:
         return "dynamic"
     faults = [absent(engine, "resizable", target) for engine in ENGINES["resizable"]]
     if named or None in faults:
@@ -298,7 +298,7 @@ def folder_in_cache(files: ModelFiles, config: RunConfig, want: Wanted) -> Path:
     described = {
         "model": asdict(files.model),
         "origin": origin,
-        "network": REGISTERED.get(files.model.family),
+        "network": network_code(files.model),
         "seed": files.seed if files.path is None else None,
         "adapter": digest(files.adapter) if files.adapter else None,
         "form": form,

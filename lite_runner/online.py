@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from lite_runner import environment, kernels, memory, progress
+from lite_runner.architectures import own_network
 from lite_runner.backends.base import Backend
-from lite_runner.config.model import REGISTERED
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError, EnvironmentFault
@@ -44,7 +44,7 @@ def _without_kernels(
         return _Fallback(f"they {fault.why}", fault.remedy)
     if not config.use_past:
         return _Fallback("use_past=false", "model.model_config.use_past=true")
-    if files.model.family in REGISTERED:
+    if own_network(files.model):
         return _Fallback(
             f"{files.model.family} is registered", "a model of the llama, bloom or gpt2 family"
         )
@@ -69,7 +69,7 @@ def integers_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ran
         ranks.tensor == 1  # cut weights are floats
         and files.quantization.quant != "none"
         and config.compute_dtype(device) != "float32"
-        and files.model.family not in REGISTERED
+        and own_network(files.model) is None
         and (there or environment.has_fused_operators(device))
     )
 
@@ -92,7 +92,7 @@ def check_supported(config: RunConfig, files: ModelFiles, device: str, ranks: Ra
             " integers; Atlas A2 and A3 have",
             "quant=none, or on this machine's processor with context.device_target=CPU",
         )
-    wide = model.head_dim > LARGEST_HEAD and model.family not in REGISTERED
+    wide = model.head_dim > LARGEST_HEAD and own_network(model) is None
     if wide and config.compute_dtype(device) != "float32" and fused(device):
         raise ConfigError(
             f"model.model_config.head_dim: got {model.head_dim}, but attention on Ascend takes at"

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from lite_runner import footprint, model_files, progress
 from lite_runner.adapters import AdapterJob, check_values, open_wanted, pieces_of, pool_bytes
+from lite_runner.architectures import own_network
+from lite_runner.architectures.spec import Decoder
 from lite_runner.backends import ascend_context
 from lite_runner.backends.base import Backend, Growing
 from lite_runner.backends.likelihood import rows_at_once
@@ -15,7 +17,6 @@ from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.checks import fits_model
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.generation import GenerationConfig, OwnOptions, of_each
-from lite_runner.config.model import REGISTERED, ModelConfig
 from lite_runner.config.plan import Lever, Memory, check_memory
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.request import Request
@@ -160,9 +161,7 @@ def places_for(config: RunConfig, job: Job) -> int:
     return min(config.max_loaded_adapters or max(1, together), len(job.adapters.adapters))
 
 
-def adapter_bytes(
-    config: RunConfig, model: ModelConfig, job: Job, device: str, ranks: Ranks
-) -> int:
+def adapter_bytes(config: RunConfig, model: Decoder, job: Job, device: str, ranks: Ranks) -> int:
     """What the adapters of this rank's job take on its device."""
     if job.adapters is None:
         return 0
@@ -288,7 +287,7 @@ def grown(backend: Backend, config: RunConfig, files: ModelFiles, device: str, j
 
     Raises EnvironmentFault where the larger cache does not fit.
     """
-    if not isinstance(backend, Growing) or files.model.family in REGISTERED:
+    if not isinstance(backend, Growing) or own_network(files.model):
         return False
     pool = pool_of(backend, job)
     if pool is not None and pool.places < places_for(config, job):

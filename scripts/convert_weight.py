@@ -32,7 +32,8 @@ if __name__ == "__main__":
 
 from lite_runner import progress, str2bool
 from lite_runner.app import guarded
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.flat import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.weights.checkpoint import PICKLES, model_config_of, tensors_at
 from lite_runner.weights.tensor import DType, LazyTensor
@@ -93,7 +94,7 @@ def target_of(flags: argparse.Namespace) -> Path:
     return path.with_name(f"{path.name}.ckpt")
 
 
-def model_of(path: Path, flags: argparse.Namespace) -> ModelConfig:
+def model_of(path: Path, flags: argparse.Namespace) -> Decoder:
     """The model's sizes, as its files say. Raises ArtifactError, ConfigError for other flags."""
     model = model_config_of(path) or _measured(path, tensors_at(path), flags.n_head)
     asked = {
@@ -108,7 +109,7 @@ def model_of(path: Path, flags: argparse.Namespace) -> ModelConfig:
     return model
 
 
-def _measured(path: Path, tensors: Mapping[str, LazyTensor], heads: int | None) -> ModelConfig:
+def _measured(path: Path, tensors: Mapping[str, LazyTensor], heads: int | None) -> Decoder:
     """The sizes of a bloom or gpt2 that has no config.json: the shapes tell all but the heads."""
     shapes = {name.removeprefix("transformer."): one.shape for name, one in tensors.items()}
     bloom = "word_embeddings.weight" in shapes

@@ -30,12 +30,14 @@ def cases() -> list[str]:
 
 def tensors() -> dict[str, list[list[Any]]]:
     """Of each tiny model every tensor: name, shape, names elsewhere, layout, part, heads."""
-    from dataclasses import astuple
+    from lite_runner.architectures import parameters
 
-    from lite_runner.weights.layouts import parameters
+    def frozen(one: Any) -> list[Any]:
+        names = ("name", "shape", "hugging_face", "gguf", "layout", "part", "rotary_heads")
+        return [getattr(one, name) for name in names]
 
     return {
-        case: json.loads(json.dumps([astuple(one) for one in parameters(_config(case))]))
+        case: json.loads(json.dumps([frozen(one) for one in parameters(description(case))]))
         for case in cases()
     }
 
@@ -82,7 +84,7 @@ def packed() -> dict[str, str]:
 
     found = {}
     for case in cases():
-        config = _config(case)
+        config = description(case)
         every = LoraSize(2, RANK, frozenset(site.weight for site in sites(config)))
         for quant in ("none", "a16w8", "a8w8", "a16w4"):
             columns = (
@@ -127,7 +129,7 @@ def _exports(case: str, folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]
     from lite_runner.export.static_pair import export_static_pair
     from lite_runner.weights.read_ahead import ReadAhead
 
-    config = _config(case)
+    config = description(case)
 
     def weights() -> ReadAhead:
         return ReadAhead(_tensors(case, "none"))
@@ -146,7 +148,8 @@ def _stable(name: str) -> str:
     return name.rpartition(":")[2]
 
 
-def _config(case: str) -> Any:
+def description(case: str) -> Any:
+    """The description of a tiny model."""
     from lite_runner.weights.checkpoint import model_config_of
 
     return model_config_of(REFERENCE / case)
@@ -157,7 +160,7 @@ def _tensors(case: str, quant: Any) -> Any:
     from lite_runner.weights.checkpoint import open_checkpoint
     from lite_runner.weights.quantization import with_quantization
 
-    config = _config(case)
+    config = description(case)
     tensors = open_checkpoint(REFERENCE / case, config)
     return with_quantization(tensors, config, Quantization.of(quant, None))
 

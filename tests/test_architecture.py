@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "events": {"errors"},
     "rank_table": {"errors"},
     "rank_table_file": {"errors", "rank_table", "small_file"},
+    "architectures": {"errors"},
     "config": {"errors", "hccl", "memory", "progress", "rank_table_file", "small_file"},
     "text": {"errors", "gguf_metadata"},
     "weights": {"config", "errors", "gguf_metadata", "progress"},
@@ -126,6 +127,9 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"app"},
     "mindformers": {"api", "app", "config", "environment", "errors", "own_python"},
 }
+# What a model is, all may know that stand on its description.
+for _part in list(ALLOWED)[list(ALLOWED).index("config") :]:
+    ALLOWED[_part].add("architectures")
 GENERATION_SEES = {
     "lite_runner.backends.base",
     "lite_runner.config.generation",

@@ -16,10 +16,10 @@ import yaml
 from numpy.typing import NDArray
 
 from lite_runner import AutoModel
+from lite_runner.architectures.flat import ModelConfig
 from lite_runner.backends.base import Backend, Row
 from lite_runner.backends.fused import FusedBackend, FusedOptions
 from lite_runner.backends.online import OnlineBackend, OnlineOptions
-from lite_runner.config.model import ModelConfig
 from lite_runner.weights.adapter import Adapter, open_adapters
 from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.ckpt_file import open_ckpt, write_ckpt

@@ -10,30 +10,34 @@ from pathlib import Path
 import pytest
 
 from lite_runner.app import main
-from lite_runner.config import hf, plan
-from lite_runner.config.model import REGISTERED
+from lite_runner.architectures import KNOWN
 from lite_runner.errors import ConfigError
 from lite_runner.export.pair_inputs import MAPPING
-from lite_runner.models.networks import NETWORKS
 from lite_runner.registering import register_from
 from lite_runner.text.tokenizer import byte_tokenizer
-from lite_runner.weights.layouts import TENSORS
 
 MODEL = """
 import dataclasses
 
 from lite_runner import register
-from lite_runner.config.hf import READERS
+from lite_runner.architectures import KNOWN
+from lite_runner.architectures.naming import parameters_of
 from lite_runner.models.networks import NETWORKS
-from lite_runner.weights.layouts import TENSORS
 
 import family_name
+
+LLAMA = KNOWN["llama"]
+
+
+def tensors(model):
+    return [one for one in parameters_of(model, LLAMA.names) if one.role != "head"]
+
 
 register(
     family_name.NAME,
     network=NETWORKS["llama"],
-    tensors=TENSORS["llama"],
-    config=lambda fields: dataclasses.replace(READERS["llama"](fields), family=family_name.NAME),
+    tensors=tensors,
+    config=lambda fields: dataclasses.replace(LLAMA.read(fields), architecture=family_name.NAME),
 )
 """
 
@@ -43,8 +47,8 @@ def as_before() -> Iterator[None]:
     """What a test imports and registers is gone behind it."""
     modules, path = set(sys.modules), list(sys.path)
     yield
-    for table in (NETWORKS, TENSORS, hf.READERS, plan.COUNTS, REGISTERED, MAPPING):
-        table.pop("mine", None)
+    KNOWN.pop("mine", None)
+    MAPPING.pop("mine", None)
     for name in set(sys.modules) - modules:
         if not name.startswith(("mindspore", "lite_runner", "numpy")):
             del sys.modules[name]

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import show
-from lite_runner.config.model import ModelConfig
 from lite_runner.errors import ConfigError
 
 
@@ -16,7 +16,7 @@ def as_arrays(values: Any) -> Any:
     return values.asnumpy() if hasattr(values, "asnumpy") else values
 
 
-def rows_of(input_ids: Any, model: ModelConfig, pad_token_id: int | None = None) -> list[list[int]]:
+def rows_of(input_ids: Any, model: Decoder, pad_token_id: int | None = None) -> list[list[int]]:
     """Rows of ids, one for a flat list, without padding at the end.
 
     `pad_token_id`: what they were padded with; None: the model's. Raises ConfigError for what is no

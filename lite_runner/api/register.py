@@ -1,27 +1,20 @@
-"""New architectures: a family of models, and the inputs of exported graphs, by a class each.
-
-The built-in ones stand in the same tables: models/networks.py, weights/layouts.py, config/hf.py,
-config/plan.py and export/pair_inputs.py.
-"""
+"""New architectures: a family of models, and the inputs of exported graphs, by a class each."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable
 
-from lite_runner.config.hf import READERS
-from lite_runner.config.hf_fields import Fields
-from lite_runner.config.model import REGISTERED, ModelConfig
-from lite_runner.config.plan import COUNTS
+from lite_runner.architectures import KNOWN, Architecture, OwnNetwork, Parameter
+from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ConfigError
 from lite_runner.export.pair_inputs import MAPPING, CommonInputsOfInfer, InputsOfInfer
 from lite_runner.export.static_pair import STEPS, Steps
-from lite_runner.models.networks import NETWORKS, Network
-from lite_runner.weights.layouts import TENSORS, Parameter
+from lite_runner.models.networks import Network
 
 _GRAPHS = {"prefill", "increment"}
 
@@ -30,13 +23,13 @@ def register(
     family: str,
     *,
     network: Network,
-    tensors: Callable[[ModelConfig], Iterable[Parameter]],
-    config: Callable[[Fields], ModelConfig],
+    tensors: Callable[[Decoder], Iterable[Parameter]],
+    config: Callable[[Fields], Decoder],
     inputs: type[InputsOfInfer] = CommonInputsOfInfer,
 ) -> None:
     """Add a family: from now on a folder whose config.json has this model_type is a model.
 
-    `network` is a Cell as models/gpt2.py has one: made of (ModelConfig, weights by name,
+    `network` is a Cell as models/gpt2.py has one: made of (Decoder, weights by name,
     BuildOptions), called with tokens [R, T], position and length [R] and slot [R] or None, to
     logits [R, vocab]; its `blocks` hold an Attention each, where beams find the cache. `tensors`
     tells the name and shape of every weight, but not of a head that is not tied, which is
@@ -46,14 +39,12 @@ def register(
     """
     if not re.fullmatch(r"\w[\w.-]*", family):
         raise ConfigError(f"register: got the name {family!r}, expected letters, digits and . _ -")
-    taken = {*NETWORKS, *READERS, *MAPPING} - REGISTERED.keys()
-    if family in taken:
+    known = KNOWN.get(family)
+    if (known is not None and known.own is None) or (known is None and family in MAPPING):
         raise ConfigError(f"register: {family} is there already", "choose another name")
-    style = _style(inputs)
-    REGISTERED[family] = _code_of(network)
-    NETWORKS[family], TENSORS[family], READERS[family] = network, tensors, config
-    COUNTS[family] = lambda model: _count(model, tensors)
+    style, own = _style(inputs), OwnNetwork(network, tensors, _code_of(network))
     MAPPING[family] = style
+    KNOWN[family] = Architecture(family, config, own=own)
 
 
 def register_inputs(name: str, inputs: type[InputsOfInfer], *, steps: Steps | None = None) -> None:
@@ -64,7 +55,9 @@ def register_inputs(name: str, inputs: type[InputsOfInfer], *, steps: Steps | No
     run. Raises ConfigError where the name, or the names of the inputs, mean another style.
     """
     style = _style(inputs)
-    if name in MAPPING and MAPPING[name].names != style.names:
+    known = KNOWN.get(name)
+    built_in = known is not None and known.own is None
+    if built_in or (name in MAPPING and MAPPING[name].names != style.names):
         raise ConfigError(f"register_inputs: {name} is there already", "choose another name")
     if steps is not None and steps.keys() != _GRAPHS:
         raise ConfigError(f"steps: got {sorted(steps)}, expected {sorted(_GRAPHS)}")
@@ -88,12 +81,6 @@ def _style(inputs: type[InputsOfInfer]) -> InputsOfInfer:
                 f"inputs={type(known).__name__}",
             )
     return inputs()
-
-
-def _count(model: ModelConfig, tensors: Callable[[ModelConfig], Iterable[Parameter]]) -> int:
-    """Parameters besides the embedding and the head."""
-    every = sum(math.prod(parameter.shape) for parameter in tensors(model))
-    return every - model.vocab_size * model.hidden_size
 
 
 def _code_of(network: Network) -> str:

@@ -17,6 +17,7 @@ from mindspore import Tensor
 from numpy.typing import NDArray
 
 from lite_runner import kernels, progress
+from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.adapter_pool import AdapterPool, pool_size
 from lite_runner.backends.base import Row
 from lite_runner.backends.device import set_device
@@ -26,7 +27,6 @@ from lite_runner.backends.memory import give_back, untie
 from lite_runner.backends.sizes import cache_length, step_capacity
 from lite_runner.backends.slots import copy_slots
 from lite_runner.backends.step_words import RowTokens, StepWords
-from lite_runner.config.model import ModelConfig
 from lite_runner.config.quantization import CacheType
 from lite_runner.models.fused import FusedNetwork, FusedSizes, FusedStep, cached_positions
 from lite_runner.models.fused_layers import FusedWeights
@@ -53,7 +53,7 @@ class FusedBackend:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: Decoder,
         weights: FusedWeights,
         options: FusedOptions,
         adapters: Sequence[Adapter] = (),

@@ -20,6 +20,8 @@ from mindspore import Tensor, nn
 from numpy.typing import NDArray
 
 from lite_runner import environment, progress
+from lite_runner.architectures import network_code
+from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.adapter_pool import AdapterPool, pool_size
 from lite_runner.backends.base import Row
 from lite_runner.backends.collectives import tensor_parallel
@@ -29,10 +31,9 @@ from lite_runner.backends.likelihood import log_likelihoods_of, rows_at_once
 from lite_runner.backends.memory import give_back, untie
 from lite_runner.backends.sizes import cache_length, chunk_length
 from lite_runner.backends.slots import copy_slots
-from lite_runner.config.model import REGISTERED, ModelConfig
-from lite_runner.config.ranks import Ranks, local_model
+from lite_runner.config.ranks import Ranks
 from lite_runner.models.layers import BuildOptions, CacheSize, Weights, resize
-from lite_runner.models.networks import NETWORKS, Decode, LoraDecode, LoraPrefill, Prefill, Score
+from lite_runner.models.networks import Decode, LoraDecode, LoraPrefill, Prefill, Score, network_of
 from lite_runner.models.quantized import LinearIntegers
 from lite_runner.signals import deferred
 from lite_runner.weights.adapter import Adapter
@@ -68,7 +69,7 @@ class OnlineBackend:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: Decoder,
         weights: Weights | QuantizedWeights,
         options: OnlineOptions,
         adapters: Sequence[Adapter] = (),
@@ -100,10 +101,10 @@ class OnlineBackend:
             fused,
             options.integer_input,
         )
-        local = local_model(config, options.ranks.tensor)
+        local = config.shard(options.ranks.tensor)
         if isinstance(weights, QuantizedWeights):
             weights = LinearIntegers(weights, config)
-        network = self._network = NETWORKS[config.family](local, weights, build)
+        network = self._network = network_of(local, weights, build)
         self.adapters = AdapterPool(network, adapters, pool) if pool else None
         self._config, self._pool, self._heads = config, pool, local.num_heads
         self._fused = fused
@@ -127,7 +128,7 @@ class OnlineBackend:
                 "weights": [
                     [one.name, list(one.shape), str(one.dtype)] for one in network.get_parameters()
                 ],
-                "network": REGISTERED.get(self._config.family),
+                "network": network_code(self._config),
             }
         )
         self._chunk = chunk_length(self._heads, self.max_length)

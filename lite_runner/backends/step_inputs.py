@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures import positions
+from lite_runner.architectures.spec import Decoder
 from lite_runner.export.resizable_inputs import Shape
-from lite_runner.models import rope
 
 MASKED = np.float32(-1.0e9)  # far below any score, yet finite
 
@@ -22,20 +22,18 @@ Places = NDArray[np.int64]
 class Positions:
     """A model's rotary angles and ALiBi slopes."""
 
-    def __init__(self, model: ModelConfig, length: int) -> None:
+    def __init__(self, model: Decoder, length: int) -> None:
         """`length`: positions that there are."""
         self.slopes: Array | None = None  # [K, G], bloom only
         self._cos = self._sin = np.empty((0, 0), np.float32)
-        if model.family == "bloom":
-            # Here, since it brings MindSpore with it, which takes most of a second.
-            from lite_runner.models.bloom import alibi_slopes
-
-            self.slopes = alibi_slopes(model.num_heads).reshape(model.n_kv_heads, -1)
-        if model.family != "llama":
+        if model.attention.alibi:
+            self.slopes = positions.alibi_slopes(model.num_heads).reshape(model.n_kv_heads, -1)
+        rotary = model.rotary
+        if rotary is None:
             return
-        self._frequencies, self._factor = rope.frequencies(model)
-        self._exponents = rope.dynamic_exponents(model.head_dim)
-        scaling = model.rope_scaling
+        self._frequencies, self._factor = positions.frequencies(rotary, model.head_dim)
+        self._exponents = positions.dynamic_exponents(model.head_dim)
+        scaling = rotary.scaling
         self._dynamic = scaling if scaling is not None and scaling.type == "dynamic" else None
         if self._dynamic is None:
             places = np.arange(length, dtype=np.float32)
@@ -54,7 +52,7 @@ class Positions:
         return _halves(angles.reshape(-1, angles.shape[-1]), 1.0)
 
 
-def gather_rows(model: ModelConfig, shape: Shape) -> dict[str, NDArray[np.int64]]:
+def gather_rows(model: Decoder, shape: Shape) -> dict[str, NDArray[np.int64]]:
     """The inputs that say where each row's tokens and heads stand; of the shape alone.
 
     Per token the fused projection holds H query, K key and K value heads, in that order.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.architectures import positions
+from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Row
-from lite_runner.config.model import ModelConfig
 from lite_runner.export.manifest import TensorSpec
-from lite_runner.models import rope
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class RowTokens:
 class StepWords:
     """Makes the inputs of steps: see Step in kernels/src/layers.h."""
 
-    def __init__(self, config: ModelConfig, length: int, capacity: int) -> None:
+    def __init__(self, config: Decoder, length: int, capacity: int) -> None:
         """`length`: positions of a slot; `capacity`: tokens of a step."""
         self._vocab, self._capacity = config.vocab_size, capacity
         self._angles = _Angles(config, length, capacity)
@@ -95,17 +95,18 @@ class StepWords:
 class _Angles:
     """Rotary angles: a table by position, or with dynamic scaling of each token in a step."""
 
-    def __init__(self, config: ModelConfig, length: int, capacity: int) -> None:
+    def __init__(self, config: Decoder, length: int, capacity: int) -> None:
         self.dynamic = False
         self.table = np.zeros((1, 1), np.float32)
-        if config.family != "llama":
+        rotary = config.rotary
+        if rotary is None:
             return
-        self._frequencies, factor = rope.frequencies(config)
-        scaling = config.rope_scaling
+        self._frequencies, factor = positions.frequencies(rotary, config.head_dim)
+        scaling = rotary.scaling
         if scaling is not None and scaling.type == "dynamic":
             self.dynamic = True
             self._original, self._factor = scaling.original_seq_length, scaling.factor
-            self._exponents = rope.dynamic_exponents(config.head_dim)
+            self._exponents = positions.dynamic_exponents(config.head_dim)
             self.table = np.zeros((capacity, config.head_dim), np.float32)
         else:
             places = np.arange(length, dtype=np.float32)

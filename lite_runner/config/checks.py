@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ascend import ascend_faults
 from lite_runner.config.cluster import cluster_faults
 from lite_runner.config.evaluation import evaluation_faults, window_faults
 from lite_runner.config.fields import Fault, fault, show
 from lite_runner.config.ge import ge_faults
 from lite_runner.config.lengths import context_faults, length_faults
-from lite_runner.config.model import ModelConfig
 from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.parallel import division_faults, parallel_faults
 from lite_runner.config.prompts import prompt_faults
@@ -92,7 +92,7 @@ def run_faults(config: RunConfig) -> Iterator[Fault]:
     yield from rank_table_faults(config)
 
 
-def fits_model(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
+def fits_model(config: RunConfig, model: Decoder) -> Iterator[Fault]:
     """What of a config does not fit the model; for model=auto when its checkpoint is known."""
     yield from division_faults(config, model)
     if config.run_mode == "eval":

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import Fault, fault, show
-from lite_runner.config.model import ModelConfig
 from lite_runner.config.prompts import MAX_PROMPT_BYTES, decoded, is_file
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
@@ -23,7 +23,7 @@ def text_file(config: RunConfig) -> Path:
     return Path(config.eval_data or "").expanduser()
 
 
-def window_of(config: RunConfig, model: ModelConfig) -> tuple[int, int]:
+def window_of(config: RunConfig, model: Decoder) -> tuple[int, int]:
     """Tokens in a window, and from one window's start to the next one's."""
     window = config.eval_window or min(model.seq_length, DEFAULT_WINDOW)
     return window, config.eval_stride or window
@@ -60,7 +60,7 @@ def evaluation_faults(config: RunConfig) -> Iterator[Fault]:
         )
 
 
-def window_faults(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
+def window_faults(config: RunConfig, model: Decoder) -> Iterator[Fault]:
     """Windows that do not fit the model, or each other."""
     window, stride = window_of(config, model)
     if window > model.seq_length:

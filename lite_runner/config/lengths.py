@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import Fault, fault
-from lite_runner.config.model import ModelConfig
 from lite_runner.config.schema import RunConfig
 
 _DEFAULTS = ("max_new_tokens", "max_decode_length")  # of model.model_config
 
 
-def context_faults(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
+def context_faults(config: RunConfig, model: Decoder) -> Iterator[Fault]:
     """Lengths that the options of the run ask for and the model's context does not hold."""
     new, together = config.max_new_tokens, config.max_length
     if new is not None and new >= model.seq_length:
@@ -49,7 +49,7 @@ def length_faults(config: RunConfig) -> Iterator[Fault]:
             return
 
 
-def _too_many_new(key: str, got: int, model: ModelConfig) -> Fault:
+def _too_many_new(key: str, got: int, model: Decoder) -> Fault:
     return fault(
         (key, "model"),
         f"{key}: got {got}, expected less than the model's context of {model.seq_length} tokens,"
@@ -57,7 +57,7 @@ def _too_many_new(key: str, got: int, model: ModelConfig) -> Fault:
     )
 
 
-def _too_many(key: str, got: int, model: ModelConfig) -> Fault:
+def _too_many(key: str, got: int, model: Decoder) -> Fault:
     return fault(
         (key, "model"),
         f"{key}: got {got}, expected at most the model's context of {model.seq_length} tokens",

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures import architecture_of
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.schema import RunConfig
 
 HEAD = "# Written by an export of lite-runner: the sizes of the model beside it.\n"
-_TYPES = {
-    "bloom": ("BloomLMHeadModel", "BloomConfig"),
-    "gpt2": ("GPT2LMHeadModel", "GPT2Config"),
-    "llama": ("LlamaForCausalLM", "LlamaConfig"),
-}
 
 
-def model_yaml(model: ModelConfig, config: RunConfig, seq_length: int, model_type: str) -> str:
+def model_yaml(model: Decoder, config: RunConfig, seq_length: int, model_type: str) -> str:
     """The text of the yaml; it reads as `--config`.
 
     `seq_length`: positions that the exported graphs have; `model_type`: mindir or mindir_lite.
     """
-    arch, kind = _TYPES[model.family]
+    theirs = architecture_of(model).mindformers
+    assert theirs is not None, "registered families have no yaml"
     settings = config.model.model_config
     sizes: dict[str, Any] = {
-        "type": kind,
+        "type": theirs.config,
         "seq_length": model.seq_length,
         "hidden_size": model.hidden_size,
         "num_layers": model.num_layers,
@@ -40,27 +36,12 @@ def model_yaml(model: ModelConfig, config: RunConfig, seq_length: int, model_typ
         "use_past": settings.use_past,
         "is_sample_acceleration": settings.is_sample_acceleration,
         "compute_dtype": settings.compute_dtype,
+        **theirs.settings(model),
     }
-    if model.family == "llama":
-        scaling = model.rope_scaling
-        sizes |= {
-            "n_kv_heads": model.n_kv_heads,
-            "head_dim": model.head_dim,
-            "intermediate_size": model.intermediate_size,
-            "rms_norm_eps": model.norm_eps,
-            "theta": model.theta,
-            "rope_scaling": None if scaling is None else dataclasses.asdict(scaling),
-            "qkv_has_bias": model.qkv_has_bias,
-        }
-    else:
-        sizes |= {
-            "expand_ratio": model.intermediate_size // model.hidden_size,
-            "layernorm_epsilon": model.norm_eps,
-        }
     plain = {
         "trainer": {"type": config.trainer.type, "model_name": config.model_name},
         "processor": {"tokenizer": {"type": config.processor.tokenizer.type}},
-        "model": {"arch": {"type": arch}, "model_config": sizes},
+        "model": {"arch": {"type": theirs.network}, "model_config": sizes},
         "infer": {"infer_seq_length": seq_length, "model_type": model_type},
     }
     return HEAD + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)

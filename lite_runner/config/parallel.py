@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lite_runner.architectures import own_network
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.fields import Fault
-from lite_runner.config.model import REGISTERED, ModelConfig
 from lite_runner.config.prompts import STANDARD_INPUT, prompt_count, prompt_file
 from lite_runner.config.schema import RunConfig
 
@@ -76,14 +77,14 @@ def _prompts(config: RunConfig) -> Iterator[Fault]:
         )
 
 
-def division_faults(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
+def division_faults(config: RunConfig, model: Decoder) -> Iterator[Fault]:
     """What of a model does not divide by model_parallel; the text names the degrees that do."""
     ranks, whole_vocabulary = ranks_of(config).tensor, not config.vocab_parallel
-    if ranks > 1 and model.family in REGISTERED:
+    if ranks > 1 and own_network(model):
         yield Fault(
             (*_KEYS, "model"),
             f"parallel_config.model_parallel: got {ranks}, expected 1: how the tensors of"
-            f" {model.family}, which is registered, are cut is not known",
+            f" {model.architecture}, which is registered, are cut is not known",
         )
         return
     wrong = not_divided(model, ranks, whole_vocabulary)
@@ -105,7 +106,7 @@ def division_faults(config: RunConfig, model: ModelConfig) -> Iterator[Fault]:
     )
 
 
-def not_divided(model: ModelConfig, ranks: int, whole_vocabulary: bool) -> list[str]:
+def not_divided(model: Decoder, ranks: int, whole_vocabulary: bool) -> list[str]:
     """The sizes of a model that `ranks` cannot share evenly."""
     wrong = [name for name in ("num_heads", "intermediate_size") if getattr(model, name) % ranks]
     # Key/value heads are fewer: several ranks may hold the same one.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lite_runner import memory
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures import parameters
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import CacheType, Quantization, Scheme
 from lite_runner.config.schema import DType, RunConfig
 from lite_runner.errors import EnvironmentFault
@@ -54,55 +56,17 @@ class Memory:
         return ", ".join(f"{name} {readable(size)}" for name, size in named.items() if size)
 
 
-def parameter_count(model: ModelConfig) -> int:
+def parameter_count(model: Decoder) -> int:
     """The exact number of parameters; a tied head is counted once."""
-    heads = 1 if model.tie_word_embeddings else 2
-    return heads * model.vocab_size * model.hidden_size + COUNTS[model.family](model)
+    return sum(math.prod(one.shape) for one in parameters(model))
 
 
-def _llama(model: ModelConfig) -> int:
-    hidden = model.hidden_size
-    bias = (model.num_heads + 2 * model.n_kv_heads) * model.head_dim if model.qkv_has_bias else 0
-    layer = _attention(model) + bias + 3 * hidden * model.intermediate_size + 2 * hidden
-    return model.num_layers * layer + hidden
-
-
-def _bloom(model: ModelConfig) -> int:
-    norms = 2 * 2 * model.hidden_size  # behind the embedding, and before the head
-    return model.num_layers * _classic_layer(model) + norms
-
-
-def _gpt2(model: ModelConfig) -> int:
-    positions = model.seq_length * model.hidden_size
-    return model.num_layers * _classic_layer(model) + positions + 2 * model.hidden_size
-
-
-def _attention(model: ModelConfig) -> int:
-    return 2 * model.hidden_size * (model.num_heads + model.n_kv_heads) * model.head_dim
-
-
-def _classic_layer(model: ModelConfig) -> int:
-    hidden, wide = model.hidden_size, model.intermediate_size
-    biases = (model.num_heads + 2 * model.n_kv_heads) * model.head_dim + hidden + wide + hidden
-    return _attention(model) + 2 * hidden * wide + biases + 4 * hidden
-
-
-# By family, all but the embedding and the head; lite_runner.register adds to it.
-COUNTS: dict[str, Callable[[ModelConfig], int]] = {
-    "llama": _llama,
-    "bloom": _bloom,
-    "gpt2": _gpt2,
-}
-
-
-def matrix_parameters(model: ModelConfig) -> int:
+def matrix_parameters(model: Decoder) -> int:
     """Parameters of the linear layers of all blocks."""
-    matrices = 3 if model.family == "llama" else 2  # of the feed-forward layer
-    wide = matrices * model.hidden_size * model.intermediate_size
-    return model.num_layers * (_attention(model) + wide)
+    return sum(math.prod(one.shape) for one in parameters(model) if one.layout != "plain")
 
 
-def weight_bytes(model: ModelConfig, dtype: DType, quantization: Quantization) -> int:
+def weight_bytes(model: Decoder, dtype: DType, quantization: Quantization) -> int:
     """Bytes of the weights, matrices as integers where quantized; scales of rows, and what stays
     float32 beside matrices of 16 bits, within 1 %."""
     linear, table = quantization.linear, quantization.table
@@ -121,7 +85,7 @@ def _as_rows(scheme: Scheme, count: int, columns: int) -> int:
 
 
 def cache_bytes(
-    model: ModelConfig, dtype: DType, slots: int, length: int, kv_cache: CacheType = "fp32"
+    model: Decoder, dtype: DType, slots: int, length: int, kv_cache: CacheType = "fp32"
 ) -> int:
     """Bytes of keys and values for `slots` sequences of `length` tokens, computed in `dtype`."""
     heads = 2 * model.num_layers * model.n_kv_heads
@@ -131,7 +95,7 @@ def cache_bytes(
 
 
 def memory_need(
-    model: ModelConfig,
+    model: Decoder,
     dtype: DType,
     slots: int,
     length: int,
@@ -189,7 +153,7 @@ def remedy(levers: Sequence[Lever]) -> str:
 
 def plan(
     config: RunConfig,
-    model: ModelConfig,
+    model: Decoder,
     need: Memory,
     *,
     device: str,
@@ -233,14 +197,15 @@ def memory_lines(need: Memory, levers: Callable[[], Sequence[Lever]] = list) -> 
     return {"memory": f"needs {readable(need.total)} ({need.parts()}), {free} is free: enough"}
 
 
-def about_model(config: RunConfig, model: ModelConfig, checkpoint: str) -> dict[str, str]:
+def about_model(config: RunConfig, model: Decoder, checkpoint: str) -> dict[str, str]:
     """What dry_run=true says of every run: the model, and where its weights are."""
     kv = "" if model.n_kv_heads == model.num_heads else f" ({model.n_kv_heads} key/value)"
     return {
         "run mode": config.run_mode,
         "model": config.model_name,
-        "architecture": f"{model.family}: {model.num_layers} layers, hidden {model.hidden_size},"
-        f" {model.num_heads} heads{kv}, vocabulary {model.vocab_size}, context {model.seq_length}",
+        "architecture": f"{model.architecture}: {model.num_layers} layers, hidden"
+        f" {model.hidden_size}, {model.num_heads} heads{kv}, vocabulary {model.vocab_size}, context"
+        f" {model.seq_length}",
         "parameters": f"{parameter_count(model):,}",
         "checkpoint": checkpoint,
     }

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-
-from lite_runner.config.model import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -27,13 +24,3 @@ class Ranks:
     @property
     def tensor_index(self) -> int:
         return self.rank % self.tensor
-
-
-def local_model(model: ModelConfig, tensor: int) -> ModelConfig:
-    """The sizes of one rank's part; hidden_size and vocab_size stay those of the whole."""
-    return dataclasses.replace(
-        model,
-        num_heads=model.num_heads // tensor,
-        n_kv_heads=max(1, model.n_kv_heads // tensor),
-        intermediate_size=model.intermediate_size // tensor,
-    )

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures import may_untie
+from lite_runner.architectures.spec import Decoder
 
 _TIES_AND_SERVES = (1, 3)
 _SLORA, _LORA = "lora_", "mindpet_delta_lora_"
@@ -35,9 +36,9 @@ class Release:
             )
         return cls((int(match[1]), int(match[2])))
 
-    def needs_head(self, model: ModelConfig) -> bool:
+    def needs_head(self, model: Decoder) -> bool:
         """Whether a head that is tied to the embedding must be in the file as well."""
-        tied = model.tie_word_embeddings and model.family == "llama"
+        tied = model.tie_word_embeddings and may_untie(model)
         return tied and (self.number is None or self.number < _TIES_AND_SERVES)
 
     @property

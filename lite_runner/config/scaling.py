@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lite_runner import memory
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.cluster import cluster_of
-from lite_runner.config.model import ModelConfig
 from lite_runner.config.parallel import not_divided
 from lite_runner.config.plan import (
     BYTES_OF,
@@ -23,7 +23,6 @@ from lite_runner.config.plan import (
     parameter_count,
     readable,
 )
-from lite_runner.config.ranks import local_model
 from lite_runner.config.schema import DType, RunConfig
 
 PROCESS_BYTES = 450 << 20  # of a process of msrun that has imported MindSpore, measured
@@ -51,10 +50,10 @@ def host_processes(ranks: int, *, master: bool) -> int:
     return ranks + 1 + (1 if master else 0)
 
 
-def rank_parameters(model: ModelConfig, tensor: int, *, vocab_parallel: bool = True) -> int:
+def rank_parameters(model: Decoder, tensor: int, *, vocab_parallel: bool = True) -> int:
     """Parameters that each of `tensor` ranks holds; key/value heads fewer than ranks are copied,
     and without `vocab_parallel` the embedding and the head."""
-    local = local_model(model, tensor)
+    local = model.shard(tensor)
     if not vocab_parallel:
         return parameter_count(local)
     embeddings = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
@@ -62,7 +61,7 @@ def rank_parameters(model: ModelConfig, tensor: int, *, vocab_parallel: bool = T
 
 
 def rank_memory(
-    model: ModelConfig,
+    model: Decoder,
     dtype: DType,
     tensor: int,
     slots: int,
@@ -72,7 +71,7 @@ def rank_memory(
     vocab_parallel: bool = True,
 ) -> Memory:
     """Bytes of one rank on its device, for a cache of `slots` sequences of `length` tokens."""
-    cache = cache_bytes(local_model(model, tensor), dtype, slots, length) if use_past else 0
+    cache = cache_bytes(model.shard(tensor), dtype, slots, length) if use_past else 0
     parameters = rank_parameters(model, tensor, vocab_parallel=vocab_parallel)
     return Memory(parameters * BYTES_OF[dtype], cache)
 
@@ -122,20 +121,20 @@ class Traffic:
         return (self.reduces + 1) * given.call_s + sent / given.link_rate
 
 
-def traffic(model: ModelConfig, dtype: DType, slots: int) -> Traffic:
+def traffic(model: Decoder, dtype: DType, slots: int) -> Traffic:
     """Of a decode step of `slots` sequences; with one rank there is none."""
     reduces = 2 * model.num_layers + 1
     reduced = reduces * slots * model.hidden_size * BYTES_OF[dtype]
     return Traffic(reduces, reduced, slots * model.vocab_size * BYTES_OF[dtype])
 
 
-def degrees_of(model: ModelConfig, *, vocab_parallel: bool = True) -> list[int]:
+def degrees_of(model: Decoder, *, vocab_parallel: bool = True) -> list[int]:
     """The degrees of DEGREES that cut this model evenly."""
     return [degree for degree in DEGREES if not not_divided(model, degree, not vocab_parallel)]
 
 
 def scaling_estimate(
-    model: ModelConfig,
+    model: Decoder,
     *,
     slots: int,
     length: int,
@@ -173,7 +172,7 @@ def scaling_estimate(
 
 
 def ranks_plan(
-    config: RunConfig, model: ModelConfig, rank: Memory, *, device: str, slots: int, length: int
+    config: RunConfig, model: Decoder, rank: Memory, *, device: str, slots: int, length: int
 ) -> Iterator[str]:
     """The lines of dry_run=true about several ranks, each of which needs `rank`; on CPU also
     whether this machine's fit its memory."""

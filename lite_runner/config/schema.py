@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from lite_runner import hccl
+from lite_runner.architectures import bloom, gpt2, llama
+from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
 from lite_runner.config.fields import Fault, Range, read
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.model import ModelConfig, RopeScaling
 from lite_runner.config.quantization import CacheType, Quant, QuantGroup, Quantization
 from lite_runner.config.release import Release
 from lite_runner.config.request import Items, Request
@@ -87,7 +88,7 @@ class DecoderSettings(Settings):
     pad_token_id: Index | None
 
     def shared(self) -> dict[str, Any]:
-        """The fields of `ModelConfig` that every family names alike."""
+        """The fields of a model that every family names alike."""
         return {
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
@@ -114,16 +115,14 @@ class LlamaSettings(DecoderSettings):
     rope_scaling: RopeScaling | None
     qkv_has_bias: bool
 
-    def resolve(self) -> ModelConfig:
-        return ModelConfig(
-            family="llama",
+    def resolve(self) -> Decoder:
+        return llama.decoder(
             n_kv_heads=self.n_kv_heads or self.num_heads,
             head_dim=self.head_dim or self.hidden_size // self.num_heads,
             intermediate_size=self.intermediate_size,
             norm_eps=self.rms_norm_eps,
-            theta=self.theta,
-            rope_scaling=self.rope_scaling,
-            qkv_has_bias=self.qkv_has_bias,
+            rotary=Rotary(self.theta, self.rope_scaling),
+            qkv_bias=self.qkv_has_bias,
             **self.shared(),
         )
 
@@ -136,10 +135,9 @@ class LayerNormSettings(DecoderSettings):
     expand_ratio: Count  # feed-forward width / hidden_size
     layernorm_epsilon: Positive
 
-    def resolve(self) -> ModelConfig:
-        return ModelConfig(
-            family="bloom" if self.type == "BloomConfig" else "gpt2",
-            n_kv_heads=self.num_heads,
+    def resolve(self) -> Decoder:
+        build = bloom.decoder if self.type == "BloomConfig" else gpt2.decoder
+        return build(
             head_dim=self.hidden_size // self.num_heads,
             intermediate_size=self.expand_ratio * self.hidden_size,
             norm_eps=self.layernorm_epsilon,
@@ -407,7 +405,7 @@ class RunConfig:
         """Whether several ranks hold parts of the embedding and the head."""
         return not self.parallel_config.vocab_emb_dp
 
-    def model_config(self) -> ModelConfig | None:
+    def model_config(self) -> Decoder | None:
         """The model's sizes; None for model=auto, whose checkpoint has them."""
         return self.model.model_config.resolve()
 
@@ -433,7 +431,7 @@ class RunConfig:
         multiply by those of 16 bits."""
         return (self.weights_dtype if own else self.compute_dtype)(device_target)
 
-    def generation(self, model: ModelConfig | None = None) -> GenerationConfig:
+    def generation(self, model: Decoder | None = None) -> GenerationConfig:
         """The generation options, the model's defaults filled in.
 
         `model` is what a checkpoint said of itself, for model=auto.

@@ -12,11 +12,11 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.export.manifest import Graph, GraphName, TensorSpec
 from lite_runner.export.mindir import check_length, write_mindir
 from lite_runner.models.layers import BuildOptions, CacheSize, Weights
-from lite_runner.models.networks import NETWORKS, Prefill
+from lite_runner.models.networks import Prefill, network_of
 
 INPUTS = (
     TensorSpec("tokens", (1, -1), "int32"),
@@ -27,7 +27,7 @@ INPUTS = (
 
 
 def export_dynamic(
-    model: ModelConfig,
+    model: Decoder,
     weights: Weights,
     folder: Path,
     name: str,
@@ -44,7 +44,7 @@ def export_dynamic(
     """
     check_length(model, seq_length)
     build = BuildOptions(CacheSize(slots, seq_length), getattr(ms, dtype))
-    network = Prefill(NETWORKS[model.family](model, weights, build))
+    network = Prefill(network_of(model, weights, build))
     one = Tensor(np.zeros(1, np.int32))
     inputs = [Tensor(shape=[1, None], dtype=ms.int32), one, one, one]
     file = write_mindir(network, inputs, folder, name, enc_key)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from mindspore import Tensor
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.export.manifest import Graph, GraphName, Operators, TensorSpec
 from lite_runner.export.mindir import check_length
 from lite_runner.export.operators import write_graph
@@ -21,7 +21,7 @@ from lite_runner.models.fused_layers import FusedWeights
 
 
 def export_fused(
-    model: ModelConfig,
+    model: Decoder,
     weights: FusedWeights,
     folder: Path,
     name: str,

@@ -15,15 +15,21 @@ from typing import Any, Literal
 
 from mindspore.train.mind_ir_pb2 import AttributeProto, TensorProto
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.export.dynamic import INPUTS as DYNAMIC
 from lite_runner.export.manifest import Graph, GraphName, Layout, Manifest, TensorSpec
 from lite_runner.export.model_told import faults_against, has_family_names
-from lite_runner.export.pair_inputs import COMMON, MAPPING, InputsOfInfer, specs_of
+from lite_runner.export.pair_inputs import (
+    COMMON,
+    LLAMA,
+    MAPPING,
+    InputsOfInfer,
+    inputs_style,
+    specs_of,
+)
 from lite_runner.export.resizable_inputs import inputs_of_any
 from lite_runner.export.skim import read_model
-from lite_runner.weights.layouts import TENSORS
 
 # What MindFormers' networks call inputs that its documents name otherwise.
 _OTHER_NAMES = {"input_position": "current_index", "batch_valid_length": "valid_length"}
@@ -70,7 +76,7 @@ def read_graph(path: Path) -> GraphInfo:
 
 def foreign_manifest(
     paths: Mapping[GraphName, Path],
-    model: ModelConfig,
+    model: Decoder,
     model_name: str,
     *,
     target: Literal["CPU", "Ascend"] = "CPU",
@@ -143,7 +149,7 @@ def foreign_manifest(
 
 
 def _pair(
-    prefill: GraphInfo, increment: GraphInfo, model: ModelConfig, model_name: str
+    prefill: GraphInfo, increment: GraphInfo, model: Decoder, model_name: str
 ) -> tuple[InputsOfInfer, int, int]:
     """Style, batch and sequence length of a pair that fits together. Raises ArtifactError."""
     batch, length = _ids_shape(prefill)
@@ -160,7 +166,7 @@ def _pair(
     if not found:
         raise _no_layout((prefill, increment), model, (batch, length) if room else (1, 1024))
     # A style that was registered under a name of its own may be of any family.
-    own, families = MAPPING[model.family], [MAPPING[family] for family in TENSORS]
+    own, families = inputs_style(model), (COMMON, LLAMA)
     # MindFormers 1.0.2 exports a llama with the inputs that all its other families have.
     common = COMMON in found and has_family_names(model.family, prefill.parameters)
     if own not in found and not common and all(style in families for style in found):
@@ -181,7 +187,7 @@ def _pair(
     return found[0], batch, length
 
 
-def _check_length(graph: GraphInfo, length: int, model: ModelConfig, model_name: str) -> None:
+def _check_length(graph: GraphInfo, length: int, model: Decoder, model_name: str) -> None:
     if length > model.seq_length:
         raise ArtifactError(
             f"{graph.path}: for {length} positions a row, but {model_name} has at most "
@@ -189,14 +195,14 @@ def _check_length(graph: GraphInfo, length: int, model: ModelConfig, model_name:
         )
 
 
-def _inputs_of(layout: Layout, graph: GraphInfo, model: ModelConfig) -> tuple[TensorSpec, ...]:
+def _inputs_of(layout: Layout, graph: GraphInfo, model: Decoder) -> tuple[TensorSpec, ...]:
     """The inputs of a single graph, under the names that the backends know."""
     if layout == "no_cache":
         return (dataclasses.replace(graph.inputs[0], name="input_ids"),)
     return DYNAMIC if layout == "dynamic" else inputs_of_any(model)
 
 
-def _single(graph: GraphInfo, model: ModelConfig, model_name: str) -> tuple[Layout, int, int]:
+def _single(graph: GraphInfo, model: Decoder, model_name: str) -> tuple[Layout, int, int]:
     """Layout, batch and sequence length of one graph. Raises ArtifactError."""
     if _matches(graph.inputs, DYNAMIC):
         return "dynamic", *_cache_of(graph, model, model_name)
@@ -219,7 +225,7 @@ def _single(graph: GraphInfo, model: ModelConfig, model_name: str) -> tuple[Layo
     raise _no_layout((graph,), model, None)
 
 
-def _cache_of(graph: GraphInfo, model: ModelConfig, model_name: str) -> tuple[int, int]:
+def _cache_of(graph: GraphInfo, model: Decoder, model_name: str) -> tuple[int, int]:
     """Slots and positions of a dynamic graph's cache, a Parameter [slots * K * s, D].
 
     How its rows divide is seen by the shapes that the graph reads it in: [slots, K * s * D], where
@@ -244,7 +250,7 @@ def _cache_of(graph: GraphInfo, model: ModelConfig, model_name: str) -> tuple[in
     return divided.pop()
 
 
-def _samples(graph: GraphInfo, batch: int, model: ModelConfig) -> bool:
+def _samples(graph: GraphInfo, batch: int, model: Decoder) -> bool:
     """Whether a graph ends in the likeliest token, int32, and not in logits, floats.
 
     MindFormers' end in a tuple, of which others than the first are passed through, and may have
@@ -272,9 +278,9 @@ def _samples(graph: GraphInfo, batch: int, model: ModelConfig) -> bool:
     )
 
 
-def _styles(model: ModelConfig) -> list[InputsOfInfer]:
+def _styles(model: Decoder) -> list[InputsOfInfer]:
     """Every known style, that of the model's family first."""
-    return list(dict.fromkeys([MAPPING[model.family], *MAPPING.values()]))
+    return list(dict.fromkeys([inputs_style(model), *MAPPING.values()]))
 
 
 def _is_pair(
@@ -314,14 +320,14 @@ def _ids_shape(graph: GraphInfo) -> tuple[int, int]:
 
 
 def _no_layout(
-    graphs: Sequence[GraphInfo], model: ModelConfig, sizes: tuple[int, int] | None
+    graphs: Sequence[GraphInfo], model: Decoder, sizes: tuple[int, int] | None
 ) -> ArtifactError:
     found = "".join(f"\n  {graph.path.name} takes {_texts(graph.inputs)}" for graph in graphs)
     if sizes is None:
         expected = f"{_texts(DYNAMIC)}, or {_texts(inputs_of_any(model))}"
     else:
         both: tuple[GraphName, ...] = ("prefill", "increment")
-        wanted = [specs_of(MAPPING[model.family], name, *sizes) for name in both]
+        wanted = [specs_of(inputs_style(model), name, *sizes) for name in both]
         expected = f"of a {model.family} {_texts(wanted[0])}, then {_texts(wanted[1])}"
     return ArtifactError(
         f"{graphs[0].path}: not of a layout that is known{found}\n  expected {expected}",

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lite_runner.config.model import ModelConfig, RopeScaling
+from lite_runner.architectures.plain import from_plain, to_plain
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.model_dir import MANIFEST as MANIFEST
 from lite_runner.config.quantization import CacheType, Quant, Quantization
 from lite_runner.errors import ArtifactError
@@ -73,7 +74,7 @@ class Manifest:
 
     layout: Layout
     model_name: str
-    model: ModelConfig
+    model: Decoder
     source: str  # the checkpoint, as the config named it
     target: Literal["CPU", "Ascend"]
     model_type: Literal["MINDIR", "MINDIR_LITE"]
@@ -101,7 +102,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write manifest.json into a folder that holds all the files."""
-        plain = {"schema": SCHEMA, **dataclasses.asdict(self)}
+        plain = {"schema": SCHEMA, **dataclasses.asdict(self), "model": to_plain(self.model)}
         text = json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
         (folder / MANIFEST).write_text(text, encoding="utf-8")
 
@@ -162,11 +163,7 @@ def _from_plain(raw: Any) -> Manifest:
     fields = dict(raw)
     if fields.pop("schema") != SCHEMA:
         raise ValueError(f"schema {raw['schema']!r}")
-    model = dict(fields["model"])
-    scaling = model["rope_scaling"]
-    model["rope_scaling"] = None if scaling is None else RopeScaling(**scaling)
-    model["eos_token_id"] = tuple(model["eos_token_id"])
-    fields["model"] = ModelConfig(**model)
+    fields["model"] = from_plain(fields["model"])
     fields["graphs"] = {
         name: Graph(
             graph["file"],

@@ -10,7 +10,7 @@ import mindspore as ms
 from mindspore import Tensor, nn
 from mindspore.train import mind_ir_pb2
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ConfigError, EnvironmentFault
 
 GRAPH_SUFFIX = "_graph.mindir"
@@ -60,7 +60,7 @@ def name_group(path: Path, group: str) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-def check_length(model: ModelConfig, seq_length: int) -> None:
+def check_length(model: Decoder, seq_length: int) -> None:
     """A cache longer than the model has positions is a ConfigError."""
     if seq_length > model.seq_length:
         raise ConfigError(

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import TensorSpec
 from lite_runner.weights.layouts import expected_tensors
@@ -76,7 +76,7 @@ def has_family_names(family: str, parameters: Iterable[TensorSpec]) -> bool:
 
 
 def faults_against(
-    model: ModelConfig, parameters: Sequence[TensorSpec], *, cache_rows: int | None
+    model: Decoder, parameters: Sequence[TensorSpec], *, cache_rows: int | None
 ) -> list[str]:
     """What of a graph's `parameters` is not the model's, as "name: got .., expected .."; at most 5.
 
@@ -91,7 +91,7 @@ def faults_against(
 
 
 def _told(
-    model: ModelConfig, parameters: Sequence[TensorSpec], cache_rows: int | None
+    model: Decoder, parameters: Sequence[TensorSpec], cache_rows: int | None
 ) -> Iterator[tuple[str, object, object]]:
     shapes = {one.name: tuple(size for size in one.shape if size != 1) for one in parameters}
     layers = {int(found[1]) for name in shapes if (found := _LAYER.search(name))}
@@ -111,7 +111,7 @@ def _told(
             yield "elements of a layer's cache", size, expected
     if model.family == "llama" and any(name.endswith(".wq.weight") for name in shapes):
         biased = any(name.endswith(".wq.bias") for name in shapes)
-        yield "qkv_has_bias", biased, model.qkv_has_bias
+        yield "qkv_has_bias", biased, model.attention.qkv_bias
     canonical = expected_tensors(model)
     for name, shape in shapes.items():
         for start in (0, *(found.end() for found in re.finditer(r"\.", name))):

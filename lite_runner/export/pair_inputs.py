@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.architectures import architecture_of
+from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import GraphName, TensorSpec
 
@@ -80,8 +82,14 @@ class LlamaInputsOfInfer:
 
 
 COMMON, LLAMA = CommonInputsOfInfer(), LlamaInputsOfInfer()
-# By family, or any name for graphs that come from elsewhere.
-MAPPING: dict[str, InputsOfInfer] = {"bloom": COMMON, "gpt2": COMMON, "llama": LLAMA}
+# By what an architecture says, or any name for graphs that come from elsewhere.
+MAPPING: dict[str, InputsOfInfer] = {"common": COMMON, "llama": LLAMA}
+
+
+def inputs_style(model: Decoder) -> InputsOfInfer:
+    """The style of the graphs that a model is exported to."""
+    theirs = architecture_of(model).mindformers
+    return MAPPING[model.architecture if theirs is None else theirs.inputs]
 
 
 def arrays_of(

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from mindspore import Tensor
 
-from lite_runner.config.model import REGISTERED, ModelConfig
+from lite_runner.architectures import own_network
+from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ConfigError
 from lite_runner.export.lite_rewrite import rewrite_for_lite
 from lite_runner.export.manifest import Graph, GraphName
@@ -22,7 +23,7 @@ TRACED_PAST = 4  # small: Lite makes room for the traced shape when it loads
 
 
 def export_resizable(
-    model: ModelConfig,
+    model: Decoder,
     weights: Weights,
     folder: Path,
     name: str,
@@ -36,7 +37,7 @@ def export_resizable(
     depends on `seq_length` (tokens a row, at most), only the tracing must not exceed it. Raises
     ConfigError for a family that lite_runner.register has added.
     """
-    if model.family in REGISTERED:
+    if own_network(model):
         raise ConfigError(
             f"{model.family}: a registered family, which the layout resizable does not have",
             "export.layout=dynamic or export.layout=static_pair",

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.export.manifest import TensorSpec
 
 
@@ -30,7 +30,7 @@ class Shape:
     past: int  # P, at least 1
 
 
-def inputs_of(model: ModelConfig, shape: Shape) -> tuple[TensorSpec, ...]:
+def inputs_of(model: Decoder, shape: Shape) -> tuple[TensorSpec, ...]:
     """The inputs in the graph's order, at one shape."""
     heads, kv, dim = model.num_heads, model.n_kv_heads, model.head_dim
     count, queries = shape.rows * shape.tokens, shape.tokens * (heads // kv)
@@ -58,7 +58,7 @@ def inputs_of(model: ModelConfig, shape: Shape) -> tuple[TensorSpec, ...]:
     return tuple(inputs)
 
 
-def outputs_of(model: ModelConfig, shape: Shape) -> tuple[TensorSpec, ...]:
+def outputs_of(model: Decoder, shape: Shape) -> tuple[TensorSpec, ...]:
     """The outputs in the graph's order, at one shape."""
     heads = model.num_layers * 2 * model.n_kv_heads
     return (
@@ -67,12 +67,12 @@ def outputs_of(model: ModelConfig, shape: Shape) -> tuple[TensorSpec, ...]:
     )
 
 
-def inputs_of_any(model: ModelConfig) -> tuple[TensorSpec, ...]:
+def inputs_of_any(model: Decoder) -> tuple[TensorSpec, ...]:
     """The inputs with -1 for what depends on the shape."""
     return _open_axes(inputs_of(model, Shape(1, 1, 1)), inputs_of(model, Shape(2, 3, 5)))
 
 
-def outputs_of_any(model: ModelConfig) -> tuple[TensorSpec, ...]:
+def outputs_of_any(model: Decoder) -> tuple[TensorSpec, ...]:
     """The outputs with -1 for what depends on the shape."""
     return _open_axes(outputs_of(model, Shape(1, 1, 1)), outputs_of(model, Shape(2, 3, 5)))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.models.layers import Array, Weights, parameter
 
 
@@ -105,7 +105,7 @@ class GELU(nn.Cell):
 class CachedAttention(nn.Cell):
     """Attention over new and cached keys, from and to [n, hidden]; the heads' rows are gathered."""
 
-    def __init__(self, model: ModelConfig, qkv: Dense, out: Dense) -> None:
+    def __init__(self, model: Decoder, qkv: Dense, out: Dense) -> None:
         super().__init__()
         self.qkv, self.out = qkv, out
         self.rotary = model.family == "llama"
@@ -139,7 +139,7 @@ class CachedAttention(nn.Cell):
 class Block(nn.Cell):
     """Attention and a feed-forward, each behind a norm and added to the residual stream."""
 
-    def __init__(self, model: ModelConfig, weights: Weights, index: int) -> None:
+    def __init__(self, model: Decoder, weights: Weights, index: int) -> None:
         super().__init__()
         llama = model.family == "llama"
         places = {"llama": "model.layers", "bloom": "blocks", "gpt2": "backbone.blocks"}
@@ -170,7 +170,7 @@ class Block(nn.Cell):
         self.norm = Norm(model.norm_eps, not llama)
         if llama:
             names = [f"attention.w{kind}" for kind in "qkv"]
-            qkv = together(names, model.qkv_has_bias, affine("attention_norm"), scale)
+            qkv = together(names, model.attention.qkv_bias, affine("attention_norm"), scale)
             self.attention = CachedAttention(model, qkv, Dense(take("attention.wo.weight")))
             names = ["feed_forward.w1", "feed_forward.w3"]
             self.up = together(names, False, affine("ffn_norm"))
@@ -197,7 +197,7 @@ class Block(nn.Cell):
 class ResizableNetwork(nn.Cell):
     """Inputs and outputs: see lite_runner.export.resizable_inputs."""
 
-    def __init__(self, model: ModelConfig, weights: Weights) -> None:
+    def __init__(self, model: Decoder, weights: Weights) -> None:
         super().__init__()
 
         def norm(name: str) -> Norm:

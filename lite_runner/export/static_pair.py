@@ -14,14 +14,13 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from lite_runner.config.model import ModelConfig
-from lite_runner.config.ranks import local_model
+from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ConfigError
 from lite_runner.export.manifest import Graph, GraphName, TensorSpec
 from lite_runner.export.mindir import check_length, write_mindir
-from lite_runner.export.pair_inputs import COMMON, LLAMA, MAPPING, specs_of
+from lite_runner.export.pair_inputs import COMMON, LLAMA, inputs_style, specs_of
 from lite_runner.models.layers import BuildOptions, CacheSize, Weights
-from lite_runner.models.networks import NETWORKS
+from lite_runner.models.networks import network_of
 from lite_runner.models.parallel import TensorParallel
 
 
@@ -119,7 +118,7 @@ STEPS: dict[tuple[str, ...], Steps] = {
 
 
 def export_static_pair(
-    model: ModelConfig,
+    model: Decoder,
     weights: Weights,
     folder: Path,
     stems: Mapping[GraphName, str],
@@ -141,15 +140,15 @@ def export_static_pair(
     ConfigError, and so is a family without steps.
     """
     check_length(model, seq_length)
-    style = MAPPING[model.family]
+    style = inputs_style(model)
     if style.names not in STEPS:
         raise ConfigError(
             f"{model.family}: registered without the steps of its graphs, so there is no pair",
             "export.layout=dynamic, or give steps to lite_runner.register_inputs",
         )
     build = BuildOptions(CacheSize(batch_size, seq_length), getattr(ms, dtype), parallel)
-    mine = model if parallel is None else local_model(model, parallel.ranks.tensor)
-    network = NETWORKS[model.family](mine, weights, build)
+    mine = model if parallel is None else model.shard(parallel.ranks.tensor)
+    network = network_of(mine, weights, build)
     graphs: dict[GraphName, Graph] = {}
     for graph, stem in stems.items():
         step = STEPS[style.names][graph](network, batch_size, sampled)

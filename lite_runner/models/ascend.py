@@ -24,7 +24,7 @@ from mindspore.ops.auto_generate import (
     RmsNorm,
 )
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.models.layers import (
     Array,
     BuildOptions,
@@ -44,7 +44,7 @@ LOWEST = -3.0e4  # shift of a score by ALiBi; with the score still a float16
 Seen: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
-def supports(dtype: ms.Type, config: ModelConfig) -> bool:
+def supports(dtype: ms.Type, config: Decoder) -> bool:
     """Whether the fused operators can compute a network in this type."""
     # PagedAttentionMask wants ALiBi's shift as float16, and of the type of the query.
     types = (ms.float16,) if config.family == "bloom" else TYPES

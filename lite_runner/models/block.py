@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mindspore import Tensor, nn
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.models.device_layers import attention_for, linear
 from lite_runner.models.layers import GELU, Array, BuildOptions, LayerNorm, Linear, Weights
 from lite_runner.models.lora import Lora, Step
@@ -20,7 +20,7 @@ class GPTBlock(nn.Cell):
     """
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, prefix: str, options: BuildOptions
+        self, config: Decoder, weights: Weights, prefix: str, options: BuildOptions
     ) -> None:
         super().__init__()
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 from mindspore import Tensor, nn
-from numpy.typing import NDArray
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.positions import alibi_slopes
+from lite_runner.architectures.spec import Decoder
 from lite_runner.models.block import GPTBlock
 from lite_runner.models.device_layers import inputs_for
 from lite_runner.models.layers import (
@@ -21,18 +18,10 @@ from lite_runner.models.layers import (
 from lite_runner.models.lora import Adapters
 
 
-def alibi_slopes(heads: int) -> NDArray[np.float32]:
-    """ALiBi's slope of each head [heads]; beyond a power of two, from every other finer one."""
-    power = 2 ** math.floor(math.log2(heads))
-    slopes = [2.0 ** (-8.0 * (index + 1) / power) for index in range(power)]
-    finer = [2.0 ** (-4.0 * (2 * index + 1) / power) for index in range(heads - power)]
-    return np.array(slopes + finer, np.float32)
-
-
 class BloomModel(nn.Cell):
     """Tokens and their place -> logits after each row's last token."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, options: BuildOptions) -> None:
+    def __init__(self, config: Decoder, weights: Weights, options: BuildOptions) -> None:
         super().__init__()
 
         def norm(name: str) -> LayerNorm:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mindspore import nn
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.models.ascend import FusedAttention, FusedRMSNorm, PagedInputs, supports
 from lite_runner.models.layers import (
     Array,
@@ -41,18 +41,18 @@ STOCK = Layers(RMSNorm, _step_inputs, Attention)
 FUSED = Layers(FusedRMSNorm, PagedInputs, FusedAttention)
 
 
-def layers_for(options: BuildOptions, config: ModelConfig) -> Layers:
+def layers_for(options: BuildOptions, config: Decoder) -> Layers:
     """The fused ones, where the device has them and they can compute this network."""
     return FUSED if options.fused and supports(options.dtype, config) else STOCK
 
 
-def inputs_for(options: BuildOptions, config: ModelConfig, slopes: Array | None = None) -> nn.Cell:
+def inputs_for(options: BuildOptions, config: Decoder, slopes: Array | None = None) -> nn.Cell:
     """See StepInputs; `slopes` [H]: ALiBi's."""
     build = layers_for(options, config).inputs
     return build(options, config.num_heads, config.n_kv_heads, slopes)
 
 
-def attention_for(options: BuildOptions, config: ModelConfig) -> nn.Cell:
+def attention_for(options: BuildOptions, config: Decoder) -> nn.Cell:
     """See Attention."""
     build = layers_for(options, config).attention
     return build(options, config.num_heads, config.n_kv_heads, config.head_dim)

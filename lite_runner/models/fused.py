@@ -14,7 +14,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from numpy.typing import NDArray
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import CacheType
 from lite_runner.kernels import LIBRARY
 from lite_runner.kernels.adapters import PoolLayout
@@ -81,7 +81,7 @@ class FusedNetwork(nn.Cell):
     head_dim / 32, length, 32]; their scales, with int8: [slots * kv_heads, length].
     """
 
-    def __init__(self, config: ModelConfig, weights: FusedWeights, sizes: FusedSizes) -> None:
+    def __init__(self, config: Decoder, weights: FusedWeights, sizes: FusedSizes) -> None:
         super().__init__()
         self.hidden, self.vocab = config.hidden_size, config.vocab_size
         self._config = config

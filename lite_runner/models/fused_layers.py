@@ -8,11 +8,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.positions import alibi_slopes
+from lite_runner.architectures.spec import Decoder
 from lite_runner.kernels import packing
 from lite_runner.kernels.adapters import PoolLayout, Target
 from lite_runner.kernels.packing import Block, Layout, Norm, Weight
-from lite_runner.models.bloom import alibi_slopes
 from lite_runner.models.lora import LoraSize
 
 
@@ -50,7 +50,7 @@ class Packer:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: Decoder,
         weights: FusedWeights,
         lora: LoraSize | None,
         *,
@@ -76,7 +76,7 @@ class Packer:
             attention = [f"{prefix}.attention.{name}" for name in ("wq", "wk", "wv", "wo")]
             feed_forward = [f"{prefix}.feed_forward.{name}" for name in ("w1", "w3", "w2")]
             inward = attention[:3]
-            bias = self._joined(inward) if config.qkv_has_bias else None
+            bias = self._joined(inward) if config.attention.qkv_bias else None
             stacked = packing.stacked([self._matrix(name) for name in inward])
             outward = self._packed(self._matrix(attention[3]))
             first = self._attention(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mindspore import Tensor, nn
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.models.block import GPTBlock
 from lite_runner.models.device_layers import inputs_for
 from lite_runner.models.layers import (
@@ -22,7 +22,7 @@ from lite_runner.models.lora import Adapters
 class GPT2Model(nn.Cell):
     """Tokens and their place -> logits after each row's last token."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, options: BuildOptions) -> None:
+    def __init__(self, config: Decoder, weights: Weights, options: BuildOptions) -> None:
         super().__init__()
 
         def take(name: str, options: BuildOptions) -> Embedding:

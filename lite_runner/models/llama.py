@@ -6,8 +6,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from lite_runner.config.model import ModelConfig
-from lite_runner.models import rope
+from lite_runner.architectures import positions as rope
+from lite_runner.architectures import spec
+from lite_runner.architectures.spec import Decoder
 from lite_runner.models.device_layers import attention_for, inputs_for, layers_for, linear
 from lite_runner.models.layers import BuildOptions, CacheSize, Embedding, LastToken, Linear, Weights
 from lite_runner.models.lora import Adapters, Lora, Step
@@ -18,12 +19,13 @@ from lite_runner.models.quantized import QuantizedLinear
 class Rotary(nn.Cell):
     """cos and sin for the queries and keys of every layer, spread over the heads once a step."""
 
-    def __init__(self, config: ModelConfig, length: int) -> None:
+    def __init__(self, config: Decoder, length: int) -> None:
         super().__init__()
-        frequencies, factor = rope.frequencies(config)
+        rotary = config.rotary or spec.Rotary()
+        frequencies, factor = rope.frequencies(rotary, config.head_dim)
         self.heads = config.num_heads + config.n_kv_heads
         self.head_dim = config.head_dim
-        scaling = config.rope_scaling
+        scaling = rotary.scaling
         self.dynamic = False
         if scaling is not None and scaling.type == "dynamic":
             self.dynamic = True
@@ -72,7 +74,7 @@ class LlamaBlock(nn.Cell):
     """Attention and SwiGLU, each behind an RMSNorm and added to the residual stream."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, prefix: str, options: BuildOptions
+        self, config: Decoder, weights: Weights, prefix: str, options: BuildOptions
     ) -> None:
         super().__init__()
 
@@ -89,9 +91,9 @@ class LlamaBlock(nn.Cell):
         self.head_dim = config.head_dim
         self.q_size = config.num_heads * config.head_dim
         self.attention_norm = norm("attention_norm")
-        self.wq = dense("attention.wq", config.qkv_has_bias)
-        self.wk = dense("attention.wk", config.qkv_has_bias)
-        self.wv = dense("attention.wv", config.qkv_has_bias)
+        self.wq = dense("attention.wq", config.attention.qkv_bias)
+        self.wk = dense("attention.wk", config.attention.qkv_bias)
+        self.wv = dense("attention.wv", config.attention.qkv_bias)
         self.attention = attention_for(options, config)
         self.wo = dense("attention.wo", combine=summed(options.parallel))
         self.ffn_norm = norm("ffn_norm")
@@ -142,7 +144,7 @@ class LlamaBlock(nn.Cell):
 class LlamaModel(nn.Cell):
     """Tokens and their place -> logits after each row's last token."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, options: BuildOptions) -> None:
+    def __init__(self, config: Decoder, weights: Weights, options: BuildOptions) -> None:
         super().__init__()
         cache = options.cache
         table = "model.tok_embeddings.embedding_weight"

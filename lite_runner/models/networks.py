@@ -6,20 +6,28 @@ from collections.abc import Callable
 
 from mindspore import Tensor, nn
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures import own_network
+from lite_runner.architectures.spec import Decoder
 from lite_runner.models.bloom import BloomModel
 from lite_runner.models.gpt2 import GPT2Model
 from lite_runner.models.layers import BuildOptions, Weights
 from lite_runner.models.llama import LlamaModel
 
-Network = Callable[[ModelConfig, Weights, BuildOptions], nn.Cell]
+Network = Callable[[Decoder, Weights, BuildOptions], nn.Cell]
 
-# By family; lite_runner.register adds to it.
 NETWORKS: dict[str, Network] = {
     "bloom": BloomModel,
     "llama": LlamaModel,
     "gpt2": GPT2Model,
 }
+
+
+def network_of(model: Decoder, weights: Weights, options: BuildOptions) -> nn.Cell:
+    """The network of a model, or the one that it was registered with."""
+    own = own_network(model)
+    build = NETWORKS[model.family] if own is None else own.network
+    cell: nn.Cell = build(model, weights, options)
+    return cell
 
 
 class Prefill(nn.Cell):

@@ -19,10 +19,10 @@ from mindspore.ops.auto_generate import (
 )
 from numpy.typing import NDArray
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures import parameters
+from lite_runner.architectures.spec import Decoder
 from lite_runner.models.layers import Array, BuildOptions, parameter
 from lite_runner.models.parallel import Combine
-from lite_runner.weights.layouts import parameters
 from lite_runner.weights.quantized import QuantizedTensor, packed, quantize, unpacked
 from lite_runner.weights.read_ahead import QuantizedWeights
 from lite_runner.weights.tensor import widened
@@ -31,7 +31,7 @@ from lite_runner.weights.tensor import widened
 class LinearIntegers:
     """The weights of a network by name, each once: integers where its linear layers have them."""
 
-    def __init__(self, weights: QuantizedWeights, config: ModelConfig) -> None:
+    def __init__(self, weights: QuantizedWeights, config: Decoder) -> None:
         table = parameters(config)
         self._weights = weights
         self._ends = {table[0].name, "lm_head.weight"}

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 from lite_runner import model_files, progress
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.checks import fits_model
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.compose import raise_faults
-from lite_runner.config.model import ModelConfig
 from lite_runner.config.plan import about_model, aligned, readable, weight_bytes
 from lite_runner.config.quantization import Quantization
 from lite_runner.config.schema import RunConfig
@@ -83,7 +83,7 @@ def _target(config: RunConfig) -> Path:
     return Path(config.output_dir).expanduser() / name
 
 
-def _cutting(config: RunConfig, model: ModelConfig) -> Cutting:
+def _cutting(config: RunConfig, model: Decoder) -> Cutting:
     """Raises ConfigError where the model does not divide like that."""
     if config.model_config() is None:  # model=auto: not checked so far
         raise_faults(list(fits_model(config, model)))

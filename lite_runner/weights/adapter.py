@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures import parameters
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.adapter_config import NAMES, LoraSettings, read_settings
@@ -27,7 +28,6 @@ from lite_runner.weights.ckpt_file import open_ckpt
 from lite_runner.weights.derive import derived, same_values
 from lite_runner.weights.files import drop_pages, sha256_of
 from lite_runner.weights.hugging_face import full_name, part_of_rows
-from lite_runner.weights.layouts import parameters
 from lite_runner.weights.safetensors_file import looks_like_safetensors, open_safetensors
 from lite_runner.weights.tensor import LazyTensor, widened
 from lite_runner.weights.torch_file import looks_like_torch, refused
@@ -97,7 +97,7 @@ class Adapter:
 
 
 def open_adapters(
-    path: Path, model: ModelConfig, names: Sequence[str] | None = None, *, root: Path | None = None
+    path: Path, model: Decoder, names: Sequence[str] | None = None, *, root: Path | None = None
 ) -> dict[str, Adapter]:
     """The adapters of `path` by name; only those of `names`, where they are given.
 
@@ -164,7 +164,7 @@ def _folder(listing: Path, name: str, entry: object, root: Path | None) -> Path:
     return folder
 
 
-def _open(name: str, folder: Path, model: ModelConfig) -> Adapter:
+def _open(name: str, folder: Path, model: Decoder) -> Adapter:
     if not folder.is_dir():
         raise ArtifactError(f"adapter {name}: {folder}: no such folder")
     settings = read_settings(folder)
@@ -179,7 +179,7 @@ def fitted(
     found: Mapping[str, LazyTensor],
     file: Path,
     settings: LoraSettings,
-    model: ModelConfig,
+    model: Decoder,
 ) -> Adapter:
     """The adapter whose tensors were `found` in a `file`, compared with its settings and the model.
 
@@ -266,7 +266,7 @@ def _faults(
     tensors: Mapping[str, LazyTensor],
     places: Sequence[Site],
     settings: LoraSettings,
-    model: ModelConfig,
+    model: Decoder,
 ) -> list[str]:
     rank, site = settings.rank(module), places[0]
     width_out = sum(place.width_out for place in places)  # of q, k and v, where they are fused
@@ -288,7 +288,7 @@ def _pairs(
     tensors: Mapping[str, LazyTensor],
     places: Sequence[Site],
     settings: LoraSettings,
-    model: ModelConfig,
+    model: Decoder,
 ) -> dict[str, LoraPair]:
     a, b, scale = tensors["a"], tensors["b"], settings.scale(module)
     if len(places) == 1:
@@ -305,7 +305,7 @@ def _pairs(
     }
 
 
-def _base_name(site: Site, model: ModelConfig) -> str:
+def _base_name(site: Site, model: Decoder) -> str:
     """The tensor that the base has for a place: a tied head is the embedding."""
     is_tied = site.weight == f"{HEAD}.weight" and model.tie_word_embeddings
     return parameters(model)[0].name if is_tied else site.weight

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
 from lite_runner.weights.adapter import Adapter, LoraPair
 from lite_runner.weights.adapter_sites import HEAD, sites
@@ -18,7 +18,7 @@ from lite_runner.weights.pieces import sliced
 
 
 def adapter_pieces(
-    adapter: Adapter, model: ModelConfig, ranks: Ranks, *, vocab_parallel: bool
+    adapter: Adapter, model: Decoder, ranks: Ranks, *, vocab_parallel: bool
 ) -> Adapter:
     """What `ranks` holds of a whole adapter of `model`."""
     if ranks.tensor == 1:
@@ -34,7 +34,7 @@ def adapter_pieces(
 
 
 def piece_shapes(
-    model: ModelConfig, ranks: Ranks, *, vocab_parallel: bool
+    model: Decoder, ranks: Ranks, *, vocab_parallel: bool
 ) -> dict[str, tuple[int, int]]:
     """Canonical name -> in and out of a rank's piece of every weight that an adapter may change."""
     how = _cuts(model, ranks, vocab_parallel)
@@ -47,7 +47,7 @@ def piece_shapes(
     }
 
 
-def _cuts(model: ModelConfig, ranks: Ranks, vocab_parallel: bool) -> dict[str, tuple[Cut, Cut]]:
+def _cuts(model: Decoder, ranks: Ranks, vocab_parallel: bool) -> dict[str, tuple[Cut, Cut]]:
     """How A [r, in] and B [out, r] of each weight are cut."""
     weights = cuts(model, ranks.tensor, vocab_parallel=vocab_parallel)
     # A tied head is cut as the embedding is, though an adapter knows it by a name of its own.

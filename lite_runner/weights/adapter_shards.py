@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.hf import hf_from_model_config
-from lite_runner.config.model import ModelConfig
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
@@ -35,7 +35,7 @@ def is_cut(path: Path) -> bool:
 
 def cut_once(
     adapters: Sequence[Adapter],
-    model: ModelConfig,
+    model: Decoder,
     ranks: Ranks,
     folder: Path,
     *,
@@ -71,7 +71,7 @@ def cut_once(
 
 def open_cut(
     folder: Path,
-    model: ModelConfig,
+    model: Decoder,
     ranks: Ranks,
     names: Sequence[str],
     *,
@@ -129,7 +129,7 @@ def _open(own: Path, name: str, entry: Any, shapes: Mapping[str, tuple[int, int]
     return Adapter(name, own, pairs)
 
 
-def _cut(model: ModelConfig, ranks: Ranks, vocab_parallel: bool) -> dict[str, Any]:
+def _cut(model: Decoder, ranks: Ranks, vocab_parallel: bool) -> dict[str, Any]:
     """What says whether two cuts are one."""
     return {
         "tensor_index": ranks.tensor_index,

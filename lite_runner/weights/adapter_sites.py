@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from lite_runner.config.model import ModelConfig
-from lite_runner.weights.layouts import parameters
-
-HEAD = "lm_head"  # the module's name at Hugging Face and in MindFormers
+from lite_runner.architectures import parameters
+from lite_runner.architectures.naming import HEAD as HEAD
+from lite_runner.architectures.spec import Decoder
 
 
 @dataclass(frozen=True)
@@ -30,13 +29,13 @@ class Site:
     in_out: bool = False  # how the weight is held; else [out, in]
 
 
-def sites(config: ModelConfig) -> tuple[Site, ...]:
+def sites(config: Decoder) -> tuple[Site, ...]:
     """Every place for an adapter, in the order of the layers; a tied head is one of them."""
     found = []
     table = parameters(config)
     for parameter in table:
         is_embedding = parameter is table[0]
-        is_head = parameter.name == f"{HEAD}.weight"
+        is_head = parameter.role == "head"
         if parameter.layout == "plain" and not is_embedding and not is_head:
             continue
         in_out = is_embedding or parameter.layout == "in_out"
@@ -60,7 +59,7 @@ def sites(config: ModelConfig) -> tuple[Site, ...]:
     return tuple(found)
 
 
-def by_module(config: ModelConfig, *, hugging_face: bool) -> dict[str, list[Site]]:
+def by_module(config: Decoder, *, hugging_face: bool) -> dict[str, list[Site]]:
     """Name of a module -> its places: one, or the three that Hugging Face fuses."""
     found: defaultdict[str, list[Site]] = defaultdict(list)
     for site in sites(config):

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures import architecture_of
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.release import Release
 from lite_runner.config.schema import AdapterFormat
 from lite_runner.errors import ArtifactError
@@ -39,7 +40,7 @@ _OURS = {PEFT_FILE, MINDFORMERS_FILE, LISTING, *NAMES}
 
 def write_adapters(
     adapters: Mapping[str, Adapter],
-    model: ModelConfig,
+    model: Decoder,
     target: Path,
     format: AdapterFormat,
     *,
@@ -76,7 +77,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _content(
-    adapter: Adapter, model: ModelConfig, mindformers: Sequence[str]
+    adapter: Adapter, model: Decoder, mindformers: Sequence[str]
 ) -> tuple[dict[str, LazyTensor], dict[str, Any]]:
     """The tensors and the config of one adapter, in MindFormers' format with the names that it
     gives them; without any in PEFT's."""
@@ -103,7 +104,7 @@ def _peft_names(module: str, site: Site) -> tuple[str, str]:
     return f"{PREFIX}{module}.lora_A.weight", f"{PREFIX}{module}.lora_B.weight"
 
 
-def _joined(module: str, places: list[Site], adapter: Adapter, model: ModelConfig) -> LoraPair:
+def _joined(module: str, places: list[Site], adapter: Adapter, model: Decoder) -> LoraPair:
     """The pair of a module; of one that fuses q, k and v, where the three have one A."""
     pairs = [adapter.pairs[site.weight] for site in places if site.weight in adapter.pairs]
     first = pairs[0]
@@ -131,7 +132,7 @@ def _settings(
     adapter: Adapter,
     held: Mapping[str, LoraPair],
     modules: list[str],
-    model: ModelConfig,
+    model: Decoder,
     format: AdapterFormat,
 ) -> dict[str, Any]:
     numbers = {module: (pair.rank, _alpha(pair)) for module, pair in held.items()}
@@ -156,7 +157,7 @@ def _settings(
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": None,
         "bias": "none",
-        "fan_in_fan_out": model.family == "gpt2",
+        "fan_in_fan_out": architecture_of(model).conv1d,
         "inference_mode": True,
         "use_rslora": False,
         **basic,

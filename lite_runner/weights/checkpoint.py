@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner import progress
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.hf import model_config_from_hf, special_tokens_from_hf
-from lite_runner.config.model import ModelConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.ckpt_file import looks_like_ckpt, open_ckpt
 from lite_runner.weights.files import first_bytes
@@ -55,7 +55,7 @@ _NO_WEIGHTS = re.compile(
 )
 
 
-def open_checkpoint(path: Path, config: ModelConfig) -> dict[str, LazyTensor]:
+def open_checkpoint(path: Path, config: Decoder) -> dict[str, LazyTensor]:
     """Every tensor of the model under its canonical name, still on disk.
 
     `path` is a file or a folder: Hugging Face safetensors or pytorch_model.bin (one file or shards
@@ -88,9 +88,7 @@ def open_checkpoint(path: Path, config: ModelConfig) -> dict[str, LazyTensor]:
     return named(found, config, str(file))
 
 
-def with_lora(
-    path: Path, config: ModelConfig
-) -> tuple[dict[str, LazyTensor], dict[str, LazyTensor]]:
+def with_lora(path: Path, config: Decoder) -> tuple[dict[str, LazyTensor], dict[str, LazyTensor]]:
     """The model's tensors, as `open_checkpoint` has them, and MindFormers' LoRA weights, by the
     names that they have in the file; none where it holds none."""
     file = weights_file(path)
@@ -229,9 +227,7 @@ def own_name(name: str) -> str:
     return "lm_head.weight" if name == "head.weight" else name
 
 
-def named(
-    found: Mapping[str, LazyTensor], config: ModelConfig, where: str
-) -> dict[str, LazyTensor]:
+def named(found: Mapping[str, LazyTensor], config: Decoder, where: str) -> dict[str, LazyTensor]:
     """`found` under canonical names; which names the file uses, its tensors tell."""
     canonical, theirs = expected_tensors(config), shapes_in_files(config)
     ours = {own_name(name): name for name in found}
@@ -245,7 +241,7 @@ def named(
     return {name: tensors[name] for name in canonical}
 
 
-def model_config_of(path: Path) -> ModelConfig | None:
+def model_config_of(path: Path) -> Decoder | None:
     """The model that a checkpoint says it holds; None where nothing in or beside it says so.
 
     Read from GGUF metadata or a sharded set's manifests, else from the config.json of `folder_of`;
@@ -259,7 +255,7 @@ def model_config_of(path: Path) -> ModelConfig | None:
     return model_config_in(folder_of(file))
 
 
-def model_config_in(folder: Path) -> ModelConfig | None:
+def model_config_in(folder: Path) -> Decoder | None:
     """The model that the config.json of a folder describes; None where there is none."""
     source = folder / "config.json"
     if not source.is_file():

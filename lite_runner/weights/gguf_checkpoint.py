@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.architectures import KNOWN, Parameter, parameters
+from lite_runner.architectures.architecture import GGUF
+from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
 from lite_runner.config.hf import model_config_from_hf
-from lite_runner.config.model import ModelConfig, RopeScaling
 from lite_runner.errors import ArtifactError
 from lite_runner.gguf_metadata import Array
 from lite_runner.weights.derive import derived, transposed
 from lite_runner.weights.gguf_file import GGUFFile
 from lite_runner.weights.hugging_face import check_tied_head
-from lite_runner.weights.layouts import Parameter, check_tensors, parameters
+from lite_runner.weights.layouts import check_tensors
 from lite_runner.weights.tensor import LazyTensor
 
-ARCHITECTURES = ("llama", "qwen2", "gpt2", "bloom")
 FREQUENCIES = "rope_freqs.weight"
 # Metadata that changes what the network computes, in ways that it does not know.
 UNSUPPORTED = (
@@ -45,13 +46,14 @@ NEUTRAL = {
 }
 
 
-def config_of_gguf(file: GGUFFile) -> ModelConfig:
+def config_of_gguf(file: GGUFFile) -> Decoder:
     """The model that the metadata describes, or ArtifactError where it is not one of ours."""
     architecture = file.metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    known = {name: one.gguf for name, one in KNOWN.items() if one.gguf is not None}
+    if not isinstance(architecture, str) or architecture not in known:
         raise ArtifactError(
             f"{file.path}: general.architecture is {architecture!r}, expected one of "
-            f"{', '.join(ARCHITECTURES)}"
+            f"{', '.join(known)}"
         )
     for key in UNSUPPORTED:
         value = file.metadata.get(f"{architecture}.{key}")
@@ -62,9 +64,9 @@ def config_of_gguf(file: GGUFFile) -> ModelConfig:
             f"{file.path}: {architecture}.attention.causal = false: the model sees the tokens that "
             "follow, and so generates no text"
         )
-    raw = _as_hugging_face(file, architecture)
+    raw = _as_hugging_face(file, architecture, known[architecture])
     config = model_config_from_hf(raw, f"{file.path}: metadata")
-    if config.family != "llama":
+    if config.rotary is None:
         return config
     rotated = file.metadata.get(f"{architecture}.rope.dimension_count", config.head_dim)
     if rotated != config.head_dim:
@@ -72,15 +74,11 @@ def config_of_gguf(file: GGUFFile) -> ModelConfig:
             f"{file.path}: {architecture}.rope.dimension_count is {rotated}, expected the whole "
             f"head of {config.head_dim}"
         )
-    scaling = _scaling_of_frequencies(file, config)
-    return replace(
-        config,
-        qkv_has_bias="blk.0.attn_q.bias" in file.tensors,
-        rope_scaling=scaling or config.rope_scaling,
-    )
+    scaling = _scaling_of_frequencies(file, config, config.rotary)
+    return config if scaling is None else config.with_rope_scaling(scaling)
 
 
-def _as_hugging_face(file: GGUFFile, architecture: str) -> dict[str, Any]:
+def _as_hugging_face(file: GGUFFile, architecture: str, gguf: GGUF) -> dict[str, Any]:
     """The metadata in the words of a Hugging Face config.json, which is then checked as one."""
 
     def value(key: str, default: object = None) -> Any:
@@ -98,7 +96,7 @@ def _as_hugging_face(file: GGUFFile, architecture: str) -> dict[str, Any]:
         vocab_size = embedding.shape[0]
     eos = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
     raw = {
-        "model_type": architecture,
+        "model_type": gguf.model_type(file.tensors) or architecture,
         "vocab_size": vocab_size,
         "hidden_size": value("embedding_length"),
         "num_hidden_layers": value("block_count"),
@@ -109,19 +107,10 @@ def _as_hugging_face(file: GGUFFile, architecture: str) -> dict[str, Any]:
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": [token for token in dict.fromkeys(eos) if token is not None],
         "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id"),
+        "rope_theta": value("rope.freq_base", 10000.0),
+        "rope_scaling": _scaling_of_metadata(value),
     }
-    if architecture in ("llama", "qwen2"):
-        raw |= {
-            "num_key_value_heads": value("attention.head_count_kv"),
-            "head_dim": value("attention.key_length"),
-            "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
-            "rope_theta": value("rope.freq_base", 10000.0),
-            "rope_scaling": _scaling_of_metadata(value),
-        }
-    else:
-        raw["layer_norm_epsilon"] = value("attention.layer_norm_epsilon")
-        raw |= {"n_inner": raw["intermediate_size"], "seq_length": value("context_length")}
-    return raw
+    return raw | {name: value(key) for name, key in gguf.keys.items()}
 
 
 def _is_tied(file: GGUFFile) -> bool:
@@ -154,7 +143,7 @@ def _scaling_of_metadata(value: Any) -> dict[str, Any] | None:
     return {key: given for key, given in scaling.items() if given is not None}
 
 
-def _scaling_of_frequencies(file: GGUFFile, config: ModelConfig) -> RopeScaling | None:
+def _scaling_of_frequencies(file: GGUFFile, config: Decoder, rotary: Rotary) -> RopeScaling | None:
     """The llama3 scaling whose factors the file lists a frequency each, None where there are none.
 
     Only the scaling of Llama 3.1 to 3.3 (low 1, high 4, trained on 8192 positions, any factor)
@@ -166,9 +155,11 @@ def _scaling_of_frequencies(file: GGUFFile, config: ModelConfig) -> RopeScaling 
     factors = stored.lazy().float32().reshape(-1).astype(np.float64)
     if factors.size and np.all(factors == 1.0):
         return None
-    if factors.size == config.head_dim // 2 and config.rope_scaling is None:
+    if factors.size == config.head_dim // 2 and rotary.scaling is None:
         scaling = RopeScaling("llama3", float(factors.max()), 8192)
-        if np.allclose(llama3_factors(config, scaling), factors, rtol=1e-5, atol=0.0):
+        if np.allclose(
+            llama3_factors(rotary.theta, config.head_dim, scaling), factors, rtol=1e-5, atol=0.0
+        ):
             return scaling
     raise ArtifactError(
         f"{file.path}: {FREQUENCIES} [{factors.size}] does not hold the factors of Llama 3's "
@@ -177,10 +168,10 @@ def _scaling_of_frequencies(file: GGUFFile, config: ModelConfig) -> RopeScaling 
     )
 
 
-def llama3_factors(config: ModelConfig, scaling: RopeScaling) -> NDArray[np.float64]:
+def llama3_factors(theta: float, head_dim: int, scaling: RopeScaling) -> NDArray[np.float64]:
     """What each rotary frequency is divided by, float64 [head_dim / 2]."""
-    exponents = np.arange(0, config.head_dim, 2) / config.head_dim
-    wavelengths = 2 * math.pi * config.theta**exponents
+    exponents = np.arange(0, head_dim, 2) / head_dim
+    wavelengths = 2 * math.pi * theta**exponents
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     smooth = (scaling.original_seq_length / wavelengths - low) / (high - low)
     # Frequencies between the two bounds move smoothly from unchanged to divided by the factor.
@@ -189,7 +180,7 @@ def llama3_factors(config: ModelConfig, scaling: RopeScaling) -> NDArray[np.floa
     return factors
 
 
-def from_gguf(file: GGUFFile, config: ModelConfig) -> dict[str, LazyTensor]:
+def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
     """Canonical tensors of the file, complete and checked, or ArtifactError."""
     table = parameters(config)
     expected = {parameter.gguf: _shape_in_file(parameter) for parameter in table}
@@ -201,7 +192,8 @@ def from_gguf(file: GGUFFile, config: ModelConfig) -> dict[str, LazyTensor]:
     check_tensors(found, expected, str(file.path))
     if head is not None and tied_twice:
         check_tied_head(head.lazy(), file.tensors[table[0].gguf].lazy(), str(file.path))
-    reordered = file.metadata.get("general.architecture") == "llama"
+    gguf = KNOWN[str(file.metadata.get("general.architecture"))].gguf
+    reordered = gguf is not None and gguf.permuted
     return {parameter.name: _from_file(parameter, file, reordered) for parameter in table}
 
 

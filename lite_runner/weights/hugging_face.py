@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures import Parameter, architecture_of, parameters
+from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.derive import derived, same_values, transposed
-from lite_runner.weights.layouts import Parameter, check_tensors, parameters
+from lite_runner.weights.layouts import check_tensors
 from lite_runner.weights.safetensors_file import open_safetensors
 from lite_runner.weights.tensor import LazyTensor
 from lite_runner.weights.torch_file import open_torch
@@ -93,7 +94,7 @@ def _read_index(index: Path) -> dict[str, set[str]]:
     return dict(shards)
 
 
-def shapes_in_files(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def shapes_in_files(config: Decoder) -> dict[str, tuple[int, ...]]:
     """Hugging Face name -> shape of every tensor the model needs."""
     return {
         parameter.hugging_face: _shape_in_file(parameter, config)
@@ -101,12 +102,16 @@ def shapes_in_files(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _shape_in_file(parameter: Parameter, config: ModelConfig) -> tuple[int, ...]:
+def _shape_in_file(parameter: Parameter, config: Decoder) -> tuple[int, ...]:
     shape = parameter.shape[::-1] if parameter.layout == "in_out" else parameter.shape
     if parameter.part is not None:
         shape = (3 * shape[0], *shape[1:])
-    # gpt2's Conv1D is held [in, out], every other linear layer [out, in].
-    return shape[::-1] if config.family == "gpt2" and parameter.layout != "plain" else shape
+    return shape[::-1] if _is_conv1d(parameter, config) else shape
+
+
+def _is_conv1d(parameter: Parameter, config: Decoder) -> bool:
+    """Whether transformers holds it [in, out]; every other linear layer is [out, in]."""
+    return architecture_of(config).conv1d and parameter.layout != "plain"
 
 
 def full_name(name: str, expected: Mapping[str, object]) -> str:
@@ -118,7 +123,7 @@ def full_name(name: str, expected: Mapping[str, object]) -> str:
 
 
 def from_hugging_face(
-    found: Mapping[str, LazyTensor], config: ModelConfig, where: str
+    found: Mapping[str, LazyTensor], config: Decoder, where: str
 ) -> dict[str, LazyTensor]:
     """Canonical tensors out of Hugging Face's, complete and checked, or ArtifactError."""
     expected = shapes_in_files(config)
@@ -150,8 +155,8 @@ def check_tied_head(head: LazyTensor, embedding: LazyTensor, where: str) -> None
         )
 
 
-def _from_file(parameter: Parameter, tensor: LazyTensor, config: ModelConfig) -> LazyTensor:
-    conv1d = config.family == "gpt2" and parameter.layout != "plain"
+def _from_file(parameter: Parameter, tensor: LazyTensor, config: Decoder) -> LazyTensor:
+    conv1d = _is_conv1d(parameter, config)
     if parameter.part is None:
         in_out_in_file = conv1d
         return tensor if in_out_in_file == (parameter.layout == "in_out") else transposed(tensor)
@@ -163,9 +168,9 @@ def _from_file(parameter: Parameter, tensor: LazyTensor, config: ModelConfig) ->
     return derived(tensor, parameter.shape, split)
 
 
-def part_of_rows(fused: NDArray[Any], part: int, config: ModelConfig) -> NDArray[Any]:
+def part_of_rows(fused: NDArray[Any], part: int, config: Decoder) -> NDArray[Any]:
     """q, k or v (`part` 0, 1, 2) out of the rows [3 * heads * head_dim, ...] that fuse them."""
-    if config.family != "bloom":
+    if not architecture_of(config).fused_by_head:
         return np.split(fused, 3)[part]
     rest = fused.shape[1:]
     heads = fused.reshape(config.num_heads, 3, config.head_dim, *rest)
@@ -173,18 +178,16 @@ def part_of_rows(fused: NDArray[Any], part: int, config: ModelConfig) -> NDArray
     return rows
 
 
-def fused_rows(parts: Sequence[NDArray[Any]], config: ModelConfig) -> NDArray[Any]:
+def fused_rows(parts: Sequence[NDArray[Any]], config: Decoder) -> NDArray[Any]:
     """The rows of q, k and v [heads * head_dim, ...] as one [3 * heads * head_dim, ...]."""
-    if config.family != "bloom":
+    if not architecture_of(config).fused_by_head:
         return np.concatenate(parts)
     heads = [a.reshape(config.num_heads, config.head_dim, *a.shape[1:]) for a in parts]
     rows: NDArray[Any] = np.stack(heads, axis=1).reshape(-1, *parts[0].shape[1:])
     return rows
 
 
-def to_hugging_face(
-    tensors: Mapping[str, LazyTensor], config: ModelConfig
-) -> dict[str, LazyTensor]:
+def to_hugging_face(tensors: Mapping[str, LazyTensor], config: Decoder) -> dict[str, LazyTensor]:
     """Hugging Face's tensors, under the names that transformers writes, from canonical ones."""
     sources: defaultdict[str, list[Parameter]] = defaultdict(list)
     for parameter in parameters(config):
@@ -193,11 +196,11 @@ def to_hugging_face(
 
 
 def _to_file(
-    parts: list[Parameter], tensors: Mapping[str, LazyTensor], config: ModelConfig
+    parts: list[Parameter], tensors: Mapping[str, LazyTensor], config: Decoder
 ) -> LazyTensor:
     first = parts[0]
     held = [tensors[part.name] for part in parts]
-    conv1d = config.family == "gpt2" and first.layout != "plain"
+    conv1d = _is_conv1d(first, config)
     if first.part is None:
         return held[0] if conv1d == (first.layout == "in_out") else transposed(held[0])
 

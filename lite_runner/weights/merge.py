@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures import may_untie, parameters
+from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.adapter import Adapter, LoraPair, check_copies, check_effective
 from lite_runner.weights.adapter_sites import HEAD, Site, sites
-from lite_runner.weights.layouts import parameters
 from lite_runner.weights.tensor import LazyTensor, narrowed
 
 _HEAD_WEIGHT = f"{HEAD}.weight"
 
 
-def merged_model(model: ModelConfig, adapter: Adapter) -> ModelConfig:
+def merged_model(model: Decoder, adapter: Adapter) -> Decoder:
     """The model that the merged tensors are of.
 
     A head that was tied to the embedding is its own where the adapter changes one of the two.
@@ -29,17 +29,17 @@ def merged_model(model: ModelConfig, adapter: Adapter) -> ModelConfig:
     embedding = parameters(model)[0].name
     if not model.tie_word_embeddings or not {embedding, _HEAD_WEIGHT} & adapter.pairs.keys():
         return model
-    if model.family != "llama":
+    if not may_untie(model):
         raise ArtifactError(
-            f"adapter {adapter.name}: changes the embedding or the head alone, and {model.family} "
-            "has one tensor for both, so it cannot be merged",
+            f"adapter {adapter.name}: changes the embedding or the head alone, and"
+            f" {model.architecture} has one tensor for both, so it cannot be merged",
             "run it beside its base: run_mode=slora",
         )
     return replace(model, tie_word_embeddings=False)
 
 
 def merged(
-    tensors: Mapping[str, LazyTensor], adapter: Adapter, model: ModelConfig
+    tensors: Mapping[str, LazyTensor], adapter: Adapter, model: Decoder
 ) -> dict[str, LazyTensor]:
     """The tensors of `merged_model`, from all of the base `model`'s; each keeps its type.
 

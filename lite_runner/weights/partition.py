@@ -1,4 +1,4 @@
-"""How the tensors of a model are cut for tensor parallel, by MindFormers' names.
+"""How the tensors of a model are cut for tensor parallel.
 
 A column-parallel layer (q, k, v, gate, up) is cut along its outputs, the row-parallel one behind it
 (the output projection, down) along its inputs; what follows an all-reduce is whole on every rank.
@@ -9,14 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures import Parameter, parameters
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
-from lite_runner.weights.layouts import expected_tensors
-
-_BY_OUTPUT = ("wq", "w1", "w3", "dense1")  # [out, in], and their biases
-_BY_KEY_HEADS = ("wk", "wv", "dense2", "dense3")
-_BY_INPUT_OUT_IN = ("wo", "w2")  # [out, in]
-_BY_VOCABULARY = ("tok_embeddings", "word_embedding", "lm_head")
 
 
 @dataclass(frozen=True)
@@ -45,26 +40,21 @@ class Cut:
         return tuple(whole)
 
 
-def cuts(model: ModelConfig, tensor: int, *, vocab_parallel: bool = True) -> dict[str, Cut]:
+def cuts(model: Decoder, tensor: int, *, vocab_parallel: bool = True) -> dict[str, Cut]:
     """Name -> cut of every tensor of the model, for `tensor` ranks that share a copy of it."""
-    return {
-        name: _cut(name, len(shape), model, tensor, vocab_parallel)
-        for name, shape in expected_tensors(model).items()
-    }
+    return {one.name: _cut(one, model, tensor, vocab_parallel) for one in parameters(model)}
 
 
-def _cut(name: str, axes: int, model: ModelConfig, tensor: int, vocab_parallel: bool) -> Cut:
-    *_, layer, _kind = name.split(".")
-    if layer in _BY_VOCABULARY:
+def _cut(parameter: Parameter, model: Decoder, tensor: int, vocab_parallel: bool) -> Cut:
+    # The outputs of a linear layer are its first axis, or its last where it is held [in, out].
+    last = len(parameter.shape) - 1
+    outputs = last if parameter.layout == "in_out" else 0
+    if parameter.split == "vocabulary":
         return Cut(0, tensor) if vocab_parallel else Cut()
-    if layer in _BY_OUTPUT:
-        return Cut(0, tensor)
-    if layer in _BY_KEY_HEADS:
-        return Cut(0, min(tensor, model.n_kv_heads))
-    if layer in _BY_INPUT_OUT_IN:
-        return Cut(1, tensor)
-    if layer == "mapping":  # [in, out], and its bias [out]
-        return Cut(axes - 1, tensor)
-    if layer == "projection" and axes == 2:  # [in, out]; the bias is added once, when all is summed
-        return Cut(0, tensor)
+    if parameter.split == "outputs":
+        return Cut(outputs, tensor)
+    if parameter.split == "key_heads":
+        return Cut(outputs, min(tensor, model.n_kv_heads))
+    if parameter.split == "inputs":
+        return Cut(last - outputs, tensor)
     return Cut()

@@ -7,14 +7,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
 from lite_runner.weights.partition import Cut, cuts
 from lite_runner.weights.tensor import Index, LazyTensor
 
 
 def pieces(
-    whole: Mapping[str, LazyTensor], model: ModelConfig, ranks: Ranks, *, vocab_parallel: bool
+    whole: Mapping[str, LazyTensor], model: Decoder, ranks: Ranks, *, vocab_parallel: bool
 ) -> dict[str, LazyTensor]:
     """What `ranks` holds of each tensor of `whole`, which are all of `model`'s."""
     how = cuts(model, ranks.tensor, vocab_parallel=vocab_parallel)

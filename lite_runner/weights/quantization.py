@@ -9,17 +9,17 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures import parameters
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import Quantization, Scheme
 from lite_runner.weights.files import drop_pages
-from lite_runner.weights.layouts import parameters
 from lite_runner.weights.quantized import QuantizedTensor, check_columns, quantize_rows
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor, widened
 
 PIECE_BYTES = 1 << 24  # of float32 that is read at a time, where slices of a tensor are cheap
 
 
-def schemes(config: ModelConfig, quantization: Quantization) -> dict[str, Scheme]:
+def schemes(config: Decoder, quantization: Quantization) -> dict[str, Scheme]:
     """Canonical name -> how it is held, of the matrices that become integers.
 
     These are the linear layers, the embedding and the head; norms, biases and tables of positions
@@ -36,7 +36,7 @@ def schemes(config: ModelConfig, quantization: Quantization) -> dict[str, Scheme
 
 
 def with_quantization(
-    tensors: Mapping[str, LazyTensor], config: ModelConfig, quantization: Quantization
+    tensors: Mapping[str, LazyTensor], config: Decoder, quantization: Quantization
 ) -> dict[str, LazyTensor]:
     """All tensors of a model, matrices as integers where that is asked for.
 

@@ -19,11 +19,12 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures import Parameter, parameters
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import Quant, QuantGroup, Quantization, Scheme
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.files import atomic_write
-from lite_runner.weights.layouts import Parameter, check_tensors, parameters
+from lite_runner.weights.layouts import check_tensors
 from lite_runner.weights.quantization import float_values, schemes
 from lite_runner.weights.quantized import QuantizedTensor, check_columns
 from lite_runner.weights.safetensors_file import (
@@ -110,7 +111,7 @@ def _from_plain(raw: dict[str, Any]) -> QuantizationManifest:
 
 
 def open_quantized(
-    file: Path, manifest: QuantizationManifest, config: ModelConfig
+    file: Path, manifest: QuantizationManifest, config: Decoder
 ) -> dict[str, LazyTensor]:
     """Every tensor of the model by its canonical name; matrices give their integers and, as F32,
     what these stand for.
@@ -194,7 +195,7 @@ def _array(stored: StoredTensor, dtype: type[np.generic]) -> NDArray[Any]:
 def write_quantized(
     folder: Path,
     tensors: Mapping[str, LazyTensor],
-    config: ModelConfig,
+    config: Decoder,
     manifest: QuantizationManifest,
     advance: Callable[[int], None] = lambda count: None,
 ) -> None:
@@ -217,7 +218,7 @@ def write_quantized(
     manifest.write(folder)
 
 
-def weights_bytes(config: ModelConfig, manifest: QuantizationManifest) -> int:
+def weights_bytes(config: Decoder, manifest: QuantizationManifest) -> int:
     """What the tensors take in the file."""
     total = 0
     for one in parameters(config):

@@ -8,14 +8,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.weights.layouts import expected_tensors
 from lite_runner.weights.tensor import LazyTensor
 
 SCALE = np.float32(0.02)  # standard deviation, as the families initialise their weights
 
 
-def random_checkpoint(config: ModelConfig, seed: int) -> dict[str, LazyTensor]:
+def random_checkpoint(config: Decoder, seed: int) -> dict[str, LazyTensor]:
     """Every tensor of the model as F32, drawn when read: normal, the gains of norms around 1.
 
     A tensor depends on `seed` and its own name only.

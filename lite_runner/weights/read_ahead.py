@@ -12,10 +12,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures import parameters
+from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.files import drop_pages
-from lite_runner.weights.layouts import parameters
 from lite_runner.weights.quantized import QuantizedTensor
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor, widened
 
@@ -98,7 +98,7 @@ class QuantizedWeights:
     def __init__(
         self,
         tensors: Mapping[str, LazyTensor],
-        config: ModelConfig,
+        config: Decoder,
         advance: Advance = lambda count: None,
     ) -> None:
         turned = {one.name for one in parameters(config) if one.layout == "in_out"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import open_checkpoint
@@ -17,7 +17,7 @@ from lite_runner.weights.tensor import LazyTensor
 
 
 def whole_tensors(
-    source: Path, model: ModelConfig, strategy: Path | None = None
+    source: Path, model: Decoder, strategy: Path | None = None
 ) -> Mapping[str, LazyTensor]:
     """Every tensor of any checkpoint, a sharded one compared with its manifests.
 
@@ -32,7 +32,7 @@ def whole_tensors(
 
 def tensors_for(
     source: Path,
-    model: ModelConfig,
+    model: Decoder,
     ranks: Ranks,
     *,
     strategy: Path | None = None,
@@ -64,7 +64,7 @@ def tensors_for(
     return pieces(shards.whole(), model, ranks, vocab_parallel=vocab_parallel)
 
 
-def _open_whole(source: Path, model: ModelConfig, strategy: Path | None) -> dict[str, LazyTensor]:
+def _open_whole(source: Path, model: Decoder, strategy: Path | None) -> dict[str, LazyTensor]:
     if strategy is not None and source.exists():
         raise ArtifactError(
             f"{source}: a whole checkpoint, and {strategy} would say how shards of it are cut",

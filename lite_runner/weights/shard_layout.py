@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import own_name
@@ -19,7 +19,7 @@ MOST_PARTS = 128  # tensor parallel degrees that are tried where only shapes tel
 
 def how_cut(
     folder: Path,
-    model: ModelConfig,
+    model: Decoder,
     held: tuple[Mapping[str, LazyTensor], ...],
     manifests: tuple[ShardManifest, ...],
     path: Path | None,
@@ -102,7 +102,7 @@ def _of_model(strategy: Strategy, shapes: Mapping[str, tuple[int, ...]], path: P
 
 
 def _from_shapes(
-    folder: Path, model: ModelConfig, held: tuple[Mapping[str, LazyTensor], ...]
+    folder: Path, model: Decoder, held: tuple[Mapping[str, LazyTensor], ...]
 ) -> Strategy:
     """The cut of ours that gives the shapes of rank 0."""
     shapes = expected_tensors(model)

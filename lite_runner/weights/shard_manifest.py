@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.hf import hf_from_model_config, model_config_from_hf
-from lite_runner.config.model import ModelConfig
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.files import atomic_write
@@ -33,14 +33,14 @@ class ShardManifest:
     vocab_parallel: bool
     file: str
     sha256: str
-    model: ModelConfig
+    model: Decoder
 
     @property
     def ranks(self) -> Ranks:
         return Ranks(self.rank, self.dp, self.tp)
 
     @property
-    def cut(self) -> tuple[int, int, bool, ModelConfig]:
+    def cut(self) -> tuple[int, int, bool, Decoder]:
         """What all ranks of a set have in common."""
         return self.dp, self.tp, self.vocab_parallel, self.model
 
@@ -100,7 +100,7 @@ def rank_folders(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def shards_model(folder: Path) -> ModelConfig | None:
+def shards_model(folder: Path) -> Decoder | None:
     """The model that the manifests of a set name; None where it has none."""
     manifests = (read_shard_manifest(path) for _, path in rank_folders(folder))
     return next((manifest.model for manifest in manifests if manifest), None)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ConfigError
 from lite_runner.weights.ckpt_file import write_ckpt
@@ -44,7 +44,7 @@ class Cutting:
 
     @classmethod
     def of_model(
-        cls, model: ModelConfig, ranks: Ranks, format: ShardFormat, *, vocab_parallel: bool
+        cls, model: Decoder, ranks: Ranks, format: ShardFormat, *, vocab_parallel: bool
     ) -> Cutting:
         """This project's cut of a model for `ranks`, whose own rank has no meaning."""
         strategy = strategy_of(model, ranks, vocab_parallel=vocab_parallel)

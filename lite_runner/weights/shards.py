@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import carries_no_weights, own_name
 from lite_runner.weights.ckpt_file import open_ckpt
@@ -115,7 +115,7 @@ class ShardSet:
         return [(bounds, self.held[rank][name]) for bounds, rank in self._owners(name)]
 
 
-def open_shards(folder: Path, model: ModelConfig | None, strategy: Path | None = None) -> ShardSet:
+def open_shards(folder: Path, model: Decoder | None, strategy: Path | None = None) -> ShardSet:
     """The sharded checkpoint in `folder`, of which only the headers are read.
 
     How it is cut say the manifests that run_mode=shard writes, else the file or folder `strategy`,
@@ -212,7 +212,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(digits or 0), text) for digits, text in re.findall(r"(\d{1,18})|(\D+)", name)]
 
 
-def open_shard(file: Path, model: ModelConfig | None) -> dict[str, LazyTensor]:
+def open_shard(file: Path, model: Decoder | None) -> dict[str, LazyTensor]:
     """The tensors of one rank in the model's names; what training keeps beside them is left out.
 
     Without a model, the tensors of a MindSpore file as they are.

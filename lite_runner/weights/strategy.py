@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.weights import strategy_message
@@ -85,7 +85,7 @@ class Strategy:
         return self.stages * self.devices
 
 
-def strategy_of(model: ModelConfig, ranks: Ranks, *, vocab_parallel: bool = True) -> Strategy:
+def strategy_of(model: Decoder, ranks: Ranks, *, vocab_parallel: bool = True) -> Strategy:
     """How this project lays a model on `ranks`."""
     how = cuts(model, ranks.tensor, vocab_parallel=vocab_parallel)
     shapes = expected_tensors(model)

@@ -11,8 +11,9 @@ from typing import Any, Literal, get_args
 
 from numpy.typing import NDArray
 
-from lite_runner.config.hf import FAMILIES, hf_from_model_config
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures import parameters
+from lite_runner.architectures.spec import Decoder
+from lite_runner.config.hf import hf_from_model_config, is_transformers
 from lite_runner.config.release import Release
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.weights.adapter import Adapter
@@ -21,7 +22,6 @@ from lite_runner.weights.ckpt_file import write_ckpt
 from lite_runner.weights.derive import cast
 from lite_runner.weights.files import atomic_write, make_folder, sync_folder
 from lite_runner.weights.hugging_face import INDEX, TOKENIZER_FILES, to_hugging_face
-from lite_runner.weights.layouts import parameters
 from lite_runner.weights.merge import merged, merged_model
 from lite_runner.weights.safetensors_file import write_safetensors
 from lite_runner.weights.tensor import DType, LazyTensor
@@ -39,7 +39,7 @@ COPIED_FILES: tuple[str, ...] = ("config.json", *TOKENIZER_FILES, "generation_co
 
 def convert(
     source: Path,
-    config: ModelConfig,
+    config: Decoder,
     target: Path,
     format: Format,
     *,
@@ -90,9 +90,9 @@ def convert(
     write_beside(target, beside)
 
 
-def config_file(config: ModelConfig) -> dict[str, bytes]:
+def config_file(config: Decoder) -> dict[str, bytes]:
     """config.json of the model and its content; nothing for a family that Hugging Face lacks."""
-    if config.family not in FAMILIES:
+    if not is_transformers(config):
         return {}
     return {"config.json": (json.dumps(hf_from_model_config(config), indent=2) + "\n").encode()}
 

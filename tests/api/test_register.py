@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from lite_runner import AutoModel, Trainer, register, register_inputs
 from lite_runner.app import main
+from lite_runner.architectures import KNOWN
 from lite_runner.backends.base import Backend, Row
 from lite_runner.backends.engines.graph_cell import GraphCellEngine
 from lite_runner.backends.online import OnlineBackend, OnlineOptions
 from lite_runner.backends.static_pair import StaticPairBackend
-from lite_runner.config import hf, model, plan
+from lite_runner.config import hf
 from lite_runner.config.hf_fields import Fields
 from lite_runner.config.model import ModelConfig
 from lite_runner.config.plan import parameter_count
@@ -28,7 +29,6 @@ from lite_runner.export import pair_inputs, static_pair
 from lite_runner.export.manifest import Graph, GraphName, Manifest, TensorSpec, read_manifest
 from lite_runner.export.resizable import export_resizable
 from lite_runner.export.static_pair import export_static_pair
-from lite_runner.models import networks
 from lite_runner.models.layers import (
     Attention,
     BuildOptions,
@@ -40,7 +40,6 @@ from lite_runner.models.layers import (
     Weights,
 )
 from lite_runner.text.tokenizer import byte_tokenizer
-from lite_runner.weights import layouts
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.layouts import Parameter
 from lite_runner.weights.read_ahead import ReadAhead
@@ -156,10 +155,7 @@ class ForeignIncrement(ForeignPrefill):
 @pytest.fixture(autouse=True)
 def registry() -> Iterator[None]:
     """What a test registers is gone behind it."""
-    tables: list[dict[Any, Any]] = [
-        *(networks.NETWORKS, layouts.TENSORS, hf.READERS, plan.COUNTS, model.REGISTERED),
-        *(pair_inputs.MAPPING, static_pair.STEPS),
-    ]
+    tables: list[dict[Any, Any]] = [KNOWN, pair_inputs.MAPPING, static_pair.STEPS]
     before = [dict(table) for table in tables]
     yield
     for table, old in zip(tables, before, strict=True):
@@ -384,7 +380,7 @@ def test_what_cannot_be_registered() -> None:
         register("a toy", network=ToyModel, tensors=toy_tensors, config=toy_config)
     with pytest.raises(ConfigError, match="source can be read"):
         register("toy", network=len, tensors=toy_tensors, config=toy_config)  # type: ignore[arg-type]
-    assert "toy" not in networks.NETWORKS and "toy" not in hf.READERS
+    assert "toy" not in KNOWN
     register_toy()
     register_toy()  # as a notebook does
     with pytest.raises(ConfigError, match="bloom is there already"):

@@ -16,8 +16,8 @@ from mindspore import Tensor, nn
 from mindspore.ops.auto_generate import gen_ops_prim
 from mindspore.train.mind_ir_pb2 import ModelProto
 
+from lite_runner.architectures.flat import ModelConfig
 from lite_runner.backends.device import set_device
-from lite_runner.config.model import ModelConfig
 from lite_runner.models.layers import BuildOptions, CacheSize
 from lite_runner.models.networks import NETWORKS, Decode, LoraDecode, Prefill, Score
 from lite_runner.models.quantized import QuantizedLinear

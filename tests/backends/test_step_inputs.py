@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lite_runner.architectures.flat import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.step_inputs import MASKED, gather_rows, score_bias
-from lite_runner.config.model import ModelConfig
 from lite_runner.export.resizable_inputs import Shape
 
 
-def model(heads: int, kv: int) -> ModelConfig:
+def model(heads: int, kv: int) -> Decoder:
     return ModelConfig("llama", 96, 32, 2, heads, kv, 8, 48, 64, 1e-5, False)
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from lite_runner.architectures.flat import ModelConfig
 from lite_runner.config.checks import fits_model
-from lite_runner.config.model import ModelConfig
 from lite_runner.config.release import Release
 from lite_runner.config.schema import RunConfig
 

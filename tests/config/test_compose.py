@@ -237,8 +237,8 @@ def test_a_nested_section_is_given_whole(resolve: Resolve, faults: Faults) -> No
     model = resolve(
         TINY, "predict_data=x", f"{key}={{type: yarn, factor: 2, original_seq_length: 128}}"
     ).model_config()
-    assert model is not None and model.rope_scaling is not None
-    assert (model.rope_scaling.type, model.rope_scaling.factor) == ("yarn", 2.0)
+    assert model is not None and model.rotary is not None and model.rotary.scaling is not None
+    assert (model.rotary.scaling.type, model.rotary.scaling.factor) == ("yarn", 2.0)
     message = faults(TINY, "predict_data=x", f"{key}={{type: yarm, factr: 2}}")
     for part in ("type: got 'yarm'", "factr: no such key", "original_seq_length: missing"):
         assert part in message

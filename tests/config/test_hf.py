@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lite_runner.architectures.flat import ModelConfig
+from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
 from lite_runner.config.hf import hf_from_model_config, model_config_from_hf
-from lite_runner.config.model import ModelConfig, RopeScaling
 from lite_runner.errors import ArtifactError
 
 LLAMA: dict[str, Any] = {
@@ -71,7 +72,7 @@ QWEN2: dict[str, Any] = {
 }
 
 
-def read(raw: dict[str, Any], **changes: Any) -> ModelConfig:
+def read(raw: dict[str, Any], **changes: Any) -> Decoder:
     return model_config_from_hf(raw | changes, "config.json")
 
 
@@ -136,8 +137,10 @@ def test_gpt2() -> None:
 
 def test_qwen2() -> None:
     config = read(QWEN2)
-    assert config.family == "llama" and config.qkv_has_bias and config.tie_word_embeddings
-    assert (config.n_kv_heads, config.head_dim, config.theta) == (2, 64, 1e6)
+    assert (
+        config.architecture == "qwen2" and config.attention.qkv_bias and config.tie_word_embeddings
+    )
+    assert (config.n_kv_heads, config.head_dim, config.rotary.theta) == (2, 64, 1e6)
 
 
 LINEAR = {"rope_type": "linear", "factor": 2.0}
@@ -182,7 +185,7 @@ def test_rope_scaling_of_both_transformers(
     raw: dict[str, Any] | None, expected: RopeScaling | None
 ) -> None:
     four = read(LLAMA, rope_scaling=raw)
-    assert (four.theta, four.rope_scaling) == (500000.0, expected)
+    assert four.rotary == Rotary(500000.0, expected)
     new = {key: value for key, value in LLAMA.items() if key != "rope_theta"}
     five = read(new, rope_parameters=(raw or {}) | {"rope_theta": 500000.0})
     assert five == four
@@ -190,26 +193,26 @@ def test_rope_scaling_of_both_transformers(
 
 def test_default_theta() -> None:
     raw = {key: value for key, value in LLAMA.items() if key != "rope_theta"}
-    assert read(raw).theta == 10000.0
-    assert read(raw, rope_parameters={"rope_type": "default"}).theta == 10000.0
+    assert read(raw).rotary.theta == 10000.0
+    assert read(raw, rope_parameters={"rope_type": "default"}).rotary.theta == 10000.0
 
 
 def test_an_empty_old_scaling_does_not_hide_the_new() -> None:
     new = {"rope_theta": 2e6, "rope_type": "linear", "factor": 2.0}
     config = read(LLAMA, rope_theta=None, rope_scaling={}, rope_parameters=new)
-    assert config.theta == 2e6 and config.rope_scaling == RopeScaling("linear", 2.0, 131072)
+    assert config.rotary == Rotary(2e6, RopeScaling("linear", 2.0, 131072))
 
 
 def test_dynamic_scaling_extends_the_context() -> None:
     config = read(LLAMA, max_position_embeddings=2048, rope_scaling=DYNAMIC)
     assert config.seq_length == 8192
-    assert config.rope_scaling == RopeScaling("dynamic", 4.0, 2048)
+    assert config.rotary.scaling == RopeScaling("dynamic", 4.0, 2048)
     assert read(LLAMA, max_position_embeddings=2048, rope_scaling=LINEAR).seq_length == 2048
 
 
 def test_trained_length_beside_the_scaling_wins() -> None:
     config = read(LLAMA, rope_scaling=YARN, original_max_position_embeddings=4096)
-    assert config.rope_scaling == RopeScaling("yarn", 4.0, 4096)
+    assert config.rotary.scaling == RopeScaling("yarn", 4.0, 4096)
 
 
 REFUSED = [
@@ -292,7 +295,7 @@ def test_a_sliding_window_that_never_slides() -> None:
         replace(read(LLAMA), eos_token_id=(), bos_token_id=None),
     ],
 )
-def test_written_config_reads_back(config: ModelConfig) -> None:
+def test_written_config_reads_back(config: Decoder) -> None:
     raw = json.loads(json.dumps(hf_from_model_config(config)))
     assert model_config_from_hf(raw, "config.json") == config
 

@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lite_runner.architectures.spec import Rotary
 from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.mindformers import listed
 from lite_runner.config.mindformers_model import feed_forward_width
@@ -220,7 +221,7 @@ def test_a_model_of_ones_own(resolve: Resolve, file: Callable[..., str]) -> None
     config = resolve("--config", path, "--predict_data", "hi", "--load_checkpoint", "x.ckpt")
     assert config.model_name == "mine"
     model = config.model_config()
-    assert model is not None and (model.num_layers, model.theta) == (2, 500000.0)
+    assert model is not None and (model.num_layers, model.rotary.theta) == (2, 500000.0)
 
 
 def test_a_file_of_another_family_than_the_model_chosen(
@@ -257,14 +258,14 @@ def test_longer_contexts_of_mindformers(
     path = file('extend_method: "None"', lines)
     model = resolve("--config", path, "--predict_data", "hi").model_config()
     assert model is not None
-    rope = model.rope_scaling
+    rope = model.rotary.scaling
     assert (rope and (rope.type, rope.factor, rope.original_seq_length)) == expected
 
 
 def test_ntk_of_mindformers_widens_the_base(resolve: Resolve, file: Callable[..., str]) -> None:
     path = file('extend_method: "None"', "extend_method: NTK\n    scaling_factor: 2.0")
     model = resolve("--config", path, "--predict_data", "hi").model_config()
-    assert model is not None and model.theta == 20000.0 and model.rope_scaling is None
+    assert model is not None and model.rotary == Rotary(20000.0)
 
 
 @pytest.mark.parametrize(

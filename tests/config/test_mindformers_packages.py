@@ -106,7 +106,7 @@ def test_each_file_of_a_folder_runs_or_says_what_the_model_is(
         line = ["--config", str(configs / f"{name}.yaml"), *HERE, *RANDOM]
         config, _ = resolve_line(parse([*line, "--pretrained_model_dir", str(folder)], heads()))
         if kind == "qwen2":
-            assert model_files.locate(config).model.qkv_has_bias
+            assert model_files.locate(config).model.attention.qkv_bias
         else:
             with pytest.raises(RunnerError, match=f"model_type.*{kind}"):
                 model_files.locate(config)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from lite_runner import memory
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.plan import (
     Lever,
     Memory,
@@ -22,7 +22,7 @@ from lite_runner.errors import EnvironmentFault
 Resolve = Callable[..., RunConfig]
 
 
-def model_of(resolve: Resolve, name: str) -> ModelConfig:
+def model_of(resolve: Resolve, name: str) -> Decoder:
     model = resolve(f"model={name}", "predict_data=x").model_config()
     assert model is not None
     return model

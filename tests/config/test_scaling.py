@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 
 import pytest
 
 from lite_runner import memory
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.plan import Memory
 from lite_runner.config.scaling import (
     Assumptions,
@@ -21,11 +20,12 @@ from lite_runner.config.scaling import (
 from lite_runner.config.schema import RunConfig
 from lite_runner.weights.layouts import expected_tensors
 from lite_runner.weights.partition import cuts
+from tests.sizes import resized
 
 Resolve = Callable[..., RunConfig]
 
 
-def model_of(resolve: Resolve, name: str) -> ModelConfig:
+def model_of(resolve: Resolve, name: str) -> Decoder:
     model = resolve(f"model={name}", "predict_data=x").model_config()
     assert model is not None
     return model
@@ -64,7 +64,7 @@ def test_degrees(resolve: Resolve) -> None:
     gpt2 = model_of(resolve, "gpt2")  # 50257 tokens, 12 heads
     assert degrees_of(gpt2) == [1]
     assert degrees_of(gpt2, vocab_parallel=False) == [1, 2, 3, 4, 6]
-    two_kv_heads = dataclasses.replace(model_of(resolve, "llama2_70b"), n_kv_heads=2)
+    two_kv_heads = resized(model_of(resolve, "llama2_70b"), n_kv_heads=2)
     assert degrees_of(two_kv_heads) == [1, 2, 4, 8]
 
 

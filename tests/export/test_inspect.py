@@ -13,9 +13,9 @@ import pytest
 from mindspore import Tensor, nn
 from mindspore.train.mind_ir_pb2 import ModelProto
 
+from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Row
 from lite_runner.backends.exported import EngineOptions, open_exported
-from lite_runner.config.model import ModelConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.export import static_pair
 from lite_runner.export.dynamic import export_dynamic
@@ -30,10 +30,10 @@ from lite_runner.weights.read_ahead import ReadAhead
 REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
 BATCH, LENGTH = 2, 48
 
-Export = tuple[ModelConfig, Path, dict[GraphName, Graph]]
+Export = tuple[Decoder, Path, dict[GraphName, Graph]]
 
 
-def model_of(case: str) -> ModelConfig:
+def model_of(case: str) -> Decoder:
     model = model_config_of(REFERENCE / case)
     assert model is not None
     return model

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from lite_runner.api.infer import told_sizes
+from lite_runner.architectures.flat import ModelConfig
 from lite_runner.backends.answers import logits_of
 from lite_runner.backends.base import Row
 from lite_runner.backends.exported import EngineOptions, choose_engine, open_exported
-from lite_runner.config.model import ModelConfig
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.export.inspect import foreign_manifest
 from lite_runner.export.manifest import GraphName

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,11 @@ from mindspore.train.mind_ir_pb2 import ModelProto
 from numpy.typing import NDArray
 
 from lite_runner import environment
+from lite_runner.architectures.flat import ModelConfig
 from lite_runner.backends import graph_cache, online
 from lite_runner.backends.base import Row
 from lite_runner.backends.device import set_device
 from lite_runner.backends.online import OnlineBackend, OnlineOptions
-from lite_runner.config.model import ModelConfig
 from lite_runner.config.quantization import Quant, Quantization
 from lite_runner.models import ascend, device_layers
 from lite_runner.models.device_layers import linear
@@ -37,6 +36,7 @@ from lite_runner.weights.quantization import with_quantization
 from lite_runner.weights.quantized import QuantizedTensor, quantize
 from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
+from tests.sizes import resized
 
 LAYERS = 2
 Reference = Callable[[str], Any]
@@ -150,7 +150,7 @@ def test_stock_layers_where_the_fused_ones_do_not_serve(
     fused: bool, dtype: ms.Type, family: str, head_dim: int
 ) -> None:
     options = BuildOptions(CacheSize(3, 200), dtype, fused=fused)
-    config = replace(FAMILIES[family], head_dim=head_dim)
+    config = resized(FAMILIES[family], head_dim=head_dim)
     assert device_layers.layers_for(options, config) is device_layers.STOCK
 
 
@@ -233,7 +233,7 @@ def test_slots_own_their_blocks(reference: Reference, relative_error: Error) -> 
     [("bloom", "a16w8", 1e-5), ("llama", "a16w4", 1e-5), ("gpt2", "a8w8", 3e-2)],
 )
 def test_integers_score_as_their_floats_do(family: str, quant: Quant, bound: float) -> None:
-    config = replace(FAMILIES[family], num_layers=1)
+    config = resized(FAMILIES[family], num_layers=1)
     tensors = with_quantization(random_checkpoint(config, 0), config, Quantization.of(quant, None))
     prompt = np.random.default_rng(1).integers(0, 90, 19).astype(np.int32)
     floats = OnlineBackend(config, ReadAhead(tensors), OnlineOptions(slots=1, length=40))
@@ -310,7 +310,7 @@ def test_signed_nibbles_stand_for_the_same_values() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_without_integers_are_those_of_the_checkpoint(family: str) -> None:
     """As a rank has them, whose pieces are floats."""
-    config = replace(FAMILIES[family], num_layers=1)
+    config = resized(FAMILIES[family], num_layers=1)
     tensors = random_checkpoint(config, 0)
     weights = LinearIntegers(QuantizedWeights(tensors, config), config)
     for name, tensor in tensors.items():

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from lite_runner.architectures import parameters
+from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Row
 from lite_runner.backends.fused import FusedBackend, FusedOptions
 from lite_runner.backends.online import OnlineBackend, OnlineOptions
-from lite_runner.config.model import ModelConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.models import networks
 from lite_runner.weights.adapter import Adapter, LoraPair, open_adapters
 from lite_runner.weights.adapter_sites import sites
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
-from lite_runner.weights.layouts import parameters
 from lite_runner.weights.tensor import DType, LazyTensor
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -31,7 +31,7 @@ Weights = Mapping[str, NDArray[np.float32]]
 Error = Callable[[NDArray, NDArray], float]
 
 
-def base_of(family: str) -> tuple[ModelConfig, Weights]:
+def base_of(family: str) -> tuple[Decoder, Weights]:
     folder = FIXTURES / "reference" / family
     model = model_config_of(folder)
     assert model is not None
@@ -40,7 +40,7 @@ def base_of(family: str) -> tuple[ModelConfig, Weights]:
 
 
 def backend(
-    model: ModelConfig,
+    model: Decoder,
     weights: Weights,
     adapters: Sequence[Adapter] = (),
     *,
@@ -63,7 +63,7 @@ def backend(
 class InMemory:
     """Weights as the fused networks take them."""
 
-    def __init__(self, model: ModelConfig, weights: Weights) -> None:
+    def __init__(self, model: Decoder, weights: Weights) -> None:
         self._weights = weights
         self._turned = {one.name for one in parameters(model) if one.layout == "in_out"}
 
@@ -123,7 +123,7 @@ def test_every_adapter_and_mixed_batches_equal_peft(
 
 
 def random_adapter(
-    model: ModelConfig, seed: int, rank: int, share: float, dtype: DType = "F32"
+    model: Decoder, seed: int, rank: int, share: float, dtype: DType = "F32"
 ) -> Adapter:
     """For about `share` of all places for an adapter. Embedding and head are among them where
     they can be merged: bloom and gpt2 have no head of its own."""
@@ -149,7 +149,7 @@ def random_adapter(
     return Adapter(f"random_{seed}", Path(), pairs)
 
 
-def merged(model: ModelConfig, weights: Weights, adapter: Adapter) -> tuple[ModelConfig, Weights]:
+def merged(model: Decoder, weights: Weights, adapter: Adapter) -> tuple[Decoder, Weights]:
     """W + scale B A in float64; a tied head of llama becomes one of its own."""
     places = {site.weight: site for site in sites(model)}
     changed = {name: values.astype(np.float64) for name, values in weights.items()}

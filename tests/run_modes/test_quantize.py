@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from lite_runner.app import main
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
-from lite_runner.config.model import ModelConfig
 from lite_runner.model_files import locate
 from lite_runner.weights.checkpoint import open_checkpoint
 
@@ -45,7 +45,7 @@ def ids(*overrides: str) -> list[int]:
     return found
 
 
-def model_of(name: str) -> ModelConfig:
+def model_of(name: str) -> Decoder:
     config, _ = resolve(parse([f"model={name}", "predict_data=x"], heads()))
     model = config.model_config()
     assert model is not None

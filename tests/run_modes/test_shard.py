@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from lite_runner.app import main
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
-from lite_runner.config.model import ModelConfig
 from lite_runner.config.ranks import Ranks
 from lite_runner.weights.recut import whole_tensors
 from lite_runner.weights.strategy import read_strategy, strategy_of
@@ -28,7 +28,7 @@ SHARD = ["verbosity=0", "run_mode=shard"]
 TINY = "model=tiny_llama"
 
 
-def model_of(name: str) -> ModelConfig:
+def model_of(name: str) -> Decoder:
     config, _ = resolve(parse([f"model={name}", "predict_data=x"], heads()))
     model = config.model_config()
     assert model is not None

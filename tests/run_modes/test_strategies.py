@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lite_runner import app
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
-from lite_runner.config.model import ModelConfig
 from lite_runner.config.ranks import Ranks
 from lite_runner.run_modes import strategies
 from lite_runner.weights.strategy import read_strategy, strategy_of
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def tiny() -> ModelConfig:
+def tiny() -> Decoder:
     model = resolve(parse(PREDICT, heads()))[0].model_config()
     assert model is not None
     return model

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.flat import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.tensor import LazyTensor
 
@@ -41,13 +42,13 @@ CONFIGS = {
 
 
 @pytest.fixture(params=CONFIGS)
-def config(request: pytest.FixtureRequest) -> ModelConfig:
+def config(request: pytest.FixtureRequest) -> Decoder:
     """Each tiny model in turn."""
     return CONFIGS[request.param]
 
 
 @pytest.fixture
-def configs() -> dict[str, ModelConfig]:
+def configs() -> dict[str, Decoder]:
     """The tiny models by name: bloom, gpt2, llama (untied, own head_dim), qwen2 (bias, tied)."""
     return CONFIGS
 
@@ -56,7 +57,7 @@ def configs() -> dict[str, ModelConfig]:
 def values() -> Callable[..., dict[str, LazyTensor]]:
     """Random canonical tensors of a model, in one of the three types."""
 
-    def make(config: ModelConfig, dtype: str = "F32", seed: int = 0) -> dict[str, LazyTensor]:
+    def make(config: Decoder, dtype: str = "F32", seed: int = 0) -> dict[str, LazyTensor]:
         tensors = {}
         for name, tensor in random_checkpoint(config, seed).items():
             array = tensor.read()
@@ -109,7 +110,7 @@ def _permuted(array: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _llama_cpp_tensors(
-    config: ModelConfig, architecture: str, arrays: dict[str, np.ndarray]
+    config: Decoder, architecture: str, arrays: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     result: dict[str, np.ndarray] = {}
     fused: dict[str, list[np.ndarray]] = {}
@@ -160,7 +161,7 @@ def write_gguf() -> Callable[..., Path]:
 
     def write(
         path: Path,
-        config: ModelConfig,
+        config: Decoder,
         architecture: str,
         arrays: dict[str, np.ndarray],
         kind: str = "F32",
@@ -178,7 +179,7 @@ def write_gguf() -> Callable[..., Path]:
         if config.family == "llama":
             writer.add_head_count_kv(config.n_kv_heads)
             writer.add_key_length(config.head_dim)
-            writer.add_rope_freq_base(config.theta)
+            writer.add_rope_freq_base(config.rotary.theta)
             writer.add_layer_norm_rms_eps(config.norm_eps)
         else:
             writer.add_layer_norm_eps(config.norm_eps)

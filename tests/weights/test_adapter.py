@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy as st
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.adapter import (
     Adapter,
@@ -30,7 +30,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 Change = Callable[..., Path]
 
 
-def model(name: str) -> ModelConfig:
+def model(name: str) -> Decoder:
     found = model_config_in(FIXTURES / "reference" / name)
     assert found is not None
     return found

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.adapter import Adapter, LoraPair, open_adapters
@@ -19,7 +19,7 @@ from lite_runner.weights.checkpoint import model_config_of
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
-def opened(family: str) -> tuple[ModelConfig, list[Adapter]]:
+def opened(family: str) -> tuple[Decoder, list[Adapter]]:
     model = model_config_of(FIXTURES / "reference" / family)
     assert model is not None
     return model, list(open_adapters(FIXTURES / "adapters" / family, model).values())

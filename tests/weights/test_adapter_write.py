@@ -8,7 +8,8 @@ from pathlib import Path
 import mindspore as ms
 import pytest
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.flat import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.release import Release
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.weights.adapter import Adapter, open_adapters
@@ -20,7 +21,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 NO_COPIES = ("all", "rank_64", "second_layer", "attention", "feed_forward", "rank_1")
 
 
-def opened(name: str, path: Path | None = None) -> tuple[dict[str, Adapter], ModelConfig]:
+def opened(name: str, path: Path | None = None) -> tuple[dict[str, Adapter], Decoder]:
     model = model_config_in(FIXTURES / "reference" / name)
     assert model is not None
     return open_adapters(path or FIXTURES / "adapters" / name, model), model

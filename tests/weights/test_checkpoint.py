@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.hf import hf_from_model_config
-from lite_runner.config.model import ModelConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint, weights_file
 from lite_runner.weights.ckpt_file import write_ckpt
@@ -18,6 +18,7 @@ from lite_runner.weights.hugging_face import INDEX, full_name, is_buffer, to_hug
 from lite_runner.weights.safetensors_file import open_safetensors, write_safetensors
 from lite_runner.weights.tensor import LazyTensor
 from tests import references
+from tests.sizes import resized
 
 REFERENCE = Path(__file__).parent.parent / "fixtures" / "reference"
 Values = Callable[..., dict[str, LazyTensor]]
@@ -29,7 +30,7 @@ def scalar(value: float) -> LazyTensor:
 
 
 def test_canonical_names_in_either_format(
-    config: ModelConfig, values: Values, same: Same, tmp_path: Path
+    config: Decoder, values: Values, same: Same, tmp_path: Path
 ) -> None:
     tensors = values(config)
     write_ckpt(tmp_path / "x.ckpt", tensors)
@@ -39,7 +40,7 @@ def test_canonical_names_in_either_format(
 
 
 def test_format_is_told_by_content(
-    config: ModelConfig, values: Values, same: Same, tmp_path: Path
+    config: Decoder, values: Values, same: Same, tmp_path: Path
 ) -> None:
     tensors = values(config)
     write_ckpt(tmp_path / "one", tensors)
@@ -49,7 +50,7 @@ def test_format_is_told_by_content(
 
 
 def test_order_is_the_model_s(
-    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+    configs: Mapping[str, Decoder], values: Values, tmp_path: Path
 ) -> None:
     tensors = values(configs["llama"])
     write_ckpt(tmp_path / "x.ckpt", dict(reversed(tensors.items())))
@@ -57,7 +58,7 @@ def test_order_is_the_model_s(
 
 
 def test_hugging_face_folder_and_shards(
-    config: ModelConfig, values: Values, same: Same, tmp_path: Path
+    config: Decoder, values: Values, same: Same, tmp_path: Path
 ) -> None:
     theirs = to_hugging_face(values(config), config)
     write_safetensors(tmp_path / "model-00001-of-00001.safetensors", theirs, {})
@@ -70,7 +71,7 @@ def test_hugging_face_folder_and_shards(
 
 
 def test_mindspore_folder_and_gguf_folder(
-    configs: Mapping[str, ModelConfig],
+    configs: Mapping[str, Decoder],
     values: Values,
     same: Same,
     write_gguf: Callable[..., Path],
@@ -88,7 +89,7 @@ def test_mindspore_folder_and_gguf_folder(
 
 
 def test_training_state_and_mindformers_prefix(
-    configs: Mapping[str, ModelConfig], values: Values, same: Same, tmp_path: Path
+    configs: Mapping[str, Decoder], values: Values, same: Same, tmp_path: Path
 ) -> None:
     config = configs["bloom"]
     tensors = values(config)
@@ -102,7 +103,7 @@ def test_training_state_and_mindformers_prefix(
 @pytest.mark.parametrize("form", ["ckpt", "safetensors"])
 def test_what_mindformers_saved_beside_the_weights_is_left_out(
     form: str,
-    configs: Mapping[str, ModelConfig],
+    configs: Mapping[str, Decoder],
     values: Values,
     same: Same,
     tmp_path: Path,
@@ -129,7 +130,7 @@ def test_what_mindformers_saved_beside_the_weights_is_left_out(
 
 
 def test_the_head_that_mindformers_conversion_of_bloom_writes(
-    configs: Mapping[str, ModelConfig], values: Values, same: Same, tmp_path: Path
+    configs: Mapping[str, Decoder], values: Values, same: Same, tmp_path: Path
 ) -> None:
     config = configs["bloom"]
     tensors = values(config)
@@ -140,7 +141,7 @@ def test_the_head_that_mindformers_conversion_of_bloom_writes(
 
 
 def test_tied_head_in_canonical_names(
-    configs: Mapping[str, ModelConfig], values: Values, same: Same, tmp_path: Path
+    configs: Mapping[str, Decoder], values: Values, same: Same, tmp_path: Path
 ) -> None:
     config = configs["qwen2"]
     tensors = values(config)
@@ -154,7 +155,7 @@ def test_tied_head_in_canonical_names(
 
 
 def test_incomplete_checkpoints(
-    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+    configs: Mapping[str, Decoder], values: Values, tmp_path: Path
 ) -> None:
     config = configs["bloom"]
     tensors = values(config)
@@ -165,11 +166,11 @@ def test_incomplete_checkpoints(
     ):
         open_checkpoint(tmp_path / "x.ckpt", config)
     with pytest.raises(ArtifactError, match=r"(?s)36 missing: .* 36 unexpected: "):
-        open_checkpoint(tmp_path / "x.ckpt", replace(config, family="gpt2"))
+        open_checkpoint(tmp_path / "x.ckpt", resized(config, family="gpt2"))
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "weights"])
-def test_pickles_are_refused(name: str, configs: Mapping[str, ModelConfig], tmp_path: Path) -> None:
+def test_pickles_are_refused(name: str, configs: Mapping[str, Decoder], tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / name, "w") as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02.")
     with pytest.raises(ArtifactError, match="a pickle, which can run any code") as caught:
@@ -184,7 +185,7 @@ def test_pickles_are_refused(name: str, configs: Mapping[str, ModelConfig], tmp_
 
 
 def test_a_pickle_beside_safetensors_does_not_matter(
-    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+    configs: Mapping[str, Decoder], values: Values, tmp_path: Path
 ) -> None:
     config = configs["gpt2"]
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02.")
@@ -193,7 +194,7 @@ def test_a_pickle_beside_safetensors_does_not_matter(
 
 
 def test_folders_that_are_no_checkpoint(
-    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+    configs: Mapping[str, Decoder], values: Values, tmp_path: Path
 ) -> None:
     config = configs["gpt2"]
     with pytest.raises(ArtifactError, match="the folder holds no checkpoint"):
@@ -208,9 +209,7 @@ def test_folders_that_are_no_checkpoint(
         open_checkpoint(tmp_path, config)
 
 
-def test_what_is_not_there_or_not_weights(
-    configs: Mapping[str, ModelConfig], tmp_path: Path
-) -> None:
+def test_what_is_not_there_or_not_weights(configs: Mapping[str, Decoder], tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no such file or folder"):
         open_checkpoint(tmp_path / "x", configs["gpt2"])
     (tmp_path / "x").write_bytes(b"hello world")
@@ -227,7 +226,7 @@ def test_what_is_not_there_or_not_weights(
             open_checkpoint(file, configs["gpt2"])
 
 
-def test_config_beside_the_weights(config: ModelConfig, values: Values, tmp_path: Path) -> None:
+def test_config_beside_the_weights(config: Decoder, values: Values, tmp_path: Path) -> None:
     write_ckpt(tmp_path / "x.ckpt", values(config))
     assert model_config_of(tmp_path) is None
     assert model_config_of(tmp_path / "x.ckpt") is None

@@ -9,7 +9,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
 from lite_runner.weights.checkpoint import model_config_in, open_checkpoint
 from lite_runner.weights.ckpt_file import open_ckpt, write_ckpt
@@ -23,7 +23,7 @@ SUFFIX = "300_8"
 
 
 @pytest.fixture
-def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Decoder:
     """output/checkpoint and output/strategy as a training on 2 cards leaves them."""
     monkeypatch.chdir(tmp_path)
     config = model_config_in(BLOOM)
@@ -47,14 +47,14 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
     return config
 
 
-def same_as_bloom(found: dict[str, LazyTensor], config: ModelConfig) -> None:
+def same_as_bloom(found: dict[str, LazyTensor], config: Decoder) -> None:
     expected = open_checkpoint(BLOOM, config)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         np.testing.assert_array_equal(found[name].read(), tensor.read())
 
 
-def test_what_the_documents_script_combines_is_read(trained: ModelConfig) -> None:
+def test_what_the_documents_script_combines_is_read(trained: Decoder) -> None:
     ms.merge_pipeline_strategys("output/strategy", "output/merged.ckpt")
     for rank in range(2):
         params = ms.load_checkpoint(
@@ -77,7 +77,7 @@ def test_what_the_documents_script_combines_is_read(trained: ModelConfig) -> Non
     same_as_bloom(open_checkpoint(combined, trained), trained)
 
 
-def test_ours_need_nothing_cleaned_or_combined(trained: ModelConfig) -> None:
+def test_ours_need_nothing_cleaned_or_combined(trained: Decoder) -> None:
     merge_strategies(Path("output/strategy"), Path("output/merged.ckpt"))
     for strategy in (Path("output/strategy"), Path("output/merged.ckpt")):
         shards = open_shards(Path("output/checkpoint"), trained, strategy)

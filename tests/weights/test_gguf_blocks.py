@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import Quantization
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.gguf_blocks import SCHEMES, integers_of
@@ -70,7 +70,7 @@ def test_what_no_quantizer_writes(kind: str, scale: float, byte: int) -> None:
 def test_models_keep_their_blocks(
     architecture: str,
     kind: str,
-    configs: Mapping[str, ModelConfig],
+    configs: Mapping[str, Decoder],
     write_gguf: Callable[..., Path],
     tmp_path: Path,
 ) -> None:
@@ -96,7 +96,7 @@ def test_models_keep_their_blocks(
             np.testing.assert_array_equal(one.float32(), plain[name].float32())
 
 
-def turned(config: ModelConfig) -> set[str]:
+def turned(config: Decoder) -> set[str]:
     """bloom's and gpt2's layers that MindFormers holds [in, out]."""
     if config.family == "llama":
         return set()

@@ -9,25 +9,27 @@ import gguf
 import numpy as np
 import pytest
 
-from lite_runner.config.model import ModelConfig, RopeScaling
+from lite_runner.architectures.flat import ModelConfig
+from lite_runner.architectures.spec import Decoder, RopeScaling
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.gguf_checkpoint import config_of_gguf, from_gguf, llama3_factors
 from lite_runner.weights.gguf_file import open_gguf
 from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.tensor import LazyTensor
+from tests.sizes import resized
 
 WriteGguf = Callable[..., Path]
 ARCHITECTURES = ("llama", "qwen2", "gpt2", "bloom")
 
 
-def arrays(config: ModelConfig) -> dict[str, np.ndarray]:
+def arrays(config: Decoder) -> dict[str, np.ndarray]:
     return {name: tensor.read() for name, tensor in random_checkpoint(config, 0).items()}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_config_and_tensors(
     architecture: str,
-    configs: Mapping[str, ModelConfig],
+    configs: Mapping[str, Decoder],
     write_gguf: WriteGguf,
     same: Callable[..., None],
     tmp_path: Path,
@@ -41,7 +43,7 @@ def test_config_and_tensors(
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_quantized(
     architecture: str,
-    configs: Mapping[str, ModelConfig],
+    configs: Mapping[str, Decoder],
     write_gguf: WriteGguf,
     tmp_path: Path,
 ) -> None:
@@ -56,19 +58,19 @@ def test_quantized(
 
 
 def test_llama_with_biases_reorders_them_too(
-    configs: Mapping[str, ModelConfig],
+    configs: Mapping[str, Decoder],
     write_gguf: WriteGguf,
     same: Callable[..., None],
     tmp_path: Path,
 ) -> None:
-    config = replace(configs["llama"], qkv_has_bias=True)
+    config = resized(configs["llama"], qkv_has_bias=True)
     file = open_gguf(write_gguf(tmp_path / "x.gguf", config, "llama", arrays(config)))
-    assert config_of_gguf(file).qkv_has_bias
+    assert config_of_gguf(file).attention.qkv_bias
     same(from_gguf(file, config), random_checkpoint(config, 0))
 
 
 def test_head_stored_beside_a_tied_embedding(
-    configs: Mapping[str, ModelConfig], write_gguf: WriteGguf, tmp_path: Path
+    configs: Mapping[str, Decoder], write_gguf: WriteGguf, tmp_path: Path
 ) -> None:
     config = configs["gpt2"]
     values = arrays(config)
@@ -123,22 +125,22 @@ def test_head_stored_beside_a_tied_embedding(
 def test_rope_scaling(
     extra: dict[str, Any],
     expected: RopeScaling | None,
-    configs: Mapping[str, ModelConfig],
+    configs: Mapping[str, Decoder],
     write_gguf: WriteGguf,
     tmp_path: Path,
 ) -> None:
     config = configs["llama"]
     path = write_gguf(tmp_path / "x.gguf", config, "llama", arrays(config), extra=extra)
-    assert config_of_gguf(open_gguf(path)).rope_scaling == expected
+    assert config_of_gguf(open_gguf(path)).rotary.scaling == expected
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_llama3_frequency_factors(
-    factor: float, configs: Mapping[str, ModelConfig], write_gguf: WriteGguf, tmp_path: Path
+    factor: float, configs: Mapping[str, Decoder], write_gguf: WriteGguf, tmp_path: Path
 ) -> None:
-    config = replace(configs["llama"], theta=500000.0)
+    config = resized(configs["llama"], theta=500000.0)
     scaling = RopeScaling("llama3", factor, 8192)
-    factors = llama3_factors(config, scaling).astype(np.float32)
+    factors = llama3_factors(500000.0, config.head_dim, scaling).astype(np.float32)
     assert factors[0] == 1 and factors[-1] == factor
     path = write_gguf(
         tmp_path / "x.gguf",
@@ -148,12 +150,12 @@ def test_llama3_frequency_factors(
         tensors={"rope_freqs.weight": factors},
     )
     file = open_gguf(path)
-    assert config_of_gguf(file) == replace(config, rope_scaling=scaling)
+    assert config_of_gguf(file) == resized(config, rope_scaling=scaling)
     assert "rope_freqs.weight" not in from_gguf(file, config)
 
 
 def test_other_frequency_factors_are_refused(
-    configs: Mapping[str, ModelConfig], write_gguf: WriteGguf, tmp_path: Path
+    configs: Mapping[str, Decoder], write_gguf: WriteGguf, tmp_path: Path
 ) -> None:
     config = configs["llama"]
     ones = np.ones(8, np.float32)
@@ -170,7 +172,7 @@ def test_other_frequency_factors_are_refused(
             tensors={"rope_freqs.weight": factors},
         )
         if accepted:
-            assert config_of_gguf(open_gguf(path)).rope_scaling is None
+            assert config_of_gguf(open_gguf(path)).rotary.scaling is None
             continue
         with pytest.raises(ArtifactError, match=r"rope_freqs.weight \[8\] does not hold"):
             config_of_gguf(open_gguf(path))
@@ -190,7 +192,7 @@ def test_other_frequency_factors_are_refused(
 def test_variants_are_refused(
     extra: dict[str, Any],
     expected: str,
-    configs: Mapping[str, ModelConfig],
+    configs: Mapping[str, Decoder],
     write_gguf: WriteGguf,
     tmp_path: Path,
 ) -> None:
@@ -205,7 +207,7 @@ def test_other_architectures_are_refused(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(ArtifactError, match="'mamba', expected one of llama, qwen2, gpt2, bloom"):
+    with pytest.raises(ArtifactError, match="'mamba', expected one of bloom, llama, qwen2, gpt2"):
         config_of_gguf(open_gguf(tmp_path / "x.gguf"))
 
 
@@ -219,7 +221,7 @@ def test_missing_metadata_names_the_file(tmp_path: Path) -> None:
 
 
 def test_one_part_of_several(
-    configs: Mapping[str, ModelConfig], write_gguf: WriteGguf, tmp_path: Path
+    configs: Mapping[str, Decoder], write_gguf: WriteGguf, tmp_path: Path
 ) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x-00001-of-00003.gguf", "llama")
     writer.add_uint16("split.count", 3)
@@ -232,12 +234,12 @@ def test_one_part_of_several(
 
 
 def test_wrong_tensors_in_the_file_s_own_names(
-    configs: Mapping[str, ModelConfig], write_gguf: WriteGguf, tmp_path: Path
+    configs: Mapping[str, Decoder], write_gguf: WriteGguf, tmp_path: Path
 ) -> None:
     config = configs["llama"]
     path = write_gguf(tmp_path / "x.gguf", config, "llama", arrays(config))
     with pytest.raises(ArtifactError) as caught:
-        from_gguf(open_gguf(path), replace(config, num_layers=3, intermediate_size=90))
+        from_gguf(open_gguf(path), resized(config, num_layers=3, intermediate_size=90))
     assert "9 missing: blk.2.attn_q.weight [64, 32]" in str(caught.value)
     assert "blk.0.ffn_gate.weight: got [96, 32], expected [90, 32]" in str(caught.value)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.hugging_face import (
     INDEX,
@@ -27,7 +27,7 @@ def lazy(array: np.ndarray) -> LazyTensor:
     return LazyTensor(array.shape, "F32", lambda: array)
 
 
-def stored(config: ModelConfig) -> dict[str, LazyTensor]:
+def stored(config: Decoder) -> dict[str, LazyTensor]:
     """A Hugging Face checkpoint in which every value is different."""
     tensors, start = {}, 0
     for name, shape in shapes_in_files(config).items():
@@ -37,7 +37,7 @@ def stored(config: ModelConfig) -> dict[str, LazyTensor]:
     return tensors
 
 
-def test_bloom_splits_heads_by_three(configs: Mapping[str, ModelConfig]) -> None:
+def test_bloom_splits_heads_by_three(configs: Mapping[str, Decoder]) -> None:
     theirs = stored(configs["bloom"])
     ours = from_hugging_face(theirs, configs["bloom"], "x")
     block = "transformer.h.1.self_attention.query_key_value"
@@ -58,7 +58,7 @@ def test_bloom_splits_heads_by_three(configs: Mapping[str, ModelConfig]) -> None
     assert mapping.flags.c_contiguous
 
 
-def test_gpt2_splits_columns(configs: Mapping[str, ModelConfig]) -> None:
+def test_gpt2_splits_columns(configs: Mapping[str, Decoder]) -> None:
     theirs = stored(configs["gpt2"])
     ours = from_hugging_face(theirs, configs["gpt2"], "x")
     fused = theirs["transformer.h.0.attn.c_attn.weight"].read()
@@ -75,7 +75,7 @@ def test_gpt2_splits_columns(configs: Mapping[str, ModelConfig]) -> None:
     )
 
 
-def test_llama_only_renames(configs: Mapping[str, ModelConfig]) -> None:
+def test_llama_only_renames(configs: Mapping[str, Decoder]) -> None:
     theirs = stored(configs["qwen2"])
     ours = from_hugging_face(theirs, configs["qwen2"], "x")
     for name, their_name in {
@@ -94,7 +94,7 @@ def test_llama_only_renames(configs: Mapping[str, ModelConfig]) -> None:
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_there_and_back(
-    dtype: str, config: ModelConfig, values: Values, same: Callable[..., None]
+    dtype: str, config: Decoder, values: Values, same: Callable[..., None]
 ) -> None:
     ours = values(config, dtype)
     theirs = to_hugging_face(ours, config)
@@ -103,7 +103,7 @@ def test_there_and_back(
     same(to_hugging_face(from_hugging_face(theirs, config, "x"), config), theirs)
 
 
-def test_names_without_prefix_and_buffers(configs: Mapping[str, ModelConfig]) -> None:
+def test_names_without_prefix_and_buffers(configs: Mapping[str, Decoder]) -> None:
     for family in ("bloom", "gpt2", "qwen2"):
         config = configs[family]
         bare = {
@@ -117,14 +117,14 @@ def test_names_without_prefix_and_buffers(configs: Mapping[str, ModelConfig]) ->
         assert found.keys() == from_hugging_face(stored(config), config, "x").keys()
 
 
-def test_both_with_and_without_prefix(configs: Mapping[str, ModelConfig]) -> None:
+def test_both_with_and_without_prefix(configs: Mapping[str, Decoder]) -> None:
     theirs = stored(configs["gpt2"])
     theirs["wte.weight"] = theirs["transformer.wte.weight"]
     with pytest.raises(ArtifactError, match=r"transformer.wte.weight occurs twice"):
         from_hugging_face(theirs, configs["gpt2"], "x")
 
 
-def test_tied_head_may_be_there_but_not_differ(configs: Mapping[str, ModelConfig]) -> None:
+def test_tied_head_may_be_there_but_not_differ(configs: Mapping[str, Decoder]) -> None:
     theirs = stored(configs["qwen2"])
     embedding = theirs["model.embed_tokens.weight"].read()
     theirs["lm_head.weight"] = lazy(embedding.copy())
@@ -138,7 +138,7 @@ def test_tied_head_may_be_there_but_not_differ(configs: Mapping[str, ModelConfig
 
 
 def test_missing_unexpected_misshapen_in_the_file_s_own_names(
-    configs: Mapping[str, ModelConfig],
+    configs: Mapping[str, Decoder],
 ) -> None:
     theirs = stored(configs["llama"])
     del theirs["lm_head.weight"]
@@ -152,7 +152,7 @@ def test_missing_unexpected_misshapen_in_the_file_s_own_names(
 
 
 def test_parts_of_different_types_cannot_be_fused(
-    configs: Mapping[str, ModelConfig], values: Values
+    configs: Mapping[str, Decoder], values: Values
 ) -> None:
     ours = values(configs["gpt2"])
     half = values(configs["gpt2"], "F16")
@@ -177,7 +177,7 @@ def write_index(folder: Path, weight_map: Any) -> Path:
     return index
 
 
-def test_shards(tmp_path: Path, config: ModelConfig) -> None:
+def test_shards(tmp_path: Path, config: Decoder) -> None:
     theirs = stored(config)
     found = open_index(sharded(tmp_path, theirs))
     assert found.keys() == theirs.keys()
@@ -185,7 +185,7 @@ def test_shards(tmp_path: Path, config: ModelConfig) -> None:
         np.testing.assert_array_equal(found[name].read(), tensor.read())
 
 
-def test_shards_may_be_links(tmp_path: Path, configs: Mapping[str, ModelConfig]) -> None:
+def test_shards_may_be_links(tmp_path: Path, configs: Mapping[str, Decoder]) -> None:
     (tmp_path / "blobs").mkdir()
     index = sharded(tmp_path / "blobs", stored(configs["gpt2"]))
     (tmp_path / "snapshot").mkdir()
@@ -194,7 +194,7 @@ def test_shards_may_be_links(tmp_path: Path, configs: Mapping[str, ModelConfig])
     assert len(open_index(tmp_path / "snapshot" / index.name)) == len(stored(configs["gpt2"]))
 
 
-def test_missing_shard(tmp_path: Path, configs: Mapping[str, ModelConfig]) -> None:
+def test_missing_shard(tmp_path: Path, configs: Mapping[str, Decoder]) -> None:
     index = sharded(tmp_path, stored(configs["gpt2"]))
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(
@@ -204,7 +204,7 @@ def test_missing_shard(tmp_path: Path, configs: Mapping[str, ModelConfig]) -> No
 
 
 def test_a_shard_that_is_not_the_one_described(
-    tmp_path: Path, configs: Mapping[str, ModelConfig]
+    tmp_path: Path, configs: Mapping[str, Decoder]
 ) -> None:
     theirs = stored(configs["gpt2"])
     index = sharded(tmp_path, theirs)

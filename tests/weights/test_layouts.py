@@ -4,12 +4,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures import parameters
+from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.layouts import check_tensors, expected_tensors, parameters
+from lite_runner.weights.layouts import check_tensors, expected_tensors
 
 
-def test_bloom_names_and_shapes(configs: Mapping[str, ModelConfig]) -> None:
+def test_bloom_names_and_shapes(configs: Mapping[str, Decoder]) -> None:
     shapes = expected_tensors(configs["bloom"])
     assert len(shapes) == 3 + 16 * 2 + 2
     assert shapes["embedding.word_embedding.embedding_table"] == (40, 32)
@@ -23,7 +24,7 @@ def test_bloom_names_and_shapes(configs: Mapping[str, ModelConfig]) -> None:
     assert shapes["ln_f.beta"] == (32,)
 
 
-def test_llama_names_and_shapes(configs: Mapping[str, ModelConfig]) -> None:
+def test_llama_names_and_shapes(configs: Mapping[str, Decoder]) -> None:
     shapes = expected_tensors(configs["llama"])
     assert len(shapes) == 2 + 9 * 2 + 1
     assert shapes["model.tok_embeddings.embedding_weight"] == (40, 32)
@@ -36,14 +37,14 @@ def test_llama_names_and_shapes(configs: Mapping[str, ModelConfig]) -> None:
     assert shapes["lm_head.weight"] == (40, 32)
 
 
-def test_qwen2_has_biases_and_no_head(configs: Mapping[str, ModelConfig]) -> None:
+def test_qwen2_has_biases_and_no_head(configs: Mapping[str, Decoder]) -> None:
     shapes = expected_tensors(configs["qwen2"])
     assert shapes["model.layers.0.attention.wq.bias"] == (32,)
     assert shapes["model.layers.0.attention.wv.bias"] == (16,)
     assert "lm_head.weight" not in shapes
 
 
-def test_gpt2_names_and_shapes(configs: Mapping[str, ModelConfig]) -> None:
+def test_gpt2_names_and_shapes(configs: Mapping[str, Decoder]) -> None:
     shapes = expected_tensors(configs["gpt2"])
     assert shapes["backbone.embedding.position_embedding.embedding_table"] == (64, 32)
     assert shapes["backbone.blocks.1.attention.dense1.bias"] == (32,)
@@ -51,7 +52,7 @@ def test_gpt2_names_and_shapes(configs: Mapping[str, ModelConfig]) -> None:
     assert shapes["backbone.layernorm.gamma"] == (32,)
 
 
-def test_every_canonical_tensor_has_its_own_source(config: ModelConfig) -> None:
+def test_every_canonical_tensor_has_its_own_source(config: Decoder) -> None:
     table = parameters(config)
     assert len({(item.hugging_face, item.part) for item in table}) == len(table)
     assert len({(item.gguf, item.part) for item in table}) == len(table)
@@ -70,6 +71,6 @@ def test_check_gives_counts_and_the_first_five() -> None:
     assert "model=auto" in caught.value.hint
 
 
-def test_check_accepts_what_fits(config: ModelConfig) -> None:
+def test_check_accepts_what_fits(config: Decoder) -> None:
     shapes = expected_tensors(config)
     check_tensors(dict(reversed(shapes.items())), shapes, "anything")

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Row
 from lite_runner.backends.online import OnlineBackend, OnlineOptions
-from lite_runner.config.model import ModelConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.adapter import Adapter, LoraPair, open_adapters
 from lite_runner.weights.checkpoint import model_config_in, open_checkpoint
@@ -22,7 +22,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 TOLERANCE = 1e-4  # of the largest logit, as of the base models against transformers
 
 
-def parts(name: str, adapter: str) -> tuple[ModelConfig, dict[str, LazyTensor], Adapter]:
+def parts(name: str, adapter: str) -> tuple[Decoder, dict[str, LazyTensor], Adapter]:
     model = model_config_in(FIXTURES / "reference" / name)
     assert model is not None
     base = open_checkpoint(FIXTURES / "reference" / name, model)

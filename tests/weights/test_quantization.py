@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures import parameters
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import Quant, Quantization, Scheme
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.gguf_checkpoint import from_gguf
 from lite_runner.weights.gguf_file import open_gguf
-from lite_runner.weights.layouts import parameters
 from lite_runner.weights.pieces import pieces
 from lite_runner.weights.quantization import describe, schemes, with_quantization
 from lite_runner.weights.quantized import QuantizedTensor, quantize
@@ -28,7 +28,7 @@ from lite_runner.weights.tensor import DType, LazyTensor, widened
 QUANTS: list[Quant] = ["none", "a16w8", "a16w4", "a8w8"]
 
 
-def test_which_matrices_become_what(config: ModelConfig) -> None:
+def test_which_matrices_become_what(config: Decoder) -> None:
     four = schemes(config, Quantization.of("a16w4", None))
     table = parameters(config)
     assert four[table[0].name] == Scheme(8, 32)  # the embedding
@@ -45,7 +45,7 @@ def test_which_matrices_become_what(config: ModelConfig) -> None:
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 @pytest.mark.parametrize("quant", QUANTS)
 def test_weights_as_a_backend_takes_them(
-    config: ModelConfig,
+    config: Decoder,
     quant: Quant,
     dtype: DType,
     values: Callable[..., dict[str, LazyTensor]],
@@ -84,7 +84,7 @@ def test_weights_as_a_backend_takes_them(
         weights.matrix(parameters(config)[0].name)
 
 
-def test_the_line_about_it(config: ModelConfig) -> None:
+def test_the_line_about_it(config: Decoder) -> None:
     quantization = Quantization.of("a16w4", 32)
     tensors = with_quantization(random_checkpoint(config, 0), config, quantization)
     count = sum(one.integers is not None for one in tensors.values())
@@ -97,7 +97,7 @@ def test_the_line_about_it(config: ModelConfig) -> None:
 
 
 def test_a_group_that_does_not_fit_is_said_before_anything_is_read(
-    configs: dict[str, ModelConfig],
+    configs: dict[str, Decoder],
 ) -> None:
     def unread() -> np.ndarray:
         raise AssertionError("read")
@@ -110,7 +110,7 @@ def test_a_group_that_does_not_fit_is_said_before_anything_is_read(
 
 
 def test_blocks_of_a_file_that_are_rounded_once_more_are_told(
-    configs: dict[str, ModelConfig],
+    configs: dict[str, Decoder],
     write_gguf: Callable[..., Path],
     tmp_path: Path,
 ) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import Quant, Quantization
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import open_checkpoint
@@ -32,7 +32,7 @@ Write = Callable[..., dict[str, LazyTensor]]
 def write(tmp_path: Path) -> Write:
     """Write a random model quantized to tmp_path, and give the tensors that were written."""
 
-    def do(config: ModelConfig, quant: Quant = "a16w4") -> dict[str, LazyTensor]:
+    def do(config: Decoder, quant: Quant = "a16w4") -> dict[str, LazyTensor]:
         quantization = Quantization.of(quant, None)
         tensors = with_quantization(random_checkpoint(config, 0), config, quantization)
         manifest = QuantizationManifest(quantization, "random", schemes(config, quantization))
@@ -48,7 +48,7 @@ def write(tmp_path: Path) -> Write:
 @pytest.mark.parametrize("quant", ["a16w8", "a16w4", "a8w8"])
 @pytest.mark.parametrize("given", ["folder", "file"])
 def test_round_trip(
-    config: ModelConfig, quant: Quant, given: str, write: Write, tmp_path: Path
+    config: Decoder, quant: Quant, given: str, write: Write, tmp_path: Path
 ) -> None:
     expected = write(config, quant)
     found = open_checkpoint(tmp_path if given == "folder" else tmp_path / WEIGHTS, config)
@@ -66,7 +66,7 @@ def test_round_trip(
 
 
 def test_the_file_is_one_of_safetensors(
-    configs: dict[str, ModelConfig], write: Write, tmp_path: Path
+    configs: dict[str, Decoder], write: Write, tmp_path: Path
 ) -> None:
     write(configs["gpt2"])
     held = safetensors.numpy.load_file(tmp_path / WEIGHTS)  # the format's own library
@@ -112,7 +112,7 @@ DAMAGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
 def test_a_damaged_manifest(
     change: Callable[[dict[str, Any]], object],
     told: str,
-    configs: dict[str, ModelConfig],
+    configs: dict[str, Decoder],
     write: Write,
     tmp_path: Path,
 ) -> None:
@@ -124,7 +124,7 @@ def test_a_damaged_manifest(
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"schema": 1}', "\x00" * 9])
 def test_no_manifest_at_all(
-    text: str, configs: dict[str, ModelConfig], write: Write, tmp_path: Path
+    text: str, configs: dict[str, Decoder], write: Write, tmp_path: Path
 ) -> None:
     write(configs["llama"])
     (tmp_path / MANIFEST).write_text(text)
@@ -150,7 +150,7 @@ def test_a_damaged_file(
     name: str,
     value: np.ndarray | None,
     told: str,
-    configs: dict[str, ModelConfig],
+    configs: dict[str, Decoder],
     write: Write,
     tmp_path: Path,
 ) -> None:
@@ -166,7 +166,7 @@ def test_a_damaged_file(
             tensor.read()
 
 
-def test_a_file_cut_short(configs: dict[str, ModelConfig], write: Write, tmp_path: Path) -> None:
+def test_a_file_cut_short(configs: dict[str, Decoder], write: Write, tmp_path: Path) -> None:
     write(configs["llama"])
     path = tmp_path / WEIGHTS
     path.write_bytes(path.read_bytes()[:-7])
@@ -175,7 +175,7 @@ def test_a_file_cut_short(configs: dict[str, ModelConfig], write: Write, tmp_pat
 
 
 def test_bytes_that_are_not_aligned(
-    configs: dict[str, ModelConfig], write: Write, tmp_path: Path
+    configs: dict[str, Decoder], write: Write, tmp_path: Path
 ) -> None:
     """Another writer may put the tensors in any order."""
     expected = write(configs["llama"])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.weights import files
@@ -28,8 +28,9 @@ from lite_runner.weights.shards import open_shards
 from lite_runner.weights.strategy import strategy_of, write_strategy
 from lite_runner.weights.tensor import LazyTensor
 from lite_runner.weights.write import write_ckpt, write_safetensors
+from tests.sizes import resized
 
-Configs = Mapping[str, ModelConfig]
+Configs = Mapping[str, Decoder]
 Values = Callable[..., dict[str, LazyTensor]]
 Same = Callable[..., None]
 Tensors = Mapping[str, LazyTensor]
@@ -39,7 +40,7 @@ TYPES = {"bloom": "F32", "gpt2": "F16", "llama": "BF16", "qwen2": "F32"}
 def cut(
     target: Path,
     tensors: Tensors,
-    model: ModelConfig,
+    model: Decoder,
     tensor: int,
     data: int = 1,
     format: ShardFormat = "ckpt",
@@ -194,7 +195,7 @@ class TestRank:
     def test_of_a_whole_checkpoint(
         self,
         tmp_path: Path,
-        config: ModelConfig,
+        config: Decoder,
         values: Values,
         same: Same,
         vocab_parallel: bool,
@@ -258,15 +259,15 @@ class TestBadInput:
     """What is refused, with the reason; every case starts from a good set of tp=2 dp=2."""
 
     @pytest.fixture
-    def model(self, configs: Configs) -> ModelConfig:
+    def model(self, configs: Configs) -> Decoder:
         return configs["llama"]
 
     @pytest.fixture
-    def folder(self, tmp_path: Path, model: ModelConfig, values: Values) -> Path:
+    def folder(self, tmp_path: Path, model: Decoder, values: Values) -> Path:
         return cut(tmp_path / "set", values(model), model, 2, 2)
 
     @pytest.fixture
-    def fails(self, folder: Path, model: ModelConfig) -> Callable[..., None]:
+    def fails(self, folder: Path, model: Decoder) -> Callable[..., None]:
         def check(reason: str, strategy: Path | None = None) -> None:
             with pytest.raises(ArtifactError, match=reason):
                 whole_tensors(folder, model, strategy)
@@ -297,7 +298,7 @@ class TestBadInput:
         fails("rank_1: holds the shard of rank 0, which is there twice")
 
     def test_a_rank_of_another_checkpoint(
-        self, folder: Path, model: ModelConfig, values: Values, fails: Callable[..., None]
+        self, folder: Path, model: Decoder, values: Values, fails: Callable[..., None]
     ) -> None:
         other = cut(folder.parent / "other", values(model, seed=1), model, 2, 2)
         shutil.rmtree(folder / "rank_1")
@@ -305,7 +306,7 @@ class TestBadInput:
         fails(".ckpt: of another set than .*checkpoint_1.ckpt: .* holds other values")
 
     def test_a_rank_of_another_type(
-        self, folder: Path, model: ModelConfig, values: Values, fails: Callable[..., None]
+        self, folder: Path, model: Decoder, values: Values, fails: Callable[..., None]
     ) -> None:
         other = cut(folder.parent / "other", values(model, "F16"), model, 2, 2)
         shutil.rmtree(folder / "rank_2")
@@ -313,7 +314,7 @@ class TestBadInput:
         fails("of another set than .* is F16 and not F32")
 
     def test_mixed_formats_and_cuts(
-        self, folder: Path, model: ModelConfig, values: Values, fails: Callable[..., None]
+        self, folder: Path, model: Decoder, values: Values, fails: Callable[..., None]
     ) -> None:
         other = cut(folder.parent / "o", values(model), model, 2, 2, "safetensors")
         shutil.rmtree(folder / "rank_3")
@@ -329,7 +330,7 @@ class TestBadInput:
         fails(r"rank 3 of 4, cut as the shapes says|of the wrong shape")
 
     def test_a_strategy_of_another_cut_or_model(
-        self, folder: Path, model: ModelConfig, configs: Configs, fails: Callable[..., None]
+        self, folder: Path, model: Decoder, configs: Configs, fails: Callable[..., None]
     ) -> None:
         strategy = folder.parent / "s.ckpt"
         for ranks, reason in (
@@ -345,7 +346,7 @@ class TestBadInput:
         fails("no such strategy", folder / "gone")
 
     def test_a_truncated_and_a_changed_shard(
-        self, folder: Path, model: ModelConfig, values: Values, fails: Callable[..., None]
+        self, folder: Path, model: Decoder, values: Values, fails: Callable[..., None]
     ) -> None:
         cut(folder, values(model), model, 4, overwrite=True)
         file = folder / "rank_2/checkpoint_2.ckpt"
@@ -375,9 +376,9 @@ class TestBadInput:
         path.write_text("{")
         fails("not the manifest of a shard")
 
-    def test_another_model(self, folder: Path, model: ModelConfig) -> None:
+    def test_another_model(self, folder: Path, model: Decoder) -> None:
         without_manifests(folder)
-        other = replace(model, intermediate_size=100)
+        other = resized(model, intermediate_size=100)
         with pytest.raises(ArtifactError, match="no cut of the model"):
             whole_tensors(folder, other)
 
@@ -505,14 +506,14 @@ class TestWriting:
 # Cuts a safetensors file of zeros that takes no room on the disk, and says how much it held.
 HELD = """
 import sys
-from dataclasses import replace
 from pathlib import Path
 from lite_runner.config.ranks import Ranks
 from lite_runner.weights.recut import whole_tensors
 from lite_runner.weights.shard_writer import Cutting, write_shards
 sys.path.insert(0, {tests!r})
 from conftest import CONFIGS
-model = replace(CONFIGS["llama"], vocab_size=4096, hidden_size=2048, intermediate_size=8192)
+from tests.sizes import resized
+model = resized(CONFIGS["llama"], vocab_size=4096, hidden_size=2048, intermediate_size=8192)
 def held():
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) >> 10
 for before, after, tensor in ((Path("x.safetensors"), Path("2"), 2), (Path("2"), Path("4"), 4)):
@@ -528,7 +529,7 @@ print(held())
 
 def test_memory_is_bounded_by_little_not_by_the_model(tmp_path: Path, configs: Configs) -> None:
     sizes = {"vocab_size": 4096, "hidden_size": 2048, "intermediate_size": 8192}
-    shapes = expected_tensors(replace(configs["llama"], **sizes))
+    shapes = expected_tensors(resized(configs["llama"], **sizes))
     header, position = {}, 0
     for name, shape in shapes.items():
         end = position + 4 * math.prod(shape)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.layouts import expected_tensors
@@ -23,12 +23,12 @@ from lite_runner.weights.strategy import (
     write_strategy,
 )
 
-Configs = Mapping[str, ModelConfig]
+Configs = Mapping[str, Decoder]
 
 
 @pytest.mark.parametrize(("data", "tensor"), [(1, 1), (1, 2), (2, 2), (1, 4), (2, 4)])
 def test_what_is_written_is_read_back_and_is_our_cut(
-    tmp_path: Path, config: ModelConfig, data: int, tensor: int
+    tmp_path: Path, config: Decoder, data: int, tensor: int
 ) -> None:
     file = tmp_path / "s.ckpt"
     write_strategy(file, strategy_of(config, Ranks(0, data, tensor)))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lite_runner.config.model import ModelConfig
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.release import Release
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
@@ -24,7 +24,7 @@ Same = Callable[..., None]
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_a_round_trip_through_every_format_is_bit_exact(
-    dtype: str, config: ModelConfig, values: Values, same: Same, tmp_path: Path
+    dtype: str, config: Decoder, values: Values, same: Same, tmp_path: Path
 ) -> None:
     tensors = values(config, dtype)
     theirs = to_hugging_face(tensors, config)
@@ -40,7 +40,7 @@ def test_a_round_trip_through_every_format_is_bit_exact(
 
 
 def test_mindspore_loads_a_converted_checkpoint(
-    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+    configs: Mapping[str, Decoder], values: Values, tmp_path: Path
 ) -> None:
     import mindspore
 
@@ -66,7 +66,7 @@ def test_the_head_is_written_where_mindformers_cannot_tie_it(
     release: str | float | None,
     family: str,
     head: bool,
-    configs: Mapping[str, ModelConfig],
+    configs: Mapping[str, Decoder],
     values: Values,
     same: Same,
     tmp_path: Path,
@@ -83,7 +83,7 @@ def test_the_head_is_written_where_mindformers_cannot_tie_it(
 
 
 def test_tokenizer_files_come_along(
-    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+    configs: Mapping[str, Decoder], values: Values, tmp_path: Path
 ) -> None:
     config = configs["gpt2"]
     write_ckpt(tmp_path / "x.ckpt", values(config))
@@ -98,7 +98,7 @@ def test_tokenizer_files_come_along(
 
 
 def test_a_tokenizer_that_is_given_takes_the_place_of_its_files(
-    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+    configs: Mapping[str, Decoder], values: Values, tmp_path: Path
 ) -> None:
     write_ckpt(tmp_path / "x.ckpt", values(configs["gpt2"]))
     for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
@@ -112,7 +112,7 @@ def test_a_tokenizer_that_is_given_takes_the_place_of_its_files(
 
 
 def test_existing_targets(
-    configs: Mapping[str, ModelConfig], values: Values, same: Same, tmp_path: Path
+    configs: Mapping[str, Decoder], values: Values, same: Same, tmp_path: Path
 ) -> None:
     config = configs["gpt2"]
     source = tmp_path / "x.ckpt"
@@ -136,7 +136,7 @@ def test_existing_targets(
 
 
 def test_targets_of_the_wrong_kind(
-    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+    configs: Mapping[str, Decoder], values: Values, tmp_path: Path
 ) -> None:
     config = configs["gpt2"]
     source = tmp_path / "x.ckpt"
@@ -159,7 +159,7 @@ def test_targets_of_the_wrong_kind(
 def test_nothing_is_written_on_too_small_a_disk(
     target: str,
     form: str,
-    configs: Mapping[str, ModelConfig],
+    configs: Mapping[str, Decoder],
     values: Values,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -172,7 +172,7 @@ def test_nothing_is_written_on_too_small_a_disk(
 
 
 def test_a_full_disk_in_the_middle(
-    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+    configs: Mapping[str, Decoder], values: Values, tmp_path: Path
 ) -> None:
     def full() -> np.ndarray:
         raise OSError(28, "No space left on device")
@@ -186,7 +186,7 @@ def test_a_full_disk_in_the_middle(
 
 
 def test_wrong_source_leaves_no_target(
-    configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path
+    configs: Mapping[str, Decoder], values: Values, tmp_path: Path
 ) -> None:
     write_ckpt(tmp_path / "x.ckpt", values(configs["gpt2"]))
     with pytest.raises(ArtifactError, match="not those of the model"):
@@ -194,7 +194,7 @@ def test_wrong_source_leaves_no_target(
     assert [item.name for item in tmp_path.iterdir()] == ["x.ckpt"]
 
 
-def test_progress(configs: Mapping[str, ModelConfig], values: Values, tmp_path: Path) -> None:
+def test_progress(configs: Mapping[str, Decoder], values: Values, tmp_path: Path) -> None:
     write_ckpt(tmp_path / "x.ckpt", values(configs["llama"]))
     lines: list[str] = []
     convert(
@@ -209,7 +209,7 @@ def test_progress(configs: Mapping[str, ModelConfig], values: Values, tmp_path: 
 
 
 def test_gguf_becomes_mindspore(
-    configs: Mapping[str, ModelConfig],
+    configs: Mapping[str, Decoder],
     values: Values,
     same: Same,
     write_gguf: Callable[..., Path],

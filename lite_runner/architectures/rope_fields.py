@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lite_runner.config.hf_fields import Fields
-from lite_runner.config.model import RopeScaling
+from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.spec import RopeScaling
 
 ROPE_TYPES = ("linear", "dynamic", "llama3", "yarn")
 

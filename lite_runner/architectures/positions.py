@@ -1,4 +1,4 @@
-"""Rotary frequencies and their scaling, in NumPy float32 as transformers computes them.
+"""Positions as transformers computes them, in NumPy float32: rotary frequencies, and ALiBi.
 
 Source: transformers' rope utilities (the formulas of position interpolation, dynamic NTK,
 Llama 3 and YaRN), so that a checkpoint's `rope_scaling` means here what it means there.
@@ -11,24 +11,24 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.config.model import ModelConfig, RopeScaling
+from lite_runner.architectures.spec import RopeScaling, Rotary
 
 
-def frequencies(config: ModelConfig) -> tuple[NDArray[np.float32], float]:
+def frequencies(rotary: Rotary, head_dim: int) -> tuple[NDArray[np.float32], float]:
     """Radians a position for each pair of dimensions [head_dim / 2], and a factor on cos and sin.
 
     For `dynamic` scaling these are the frequencies up to the original length; beyond it the
     network stretches them by `dynamic_exponents`.
     """
-    base = _unscaled(config)
-    scaling = config.rope_scaling
+    base = _unscaled(rotary.theta, head_dim)
+    scaling = rotary.scaling
     if scaling is None or scaling.type == "dynamic":
         return base, 1.0
     if scaling.type == "linear":
         return base / np.float32(scaling.factor), 1.0
     if scaling.type == "llama3":
         return _llama3(base, scaling), 1.0
-    return _yarn(base, scaling, config), _yarn_attention_factor(scaling)
+    return _yarn(base, scaling, rotary.theta, head_dim), _yarn_attention_factor(scaling)
 
 
 def dynamic_exponents(head_dim: int) -> NDArray[np.float32]:
@@ -36,9 +36,9 @@ def dynamic_exponents(head_dim: int) -> NDArray[np.float32]:
     return (-np.arange(0, head_dim, 2) / (head_dim - 2)).astype(np.float32)
 
 
-def _unscaled(config: ModelConfig) -> NDArray[np.float32]:
-    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    return (np.float32(1.0) / np.power(np.float32(config.theta), exponents)).astype(np.float32)
+def _unscaled(theta: float, head_dim: int) -> NDArray[np.float32]:
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    return (np.float32(1.0) / np.power(np.float32(theta), exponents)).astype(np.float32)
 
 
 def _llama3(base: NDArray[np.float32], scaling: RopeScaling) -> NDArray[np.float32]:
@@ -50,18 +50,18 @@ def _llama3(base: NDArray[np.float32], scaling: RopeScaling) -> NDArray[np.float
 
 
 def _yarn(
-    base: NDArray[np.float32], scaling: RopeScaling, config: ModelConfig
+    base: NDArray[np.float32], scaling: RopeScaling, theta: float, head_dim: int
 ) -> NDArray[np.float32]:
     """As `_llama3`, but the blend is linear in the dimension's index."""
 
     def dimension(turns: float) -> float:
         span = scaling.original_seq_length / (turns * 2 * math.pi)
-        return config.head_dim * math.log(span) / (2 * math.log(config.theta))
+        return head_dim * math.log(span) / (2 * math.log(theta))
 
     low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, config.head_dim - 1)
+    low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
         high += 0.001  # no division by zero
     ramp = np.clip((np.arange(len(base), dtype=np.float32) - low) / (high - low), 0.0, 1.0)
@@ -77,3 +77,11 @@ def _yarn_attention_factor(scaling: RopeScaling) -> float:
     if scaling.mscale and scaling.mscale_all_dim:
         return mscale(scaling.mscale) / mscale(scaling.mscale_all_dim)
     return mscale(1.0)
+
+
+def alibi_slopes(heads: int) -> NDArray[np.float32]:
+    """ALiBi's slope of each head [heads]; beyond a power of two, from every other finer one."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2.0 ** (-8.0 * (index + 1) / power) for index in range(power)]
+    finer = [2.0 ** (-4.0 * (2 * index + 1) / power) for index in range(heads - power)]
+    return np.array(slopes + finer, np.float32)

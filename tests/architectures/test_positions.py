@@ -3,48 +3,38 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from lite_runner.config.model import ModelConfig, RopeScaling
-from lite_runner.models.bloom import alibi_slopes
-from lite_runner.models.rope import dynamic_exponents, frequencies
+from lite_runner.architectures.positions import alibi_slopes, dynamic_exponents, frequencies
+from lite_runner.architectures.spec import RopeScaling, Rotary
 
-LLAMA = ModelConfig(
-    family="llama",
-    vocab_size=96,
-    hidden_size=64,
-    num_layers=1,
-    num_heads=4,
-    n_kv_heads=2,
-    head_dim=64,
-    intermediate_size=64,
-    seq_length=8192,
-    norm_eps=1e-5,
-    tie_word_embeddings=True,
-    theta=10000.0,
-)
+HEAD_DIM = 64
 
 
-def scaled(kind: str, **fields: object) -> ModelConfig:
-    return replace(LLAMA, rope_scaling=RopeScaling(kind, 4.0, 2048, **fields))
+def of(rotary: Rotary) -> tuple[NDArray[np.float32], float]:
+    return frequencies(rotary, HEAD_DIM)
+
+
+def scaled(kind: str, **fields: object) -> Rotary:
+    return Rotary(scaling=RopeScaling(kind, 4.0, 2048, **fields))  # type: ignore[arg-type]
 
 
 def test_unscaled_frequencies_fall_from_one_by_powers_of_the_base() -> None:
-    values, factor = frequencies(LLAMA)
+    values, factor = of(Rotary())
     assert factor == 1.0 and values.dtype == np.float32 and values.shape == (32,)
     np.testing.assert_allclose(values, 10000.0 ** (-np.arange(32) / 32), rtol=1e-6)
 
 
 def test_linear_divides_all() -> None:
-    np.testing.assert_allclose(frequencies(scaled("linear"))[0] * 4, frequencies(LLAMA)[0])
+    np.testing.assert_allclose(of(scaled("linear"))[0] * 4, of(Rotary())[0])
 
 
 @pytest.mark.parametrize("kind", ["llama3", "yarn"])
 def test_fast_frequencies_stay_and_slow_ones_are_divided(kind: str) -> None:
-    base, values = frequencies(LLAMA)[0], frequencies(scaled(kind))[0]
+    base, values = of(Rotary())[0], of(scaled(kind))[0]
     np.testing.assert_allclose(values[0], base[0], rtol=1e-6)
     np.testing.assert_allclose(values[-1], base[-1] / 4, rtol=1e-6)
     assert (np.diff(values) < 0).all()
@@ -59,7 +49,7 @@ def test_fast_frequencies_stay_and_slow_ones_are_divided(kind: str) -> None:
     ],
 )
 def test_yarn_scales_the_scores(fields: dict[str, float], expected: float) -> None:
-    assert frequencies(scaled("yarn", **fields))[1] == pytest.approx(expected)
+    assert of(scaled("yarn", **fields))[1] == pytest.approx(expected)
 
 
 def test_dynamic_exponents_stretch_the_base() -> None:
@@ -67,7 +57,7 @@ def test_dynamic_exponents_stretch_the_base() -> None:
     ratio, dim = 3.0, 64
     stretched = (10000.0 * ratio ** (dim / (dim - 2))) ** (-np.arange(0, dim, 2) / dim)
     np.testing.assert_allclose(
-        frequencies(LLAMA)[0] * ratio ** dynamic_exponents(dim), stretched, rtol=1e-5
+        of(Rotary())[0] * ratio ** dynamic_exponents(dim), stretched, rtol=1e-5
     )
 
 

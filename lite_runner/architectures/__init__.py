@@ -1,0 +1,71 @@
+"""What models are: one file an architecture, from which all else is derived. NumPy only."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from lite_runner.architectures.architecture import Architecture as Architecture
+from lite_runner.architectures.architecture import OwnNetwork as OwnNetwork
+from lite_runner.architectures.bloom import BLOOM
+from lite_runner.architectures.gpt2 import GPT2
+from lite_runner.architectures.llama import LLAMA
+from lite_runner.architectures.naming import Parameter as Parameter
+from lite_runner.architectures.naming import Part, Role, parameters_of
+from lite_runner.architectures.qwen2 import QWEN2
+from lite_runner.architectures.spec import Decoder
+
+# By name; lite_runner.register adds to it.
+KNOWN: dict[str, Architecture] = {one.name: one for one in (BLOOM, LLAMA, QWEN2, GPT2)}
+
+
+def architecture_of(model: Decoder) -> Architecture:
+    """The architecture that a model is of."""
+    return KNOWN[model.architecture]
+
+
+def own_network(model: Decoder) -> OwnNetwork | None:
+    """The network of a model that nothing here describes; None: the model is its description."""
+    return architecture_of(model).own
+
+
+def network_code(model: Decoder) -> str | None:
+    """What keeps apart what networks of users' own have made: see OwnNetwork.code."""
+    own = own_network(model)
+    return None if own is None else own.code
+
+
+def may_untie(model: Decoder) -> bool:
+    """Whether a model of this architecture can have a head of its own."""
+    architecture = architecture_of(model)
+    return architecture.own is None and not architecture.always_tied
+
+
+def parameters(model: Decoder) -> tuple[Parameter, ...]:
+    """Every tensor of the model, in the order of its layers."""
+    return _parameters(architecture_of(model), model)
+
+
+@lru_cache(maxsize=16)
+def _parameters(architecture: Architecture, model: Decoder) -> tuple[Parameter, ...]:
+    own = architecture.own
+    if own is None:
+        return tuple(parameters_of(model, architecture.names))
+    head = [one for one in parameters_of(model, {}) if one.role == "head"]
+    return (*own.tensors(model), *head)
+
+
+class TensorNames:
+    """The canonical names of a model's tensors, by their place."""
+
+    def __init__(self, model: Decoder) -> None:
+        self._names = {
+            (one.role, one.layer, one.kind): one.name for one in parameters(model) if one.role
+        }
+
+    def of(self, role: Role, layer: int | None = None, kind: Part = "weight") -> str:
+        """A tensor's name; KeyError where the model has none there."""
+        return self._names[role, layer, kind]
+
+    def has(self, role: Role, layer: int | None = None, kind: Part = "weight") -> bool:
+        """Whether the model has such a tensor."""
+        return (role, layer, kind) in self._names

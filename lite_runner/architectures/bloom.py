@@ -1,0 +1,82 @@
+"""BLOOM: ALiBi in place of positions, and a LayerNorm right behind the embedding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lite_runner.architectures import gpt2
+from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
+from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.spec import Decoder, Norm
+
+_FUSED = "transformer.h.{}.self_attention.query_key_value"
+
+NAMES: Names = {
+    "embedding": Name("embedding.word_embedding.embedding_table", "transformer.word_embeddings"),
+    "embedding_norm": Name("embedding.norm", "transformer.word_embeddings_layernorm"),
+    "attention_norm": Name("blocks.{}.layernorm1", "transformer.h.{}.input_layernorm"),
+    "query": Name("blocks.{}.attention.dense1", _FUSED, 0),
+    "key": Name("blocks.{}.attention.dense2", _FUSED, 1),
+    "value": Name("blocks.{}.attention.dense3", _FUSED, 2),
+    "attention_out": Name(
+        "blocks.{}.attention.projection", "transformer.h.{}.self_attention.dense", in_out=True
+    ),
+    "up": Name("blocks.{}.output.mapping", "transformer.h.{}.mlp.dense_h_to_4h", in_out=True),
+    "down": Name("blocks.{}.output.projection", "transformer.h.{}.mlp.dense_4h_to_h", in_out=True),
+    "feed_forward_norm": Name("blocks.{}.layernorm2", "transformer.h.{}.post_attention_layernorm"),
+    "norm": Name("ln_f", "transformer.ln_f"),
+}
+
+
+def decoder(*, norm_eps: float, **rest: Any) -> Decoder:
+    """`rest` as of gpt2.decoder."""
+    return gpt2.decoder(
+        architecture="bloom",
+        norm_eps=norm_eps,
+        alibi=True,
+        embedding_norm=Norm("layer", norm_eps),
+        **rest,
+    )
+
+
+def read(fields: Fields) -> Decoder:
+    """Of config.json."""
+    fields.refuse("apply_residual_connection_post_layernorm", default=False, supported=False)
+    if fields.integer("pretraining_tp", default=1) > 1:
+        # It sums slices of two projections, and leaves their biases out.
+        fields.refuse("slow_but_exact", default=False, supported=False)
+    hidden = fields.integer("n_embed", "hidden_size")
+    wide = fields.integer("n_inner", default=4 * hidden)
+    if wide != 4 * hidden:
+        raise fields.fault("n_inner", wide, f"4 * hidden_size = {4 * hidden}")
+    return decoder(
+        **gpt2.sizes(fields, hidden),
+        intermediate_size=wide,
+        seq_length=fields.integer("seq_length", default=2048),
+    )
+
+
+def write(model: Decoder) -> dict[str, Any]:
+    """config.json, in words that transformers 4 and 5 both read."""
+    return {
+        "model_type": "bloom",
+        "architectures": ["BloomForCausalLM"],
+        "hidden_size": model.hidden_size,
+        "n_layer": model.num_layers,
+        "n_head": model.num_heads,
+        "layer_norm_epsilon": model.norm_eps,
+        "seq_length": model.seq_length,
+    }
+
+
+BLOOM = Architecture(
+    "bloom",
+    read,
+    NAMES,
+    write,
+    MindFormers("BloomConfig", "BloomLMHeadModel", "common", gpt2.settings),
+    GGUF(gpt2.KEYS),
+    fused_by_head=True,
+    always_tied=True,
+)

@@ -1,0 +1,127 @@
+"""GPT-2: learned positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
+from lite_runner.architectures.fields import MAX_LAYERS, Fields
+from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.spec import (
+    Attention,
+    Block,
+    Decoder,
+    FeedForward,
+    Norm,
+    alike,
+)
+
+TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")  # names of one function
+_ATTENTION, _BLOCK = "backbone.blocks.{}.attention", "transformer.h.{}"
+
+NAMES: Names = {
+    "embedding": Name("backbone.embedding.word_embedding.embedding_table", "transformer.wte"),
+    "positions": Name("backbone.embedding.position_embedding.embedding_table", "transformer.wpe"),
+    "attention_norm": Name("backbone.blocks.{}.layernorm1", f"{_BLOCK}.ln_1"),
+    "query": Name(f"{_ATTENTION}.dense1", f"{_BLOCK}.attn.c_attn", 0),
+    "key": Name(f"{_ATTENTION}.dense2", f"{_BLOCK}.attn.c_attn", 1),
+    "value": Name(f"{_ATTENTION}.dense3", f"{_BLOCK}.attn.c_attn", 2),
+    "attention_out": Name(f"{_ATTENTION}.projection", f"{_BLOCK}.attn.c_proj", in_out=True),
+    "up": Name("backbone.blocks.{}.output.mapping", f"{_BLOCK}.mlp.c_fc", in_out=True),
+    "down": Name("backbone.blocks.{}.output.projection", f"{_BLOCK}.mlp.c_proj", in_out=True),
+    "feed_forward_norm": Name("backbone.blocks.{}.layernorm2", f"{_BLOCK}.ln_2"),
+    "norm": Name("backbone.layernorm", "transformer.ln_f"),
+}
+KEYS = {
+    "layer_norm_epsilon": "attention.layer_norm_epsilon",
+    "n_inner": "feed_forward_length",
+    "seq_length": "context_length",
+}
+
+
+def decoder(
+    *,
+    architecture: str = "gpt2",
+    num_layers: int,
+    num_heads: int,
+    head_dim: int,
+    intermediate_size: int,
+    norm_eps: float,
+    alibi: bool = False,
+    **rest: Any,
+) -> Decoder:
+    """A decoder whose layers are those of GPT-2 and BLOOM; `rest` are fields of Decoder."""
+    norm = Norm("layer", norm_eps)
+    attention = Attention(num_heads, num_heads, head_dim, alibi=alibi, qkv_bias=True, out_bias=True)
+    block = Block(norm, attention, FeedForward(intermediate_size, gated=False, bias=True))
+    rest.setdefault("learned_positions", not alibi)
+    return Decoder(architecture, blocks=alike(block, num_layers), norm=norm, **rest)
+
+
+def read(fields: Fields) -> Decoder:
+    """Of config.json."""
+    fields.refuse("scale_attn_weights", default=True, supported=True)
+    fields.refuse("scale_attn_by_inverse_layer_idx", default=False, supported=False)
+    fields.refuse("add_cross_attention", default=False, supported=False)
+    fields.choice("activation_function", TANH_GELU)
+    hidden = fields.integer("hidden_size", "n_embd")
+    return decoder(
+        **sizes(fields, hidden),
+        intermediate_size=fields.integer("n_inner", default=4 * hidden),
+        seq_length=fields.integer("max_position_embeddings", "n_positions", "n_ctx", default=1024),
+    )
+
+
+def sizes(fields: Fields, hidden: int) -> dict[str, Any]:
+    """What config.json says of BLOOM and GPT-2 alike: whole heads, layer norms, a tied head.
+
+    Where a size stands under two names, the one that transformers takes comes first.
+    """
+    fields.refuse("tie_word_embeddings", default=True, supported=True)
+    heads = fields.integer("num_attention_heads", "n_head")
+    vocab_size = fields.integer("vocab_size")
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden,
+        "num_layers": fields.integer("num_hidden_layers", "n_layer", most=MAX_LAYERS),
+        "num_heads": heads,
+        "head_dim": fields.head_dim(hidden, heads),
+        "norm_eps": fields.number("layer_norm_epsilon", 1e-5),
+        "tie_word_embeddings": True,
+        **fields.tokens(vocab_size),
+    }
+
+
+def write(model: Decoder) -> dict[str, Any]:
+    """config.json, in words that transformers 4 and 5 both read."""
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": model.hidden_size,
+        "n_layer": model.num_layers,
+        "n_head": model.num_heads,
+        "n_inner": model.intermediate_size,
+        "n_positions": model.seq_length,
+        "layer_norm_epsilon": model.norm_eps,
+        "activation_function": "gelu_new",
+    }
+
+
+def settings(model: Decoder) -> dict[str, Any]:
+    """Of MindFormers' GPT2Config and BloomConfig, beside those of every model."""
+    return {
+        "expand_ratio": model.intermediate_size // model.hidden_size,
+        "layernorm_epsilon": model.norm_eps,
+    }
+
+
+GPT2 = Architecture(
+    "gpt2",
+    read,
+    NAMES,
+    write,
+    MindFormers("GPT2Config", "GPT2LMHeadModel", "common", settings),
+    GGUF(KEYS),
+    conv1d=True,
+    always_tied=True,
+)

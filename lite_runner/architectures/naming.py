@@ -1,0 +1,212 @@
+"""What the tensors of a decoder are called, by the place that each has in it.
+
+MindFormers' unfused names are the canonical ones. A linear layer is held [out, in], except where a
+`Name` says that MindFormers holds it [in, out].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from lite_runner.architectures.spec import Block, Decoder, Norm
+
+Role = Literal[
+    "embedding",
+    "positions",
+    "embedding_norm",
+    "attention_norm",
+    "query",
+    "key",
+    "value",
+    "query_norm",
+    "key_norm",
+    "attention_out",
+    "feed_forward_norm",
+    "gate",
+    "up",
+    "down",
+    "norm",
+    "head",
+]
+Part = Literal["weight", "bias"]  # gain and shift of a norm are its weight and bias
+Layout = Literal["plain", "out_in", "in_out"]  # plain: not the weight of a linear layer
+# Along what ranks cut a tensor: a layer's outputs (those of keys and values by their heads) or its
+# inputs, or the vocabulary.
+Split = Literal["none", "outputs", "key_heads", "inputs", "vocabulary"]
+
+
+@dataclass(frozen=True)
+class Name:
+    """What the tensors of one role are called, without weight and bias; {} is the layer."""
+
+    mindformers: str  # of embedding and positions, which have no bias, the whole
+    hugging_face: str
+    part: int | None = None  # 0, 1, 2: which of q, k, v, where Hugging Face and GGUF fuse them
+    in_out: bool = False  # MindFormers holds the matrix [in, out]
+
+
+Names = Mapping[Role, Name]  # in the order of MindFormers' checkpoints
+
+GGUF: Mapping[Role, str] = {  # as llama.cpp calls them, whatever the architecture
+    "embedding": "token_embd",
+    "positions": "position_embd",
+    "embedding_norm": "token_embd_norm",
+    "attention_norm": "blk.{}.attn_norm",
+    "query": "blk.{}.attn_q",
+    "key": "blk.{}.attn_k",
+    "value": "blk.{}.attn_v",
+    "query_norm": "blk.{}.attn_q_norm",
+    "key_norm": "blk.{}.attn_k_norm",
+    "attention_out": "blk.{}.attn_output",
+    "feed_forward_norm": "blk.{}.ffn_norm",
+    "gate": "blk.{}.ffn_gate",
+    "up": "blk.{}.ffn_up",
+    "down": "blk.{}.ffn_down",
+    "norm": "output_norm",
+    "head": "output",
+}
+_FUSED = "blk.{}.attn_qkv"
+HEAD = "lm_head"  # the module of a head of its own, at Hugging Face and in MindFormers
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One canonical tensor, and the names of the tensors that hold it elsewhere."""
+
+    name: str
+    shape: tuple[int, ...]
+    hugging_face: str  # as transformers saves a ...ForCausalLM
+    gguf: str = ""  # as llama.cpp names it; "": it does not know the architecture
+    layout: Layout = "plain"
+    part: int | None = None  # 0, 1, 2: which of q, k, v, where the source fuses them
+    rotary_heads: int = 0  # heads whose rows llama.cpp reorders for its rotary embedding
+    role: Role | None = None  # None: known to a network of its own alone
+    layer: int | None = None
+    kind: Part = "weight"
+    split: Split = "none"
+
+
+def parameters_of(model: Decoder, names: Names) -> Iterator[Parameter]:
+    """Every tensor that the description asks for, a head of its own last."""
+    in_layers = [role for role in names if "{}" in names[role].mindformers]
+    before = True
+    for role, name in names.items():
+        if role in in_layers:
+            if before:
+                for layer, block in enumerate(model.blocks):
+                    for inner in in_layers:
+                        yield from _of_block(model, block, layer, inner, names[inner])
+            before = False
+        else:
+            yield from _of_model(model, role, name)
+    if not model.tie_word_embeddings:
+        shape = (model.vocab_size, model.hidden_size)
+        weight = f"{HEAD}.weight"
+        gguf = f"{GGUF['head']}.weight"
+        yield Parameter(weight, shape, weight, gguf, role="head", split="vocabulary")
+
+
+def _of_model(model: Decoder, role: Role, name: Name) -> Iterator[Parameter]:
+    hidden = model.hidden_size
+    if role == "embedding":
+        yield _table(name, role, (model.vocab_size, hidden), "vocabulary")
+    elif role == "positions" and model.learned_positions:
+        yield _table(name, role, (model.seq_length, hidden), "none")
+    elif role == "embedding_norm" and model.embedding_norm is not None:
+        yield from _norm(model.embedding_norm, hidden, role, name, None)
+    elif role == "norm":
+        yield from _norm(model.norm, hidden, role, name, None)
+
+
+def _of_block(
+    model: Decoder, block: Block, layer: int, role: Role, name: Name
+) -> Iterator[Parameter]:
+    attention, feed_forward, hidden = block.attention, block.feed_forward, model.hidden_size
+    queries = attention.heads * attention.head_dim
+    keys = attention.kv_heads * attention.head_dim
+    linears: dict[Role, tuple[int, int, bool, Split]] = {  # out, in, bias, split
+        "query": (queries, hidden, attention.qkv_bias, "outputs"),
+        "key": (keys, hidden, attention.qkv_bias, "key_heads"),
+        "value": (keys, hidden, attention.qkv_bias, "key_heads"),
+        "attention_out": (hidden, queries, attention.out_bias, "inputs"),
+        "up": (feed_forward.width, hidden, feed_forward.bias, "outputs"),
+        "down": (hidden, feed_forward.width, feed_forward.bias, "inputs"),
+    }
+    if feed_forward.gated:
+        linears["gate"] = linears["up"]
+    norms: dict[Role, tuple[Norm | None, int]] = {
+        "attention_norm": (block.norm, hidden),
+        "feed_forward_norm": (block.norm, hidden),
+        "query_norm": (attention.qk_norm, attention.head_dim),
+        "key_norm": (attention.qk_norm, attention.head_dim),
+    }
+    if role in norms:
+        norm, size = norms[role]
+        if norm is not None:
+            yield from _norm(norm, size, role, name, layer)
+    elif role in linears:
+        out, inputs, bias, split = linears[role]
+        rotated = attention.rotary is not None and role in ("query", "key")
+        heads = (attention.heads if role == "query" else attention.kv_heads) if rotated else 0
+        shape = (inputs, out) if name.in_out else (out, inputs)
+        layout: Layout = "in_out" if name.in_out else "out_in"
+        yield _parameter(name, layer, "weight", role, shape, layout, heads, split)
+        if bias:  # of a layer that is cut along its inputs it is added once, when all is summed
+            split = "none" if split == "inputs" else split
+            yield _parameter(name, layer, "bias", role, (out,), "plain", heads, split)
+
+
+def _norm(norm: Norm, size: int, role: Role, name: Name, layer: int | None) -> Iterator[Parameter]:
+    kinds: dict[Part, str] = {"weight": "weight"}
+    if norm.kind == "layer":
+        kinds = {"weight": "gamma", "bias": "beta"}
+    for kind, word in kinds.items():
+        yield Parameter(
+            f"{_at(name.mindformers, layer)}.{word}",
+            (size,),
+            f"{_at(name.hugging_face, layer)}.{kind}",
+            _gguf(role, name, layer, kind),
+            role=role,
+            layer=layer,
+            kind=kind,
+        )
+
+
+def _table(name: Name, role: Role, shape: tuple[int, ...], split: Split) -> Parameter:
+    theirs, gguf = f"{name.hugging_face}.weight", _gguf(role, name, None, "weight")
+    return Parameter(name.mindformers, shape, theirs, gguf, role=role, split=split)
+
+
+def _parameter(
+    name: Name,
+    layer: int,
+    kind: Part,
+    role: Role,
+    shape: tuple[int, ...],
+    layout: Layout,
+    heads: int,
+    split: Split,
+) -> Parameter:
+    return Parameter(
+        f"{_at(name.mindformers, layer)}.{kind}",
+        shape,
+        f"{_at(name.hugging_face, layer)}.{kind}",
+        _gguf(role, name, layer, kind),
+        layout,
+        name.part,
+        heads,
+        role,
+        layer,
+        kind,
+        split,
+    )
+
+
+def _at(name: str, layer: int | None) -> str:
+    return name if layer is None else name.format(layer)
+
+
+def _gguf(role: Role, name: Name, layer: int | None, kind: Part) -> str:
+    return f"{_at(GGUF[role] if name.part is None else _FUSED, layer)}.{kind}"

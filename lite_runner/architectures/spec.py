@@ -1,0 +1,210 @@
+"""What a decoder is: a tree of small parts, each of which says one thing.
+
+It is data: `reference.forward` says what it means, in NumPy; every way to run a model follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+RopeType = Literal["linear", "dynamic", "llama3", "yarn"]
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary positions are stretched beyond the trained context.
+
+    Field names and meaning follow transformers' `rope_scaling` / `rope_parameters`.
+    """
+
+    type: RopeType
+    factor: float
+    original_seq_length: int  # positions the model was trained on, before scaling
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    attention_factor: float | None = None  # yarn; None: derived from the factor (and mscale)
+    mscale: float | None = None  # yarn
+    mscale_all_dim: float | None = None  # yarn
+    truncate: bool = True  # yarn: round the correction range to whole dimensions
+
+
+@dataclass(frozen=True)
+class Norm:
+    """x / sqrt(mean(x^2) + eps) * gain; of the kind `layer` the mean is taken off before, and a
+    bias added behind."""
+
+    kind: Literal["rms", "layer"]
+    eps: float
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Queries and keys are rotated by their position: pairs (d, d + head_dim / 2)."""
+
+    theta: float = 10000.0  # base of the frequencies
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Softmax attention of `heads` queries on `kv_heads` keys and values, scaled by
+    head_dim^-1/2."""
+
+    heads: int
+    kv_heads: int  # divides heads; equals it where keys and values are not grouped
+    head_dim: int  # apart from hidden_size / heads
+    rotary: Rotary | None = None
+    alibi: bool = False  # scores fall with the distance, by a slope for each head
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: Norm | None = None  # of each head's query and key [head_dim], before they are rotated
+    window: int | None = None  # latest tokens that one sees, itself among them; None: all
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """down(silu(gate(x)) * up(x)) where it is gated, else down(gelu(up(x))), GELU by tanh."""
+
+    width: int
+    gated: bool
+    bias: bool
+
+
+@dataclass(frozen=True)
+class Block:
+    """x + attention(norm(x)), then x + feed_forward(norm(x)); each norm has weights of its own."""
+
+    norm: Norm
+    attention: Attention
+    feed_forward: FeedForward
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A model: embedding, blocks, norm, head. Sizes have MindFormers' names."""
+
+    architecture: str  # the one that says its tensors' names: see `architectures.KNOWN`
+    vocab_size: int
+    hidden_size: int
+    seq_length: int  # longest context, in tokens
+    blocks: tuple[Block, ...]
+    norm: Norm  # before the head
+    tie_word_embeddings: bool  # whether the head is the embedding
+    learned_positions: bool = False  # a table [seq_length, hidden_size] is added to the embedding
+    embedding_norm: Norm | None = None
+    bos_token_id: int | None = None
+    eos_token_id: tuple[int, ...] = ()
+    pad_token_id: int | None = None
+
+    @property
+    def family(self) -> str:
+        """What the interpreters that are not yet derived go by."""
+        return "llama" if self.architecture == "qwen2" else self.architecture
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def attention(self) -> Attention:
+        """Of the first block; heads and their sizes are those of all."""
+        return self.blocks[0].attention
+
+    @property
+    def feed_forward(self) -> FeedForward:
+        """Of the first block, as of all."""
+        return self.blocks[0].feed_forward
+
+    @property
+    def num_heads(self) -> int:
+        return self.attention.heads
+
+    @property
+    def n_kv_heads(self) -> int:
+        return self.attention.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.attention.head_dim
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.feed_forward.width
+
+    @property
+    def norm_eps(self) -> float:
+        return self.norm.eps
+
+    @property
+    def rotary(self) -> Rotary | None:
+        return self.attention.rotary
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer."""
+        return tuple(block.attention.window for block in self.blocks)
+
+    def shard(self, ranks: int) -> Decoder:
+        """The part of each of `ranks` that share a copy (tensor parallel): its heads and width;
+        hidden_size and vocab_size stay those of the whole."""
+
+        def part(block: Block) -> Block:
+            attention, feed_forward = block.attention, block.feed_forward
+            kv_heads = max(1, attention.kv_heads // ranks)
+            return replace(
+                block,
+                attention=replace(attention, heads=attention.heads // ranks, kv_heads=kv_heads),
+                feed_forward=replace(feed_forward, width=feed_forward.width // ranks),
+            )
+
+        return self._each(part)
+
+    def with_rope_scaling(self, scaling: RopeScaling) -> Decoder:
+        """The model with its rotary positions stretched."""
+
+        def stretched(block: Block) -> Block:
+            rotary = replace(block.attention.rotary or Rotary(), scaling=scaling)
+            return replace(block, attention=replace(block.attention, rotary=rotary))
+
+        return self._each(stretched)
+
+    def _each(self, change: Callable[[Block], Block]) -> Decoder:
+        return replace(self, blocks=tuple(map(change, self.blocks)))
+
+    def sizes(self) -> dict[str, Any]:
+        """What tells models apart, by MindFormers' names: for messages, and to compare."""
+        attention, rotary = self.attention, self.rotary or Rotary()
+        sizes = {
+            "family": self.architecture,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "num_layers": self.num_layers,
+            "num_heads": self.num_heads,
+            "n_kv_heads": self.n_kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.intermediate_size,
+            "seq_length": self.seq_length,
+            "norm_eps": self.norm_eps,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "theta": rotary.theta,
+            "rope_scaling": rotary.scaling,
+            "qkv_has_bias": attention.qkv_bias,
+            "attn_proj_has_bias": attention.out_bias,
+            "mlp_has_bias": self.feed_forward.bias,
+            "qk_layernorm": attention.qk_norm is not None,
+            "bos_token_id": self.bos_token_id,
+            "eos_token_id": self.eos_token_id,
+            "pad_token_id": self.pad_token_id,
+        }
+        if len(set(self.windows)) > 1:
+            return sizes | {"windows": self.windows}
+        return sizes | {"window": self.windows[0]}
+
+
+def alike(block: Block, layers: int) -> tuple[Block, ...]:
+    """The blocks of a model whose layers are all one."""
+    return (block,) * layers
