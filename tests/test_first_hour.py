@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from lite_runner import app
-from lite_runner.config.compose import conf_dir
+from lite_runner.config.groups import conf_dir
 from tests.tiny_gguf import write_tiny_gguf
 
 COMMANDS = Path(__file__).with_name("first_hour.yaml")

@@ -40,7 +40,7 @@ from lite_runner.config.fields import (
 )
 from lite_runner.config.ge import ge_notes
 from lite_runner.config.grammar import value_of
-from lite_runner.config.groups import GROUPS, compose_groups, conf_dir, options_of
+from lite_runner.config.groups import GROUPS, compose_groups, files_of, options_of
 from lite_runner.config.lengths import typed_faults
 from lite_runner.config.mindformers import arch_of, listed, translate
 from lite_runner.config.mindformers_keys import IGNORED, is_only_mindformers
@@ -49,7 +49,7 @@ from lite_runner.config.other_tools import words_meant
 from lite_runner.config.repeat import is_of_a_run, run_again
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.suggest import did_you_mean, nearest_key
-from lite_runner.config.yaml_file import at, put, read_yaml
+from lite_runner.config.yaml_file import at, put
 from lite_runner.errors import ConfigError
 
 # Keys of a file that are for exported models only.
@@ -276,9 +276,7 @@ def _lay_file(composed: Composed, line: CommandLine, config: ConfigFile) -> None
 def _options_typed(line: CommandLine, composed: Composed) -> list[dict[str, Any]]:
     """The files of the groups' options that a command line names."""
     named = [(s.key, str(s.value)) for s in line.settings if s.key in GROUPS and not s.prefix]
-    folders = (conf_dir(), *composed.folders)
-    files = [folder / group / f"{name}.yaml" for group, name in named for folder in folders]
-    return [read_yaml(file) for file in files if file.is_file()]
+    return [raw for group, name in named for raw in files_of(group, name, composed.folders)]
 
 
 def _lay(composed: Composed, setting: Setting) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,22 @@ def twice_defined(group: str, option: str, folders: Sequence[Path]) -> list[Path
     every = (folder / group / f"{option}.yaml" for folder in dict.fromkeys((conf_dir(), *folders)))
     found = [path for path in every if path.is_file()]
     return found if len(found) > 1 else []
+
+
+def files_of(group: str, option: str, folders: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """What the file of an option says, and those that it names in `defaults` to build on."""
+    for folder in (conf_dir(), *folders):
+        path = folder / group / f"{option}.yaml"
+        if not path.is_file():
+            continue
+        raw = read_yaml(path)
+        yield raw
+        for entry in raw.get("defaults") or ():
+            # Options of other groups, which are mappings, are not of this one.
+            if isinstance(entry, str) and entry != "_self_":
+                place = entry if entry.startswith("/") else f"/{group}/{entry}"
+                below, _, name = place[1:].rpartition("/")
+                yield from files_of(below, name, folders)
 
 
 def own_source(model: str) -> str:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lite_runner.config import groups
+from lite_runner.config.argv import parse
+from lite_runner.config.compose import heads, resolve
+from lite_runner.config.yaml_file import read_yaml
 from lite_runner.errors import ConfigError
 
 
@@ -19,6 +24,34 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(groups.conf_dir(), copy)
     monkeypatch.setattr(groups, "conf_dir", lambda: copy)
     return copy
+
+
+def test_what_all_models_have_in_common_stands_in_their_base() -> None:
+    folder = groups.conf_dir()
+    base = _lines(read_yaml(folder / "model_base.yaml"))
+    own = [_lines(read_yaml(path)) for path in (folder / "model").glob("*.yaml")]
+    assert len(own) > 10 and set.intersection(*own) == {("defaults", "['/model_base', '_self_']")}
+    assert not base & set.union(*own)
+    for one in groups.options_of("model"):
+        assert base <= _lines(groups.compose_groups({"model": one})), one
+
+
+def test_the_base_of_the_models_is_no_model() -> None:
+    assert "model_base" not in groups.options_of("model")
+    for words in ("model=model_base", "model_base=x", "model=/model_base"):
+        with pytest.raises(ConfigError):
+            resolve(parse([words, "predict_data=hi"], heads()))
+
+
+def _lines(raw: Mapping[str, Any], above: str = "") -> set[tuple[str, str]]:
+    """Every key, dotted, with its value as text."""
+    found = set()
+    for key, value in raw.items():
+        if isinstance(value, dict):
+            found |= _lines(value, f"{above}{key}.")
+        else:
+            found.add((above + key, str(value)))
+    return found
 
 
 def test_an_answer_is_its_callers_own(conf: Path) -> None:

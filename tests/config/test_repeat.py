@@ -83,6 +83,26 @@ def test_what_is_typed_goes_over_it(write: Write) -> None:
     assert (exporting.convert_output, exporting.export_output) == (None, "")
 
 
+def test_an_option_that_is_typed_goes_over_it_with_what_it_builds_on(
+    write: Write, tmp_path: Path
+) -> None:
+    """Files that an option names in `defaults` are of the option, a user's as ours."""
+    sampling = "model.model_config.do_sample=true"
+    write("model=tiny_llama", "predict_data=hi", sampling, "ge=auto", "backend=mslite")
+    mine = tmp_path / "mine/ge/mine.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("# @package _global_\ndefaults:\n  - atlas_800t_a2\n  - _self_\n")
+
+    def again(*words: str) -> RunConfig:
+        return resolve(parse(["--config", "../config.yaml", *words], heads()))[0]
+
+    former = again()
+    assert former.infer.ge_preset == "auto" and former.model.model_config.do_sample
+    assert again("ge=atlas_800t_a2").infer.ge_preset is None  # said by atlas_800
+    assert again("ge=mine", "--config-dir", "../mine").infer.ge_preset is None
+    assert not again("model=tiny_llama").model.model_config.do_sample
+
+
 def test_prompts_of_standard_input_are_kept(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
