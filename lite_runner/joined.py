@@ -65,7 +65,7 @@ def _faults(config: RunConfig, member: Member) -> Iterator[Fault]:
     """Why `config` is no run of this many ranks."""
     ranks, asked = ranks_of(config), config.parallel_config
     started = f"this process was started as {member.name}"
-    if not config.predicts and member.size > 1:
+    if not config.runs_on_ranks and member.size > 1:
         yield Fault(
             ("run_mode",), f"{started}, but run_mode={config.run_mode} is done by one process"
         )

@@ -68,13 +68,12 @@ def with_rank_table(config: RunConfig) -> RunConfig:
     Raises ConfigError where that table is of another job, ArtifactError for a broken one.
     """
     parallel, offered = config.parallel, os.environ.get("RANK_TABLE_FILE")
-    works = config.predicts or config.run_mode == "export"
-    on_ascend = works and _is_ascend(config)
+    on_ascend = config.runs_on_ranks and _is_ascend(config)
     table = parallel.rank_table_file
     if table is None:
         wanted = on_ascend and starts_ranks(config)
         table = offered if offered and wanted else ""
-        if offered and works and not wanted:
+        if offered and config.runs_on_ranks and not wanted:
             why = "it is for Ascend" if not on_ascend else "this is one process"
             progress.note(f"RANK_TABLE_FILE={offered} is not used: {why}")
         config = replace(config, parallel=replace(parallel, rank_table_file=table))
@@ -91,9 +90,9 @@ def _is_ascend(config: RunConfig) -> bool:
 
 
 def starts_ranks(config: RunConfig) -> bool:
-    """Whether several processes do the work; other run modes only name ranks."""
-    works = config.predicts or config.run_mode == "export"
-    return ranks_of(config).size > 1 and works and not config.only_save_strategy
+    """Whether several processes do the work."""
+    several = config.runs_on_ranks and ranks_of(config).size > 1
+    return several and not config.only_save_strategy
 
 
 def _launch_ranks(config: RunConfig, folder: RunFolder) -> None:

@@ -15,11 +15,14 @@ import psutil
 import pytest
 
 from lite_runner import app
+from lite_runner.export.manifest import read_manifest
 from lite_runner.rank_table import Device, RankTable, Server
 
 ROOT = Path(__file__).resolve().parent.parent
+RUN_LITE = str(ROOT / "run_lite.py")
 PROMPTS = ["hello there", "a b c", "the third, 中文"]
 SETTINGS = ["model=tiny_llama", "max_new_tokens=8", "context.device_target=CPU"]
+EXPORT = ["run_mode=export", "model=tiny_llama", "context.device_target=CPU", "export_output=x"]
 # 004's run_predict.sh, with this project's command.
 LOOP = """
 export RANK_TABLE_FILE=$1
@@ -39,6 +42,11 @@ wait
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
+
+
+def msrun() -> list[str]:
+    options = ["--worker_num=2", "--local_worker_num=2", "--join=True", "--log_dir=logs"]
+    return ["msrun", *options, f"--master_port={free_port()}", RUN_LITE]
 
 
 def start(folder: Path, command: list[str]) -> subprocess.Popen[str]:
@@ -62,17 +70,16 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int,
     table = base / "hccl_2p.json"
     devices = (Device(0, "192.168.0.0"), Device(1, "192.168.0.1"))
     RankTable((Server("10.0.0.7", devices),)).write(table)
-    (base / "loop.sh").write_text(LOOP % shlex.quote(str(ROOT / "run_lite.py")))
+    (base / "loop.sh").write_text(LOOP % shlex.quote(RUN_LITE))
     (base / "dist.yaml").write_text("parallel_config: {data_parallel: 1, model_parallel: 2}\n")
     data = ["--predict_data", *PROMPTS]
-    msrun = ["msrun", "--worker_num=2", "--local_worker_num=2", "--join=True"]
-    msrun += [f"--master_port={free_port()}", "--log_dir=logs", str(ROOT / "run_lite.py")]
     flags = ["--config", "../dist.yaml", "--use_parallel", "True"]
     sampling = ["do_sample=true", "seed=4"]
     started = {
-        "one": [sys.executable, str(ROOT / "run_lite.py"), *SETTINGS, *data],
-        "drawn": [sys.executable, str(ROOT / "run_lite.py"), *SETTINGS, *sampling, *data],
-        "msrun": [*msrun, *flags, *SETTINGS, *data],
+        "one": [sys.executable, RUN_LITE, *SETTINGS, *data],
+        "drawn": [sys.executable, RUN_LITE, *SETTINGS, *sampling, *data],
+        "msrun": [*msrun(), *flags, *SETTINGS, *data],
+        "export": [*msrun(), "parallel=tp2", *EXPORT],
         "loop": ["bash", "../loop.sh", str(table), "parallel=dp2", *SETTINGS, *sampling, *data],
     }
     running = {name: start(base / name, command) for name, command in started.items()}
@@ -105,6 +112,15 @@ def test_ranks_that_somebody_else_started(
     text = result(folder)["results"][2]["text"]
     assert printed.count(text + "\n") == 1
     assert text not in (folder / quiet).read_text(encoding="utf-8", errors="replace")
+
+
+def test_an_export_of_ranks_that_somebody_else_started(
+    jobs: dict[str, tuple[Path, int, str]],
+) -> None:
+    folder, code, output = jobs["export"]
+    assert code == 0, output
+    assert read_manifest(folder / "x").ranks == 2
+    assert result(folder)["world_size"] == 2
 
 
 def test_no_process_is_left(jobs: dict[str, tuple[Path, int, str]]) -> None:

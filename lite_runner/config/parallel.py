@@ -34,7 +34,7 @@ def parallel_faults(config: RunConfig) -> Iterator[Fault]:
                 " use_parallel=true",
             )
         return
-    if config.run_mode not in ("export", "shard") and not config.predicts:
+    if config.run_mode != "shard" and not config.runs_on_ranks:
         yield Fault(
             ("parallel", "use_parallel", "run_mode"),
             f"use_parallel=true has no meaning with run_mode={config.run_mode}",

@@ -382,6 +382,11 @@ class RunConfig:
         return self.run_mode in ("predict", "slora")
 
     @property
+    def runs_on_ranks(self) -> bool:
+        """Whether the ranks do the work of the run mode; others only name them, or have none."""
+        return self.predicts or self.run_mode == "export"
+
+    @property
     def merges_adapter(self) -> bool:
         """Whether one adapter is a part of the weights (pet_type=lora), not beside them (slora)."""
         return self.model.model_config.pet_config is not None
