@@ -28,8 +28,8 @@ class GGUF:
     # By key of config.json: the key in the file, without the architecture in front.
     keys: Mapping[str, str]
     permuted: bool = False  # rows of q and k are reordered for its rotary embedding
-    # The model_type that the names of a file's tensors tell; "": the name of the architecture.
-    model_type: Callable[[Container[str]], str] = lambda tensors: ""
+    # What of config.json the names of a file's tensors tell besides, and what `keys` gave.
+    told: Callable[[Container[str], Mapping[str, Any]], dict[str, Any]] = lambda tensors, given: {}
 
 
 @dataclass(frozen=True)

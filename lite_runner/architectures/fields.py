@@ -18,6 +18,10 @@ class Fields:
         self.raw = raw
         self.where = where
 
+    def otherwise(self, **defaults: Any) -> Fields:
+        """The same file with what it leaves out; null is not left out."""
+        return Fields(defaults | self.raw, self.where)
+
     def fault(self, key: str, got: object, expected: str) -> ArtifactError:
         text = repr(got)
         text = text if len(text) <= 80 else text[:77] + "..."

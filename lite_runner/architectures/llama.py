@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
@@ -17,7 +17,6 @@ from lite_runner.architectures.spec import (
     FeedForward,
     Norm,
     Rotary,
-    alike,
 )
 
 SILU = ("silu", "swish")
@@ -54,26 +53,53 @@ def decoder(
     intermediate_size: int,
     norm_eps: float,
     rotary: Rotary,
+    seq_length: int,
     qkv_bias: bool = False,
+    out_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+    windows: Sequence[int | None] = (),
     **rest: Any,
 ) -> Decoder:
     """A decoder whose layers are those of a Llama; `rest` are fields of Decoder.
 
-    Without an `architecture` it is a Llama, or with biases on q, k and v a Qwen2, which MindFormers
-    does not tell apart.
+    `windows` are those of the layers, none if it is empty; one of at least seq_length hides
+    nothing, so it is none, too. Without an `architecture` it is a Llama, or with biases on q, k and
+    v alone a Qwen2, which MindFormers does not tell apart.
     """
-    architecture = architecture or ("qwen2" if qkv_bias else "llama")
+    architecture = architecture or ("qwen2" if qkv_bias and not out_bias else "llama")
     norm = Norm("rms", norm_eps)
-    attention = Attention(num_heads, n_kv_heads, head_dim, rotary, qkv_bias=qkv_bias)
-    block = Block(norm, attention, FeedForward(intermediate_size, gated=True, bias=False))
-    return Decoder(architecture, blocks=alike(block, num_layers), norm=norm, **rest)
+    attention = Attention(
+        num_heads,
+        n_kv_heads,
+        head_dim,
+        rotary,
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+        qk_norm=norm if qk_norm else None,
+    )
+    feed_forward = FeedForward(intermediate_size, gated=True, bias=mlp_bias)
+
+    def block(window: int | None) -> Block:
+        hides = window is not None and window < seq_length
+        return Block(
+            norm, dataclasses.replace(attention, window=window if hides else None), feed_forward
+        )
+
+    blocks = tuple(map(block, windows or (None,) * num_layers))
+    return Decoder(architecture, seq_length=seq_length, blocks=blocks, norm=norm, **rest)
 
 
 def read(fields: Fields) -> Decoder:
     """Of config.json."""
-    fields.refuse("attention_bias", default=False, supported=False)
-    fields.refuse("mlp_bias", default=False, supported=False)
-    return decoder(**sizes(fields, positions=2048))
+    bias = fields.flag("attention_bias", False)
+    return decoder(
+        architecture="llama",
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=fields.flag("mlp_bias", False),
+        **sizes(fields, positions=2048),
+    )
 
 
 def sizes(fields: Fields, *, positions: int) -> dict[str, Any]:
@@ -114,13 +140,22 @@ def sizes(fields: Fields, *, positions: int) -> dict[str, Any]:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json, in words that transformers 4 and 5 both read."""
+    """config.json."""
+    return shared(model) | {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": model.attention.out_bias,
+        "mlp_bias": model.feed_forward.bias,
+    }
+
+
+def shared(model: Decoder) -> dict[str, Any]:
+    """What config.json says of every Llama-like model, in words that transformers 4 and 5 both
+    read."""
     rotary = model.rotary or Rotary()
     scaling = rotary.scaling
     dynamic = scaling is not None and scaling.type == "dynamic"
     return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
         "hidden_size": model.hidden_size,
         "intermediate_size": model.intermediate_size,
         "num_hidden_layers": model.num_layers,
@@ -151,9 +186,14 @@ def settings(model: Decoder) -> dict[str, Any]:
     }
 
 
-def model_type_in_gguf(tensors: Container[str]) -> str:
-    """A Llama with biases on q, k and v is a Qwen2, whatever the file calls it."""
-    return "qwen2" if "blk.0.attn_q.bias" in tensors else "llama"
+def told_by_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Biases, by the names of the tensors: on q, k and v alone they make a Qwen2, whatever the file
+    calls the model."""
+    qkv, out = (f"blk.0.attn_{name}.bias" in tensors for name in ("q", "output"))
+    if qkv and not out:
+        return {"model_type": "qwen2"}
+    mlp_bias = "blk.0.ffn_up.bias" in tensors
+    return {"model_type": "llama", "attention_bias": qkv and out, "mlp_bias": mlp_bias}
 
 
 LLAMA = Architecture(
@@ -162,5 +202,5 @@ LLAMA = Architecture(
     NAMES,
     write,
     MindFormers("LlamaConfig", "LlamaForCausalLM", "llama", settings),
-    GGUF(KEYS, permuted=True, model_type=model_type_in_gguf),
+    GGUF(KEYS, permuted=True, told=told_by_gguf),
 )

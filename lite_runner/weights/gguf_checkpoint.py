@@ -96,7 +96,7 @@ def _as_hugging_face(file: GGUFFile, architecture: str, gguf: GGUF) -> dict[str,
         vocab_size = embedding.shape[0]
     eos = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
     raw = {
-        "model_type": gguf.model_type(file.tensors) or architecture,
+        "model_type": architecture,
         "vocab_size": vocab_size,
         "hidden_size": value("embedding_length"),
         "num_hidden_layers": value("block_count"),
@@ -110,7 +110,8 @@ def _as_hugging_face(file: GGUFFile, architecture: str, gguf: GGUF) -> dict[str,
         "rope_theta": value("rope.freq_base", 10000.0),
         "rope_scaling": _scaling_of_metadata(value),
     }
-    return raw | {name: value(key) for name, key in gguf.keys.items()}
+    given = {name: value(key) for name, key in gguf.keys.items()}
+    return raw | given | gguf.told(file.tensors, given)
 
 
 def _is_tied(file: GGUFFile) -> bool:

@@ -215,12 +215,15 @@ def test_trained_length_beside_the_scaling_wins() -> None:
     assert config.rotary.scaling == RopeScaling("yarn", 4.0, 4096)
 
 
+SLIDES = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20}
+KINDS = ["full_attention", "sliding_attention"] * 12
+
 REFUSED = [
     (LLAMA, {"model_type": "mamba"}, "model_type is 'mamba', expected one of bloom, llama, qwen2"),
     (LLAMA, {"model_type": ["llama"]}, r"model_type is \['llama'\]"),
     (LLAMA, {"model_type": None}, "model_type is None"),
-    (LLAMA, {"attention_bias": True}, "attention_bias=true is not supported"),
-    (LLAMA, {"mlp_bias": True}, "mlp_bias=true"),
+    (LLAMA, {"attention_bias": 1}, "attention_bias is 1, expected true or false"),
+    (LLAMA, {"mlp_bias": "yes"}, "mlp_bias is 'yes', expected true or false"),
     (LLAMA, {"hidden_act": "gelu"}, "hidden_act is 'gelu', expected silu or swish"),
     (LLAMA, {"quantization_config": {"bits": 4}}, "quantized"),
     (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
@@ -250,12 +253,20 @@ REFUSED = [
     (LLAMA, {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "more than low_freq_factor"),
     (LLAMA, {"rope_scaling": YARN | {"truncate": "no"}}, "truncate is 'no'"),
     (LLAMA, {"rope_parameters": {"full_attention": LINEAR}}, "the same for all layers"),
+    (QWEN2, {"use_sliding_window": "yes"}, "use_sliding_window is 'yes'"),
+    (QWEN2, SLIDES | {"sliding_window": 0}, "sliding_window is 0, expected an integer from 1"),
+    (QWEN2, SLIDES | {"sliding_window": "9"}, "sliding_window is '9'"),
+    (QWEN2, SLIDES | {"max_window_layers": -1}, "max_window_layers is -1, expected an integer"),
+    (QWEN2, SLIDES | {"max_window_layers": None}, "max_window_layers is None"),
+    (QWEN2, SLIDES | {"layer_types": KINDS[1:]}, r"layer_types is \[.*, expected a list of 24"),
+    (QWEN2, SLIDES | {"layer_types": "sliding_attention"}, "layer_types is 'sliding_attention'"),
     (
         QWEN2,
-        {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20},
-        "sliding",
+        SLIDES | {"layer_types": [*KINDS[1:], "chunked_attention"]},
+        "layer_types is 'chunked_attention', .* each full_attention or sliding_attention",
     ),
-    (QWEN2, {"use_sliding_window": "yes"}, "use_sliding_window is 'yes'"),
+    (QWEN2, {"layer_types": KINDS}, "'sliding_attention', .* each full_attention: no window"),
+    (QWEN2, SLIDES | {"sliding_window": None, "layer_types": KINDS}, ": no window"),
     (BLOOM, {"apply_residual_connection_post_layernorm": True}, "post_layernorm=true is not"),
     (BLOOM, {"slow_but_exact": True, "pretraining_tp": 4}, "slow_but_exact=true is not supported"),
     (BLOOM, {"n_inner": 100}, "n_inner is 100"),
@@ -279,8 +290,29 @@ def test_a_sliding_window_that_never_slides() -> None:
     plain = read(QWEN2)
     assert read(QWEN2, use_sliding_window=True, max_window_layers=24) == plain
     assert read(QWEN2, use_sliding_window=True, max_window_layers=0) == plain  # wide as the context
+    assert read(QWEN2, **SLIDES | {"sliding_window": None}) == plain
     kinds = ["full_attention"] * 24
     assert read(QWEN2, use_sliding_window=True, sliding_window=9, layer_types=kinds) == plain
+
+
+def test_layers_have_windows_from_max_window_layers_on() -> None:
+    assert read(QWEN2, **SLIDES).windows == (None,) * 20 + (4096,) * 4
+    by_kind = ["full_attention"] * 20 + ["sliding_attention"] * 4
+    changes = SLIDES | {"max_window_layers": 7, "layer_types": by_kind}
+    assert read(QWEN2, **changes) == read(QWEN2, **SLIDES)
+    assert read(QWEN2, **SLIDES, layer_types=KINDS).windows == (None, 4096) * 12
+    absent = {key: value for key, value in QWEN2.items() if "window" not in key}
+    assert read(absent, use_sliding_window=True, num_hidden_layers=30).windows[27:] == (
+        *(None, 4096, 4096),
+    )
+
+
+def test_biases_of_llama() -> None:
+    attention = read(LLAMA, attention_bias=True)
+    assert (attention.attention.qkv_bias, attention.attention.out_bias) == (True, True)
+    assert attention.architecture == "llama" and not attention.feed_forward.bias
+    assert read(LLAMA, mlp_bias=True).feed_forward.bias
+    assert read(LLAMA, attention_bias=None, mlp_bias=None) == read(LLAMA)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +321,11 @@ def test_a_sliding_window_that_never_slides() -> None:
         read(BLOOM),
         read(GPT2, n_inner=1000),
         read(QWEN2),
+        read(QWEN2, **SLIDES),
+        read(QWEN2, **SLIDES, layer_types=KINDS),
         read(LLAMA),
+        read(LLAMA, attention_bias=True),
+        read(LLAMA, mlp_bias=True),
         *(read(LLAMA, rope_scaling=raw, head_dim=64) for raw in (LINEAR, DYNAMIC, LLAMA3, YARN)),
         read(LLAMA, rope_scaling=YARN | {"mscale": 2.0, "mscale_all_dim": 1.0, "truncate": False}),
         replace(read(LLAMA), eos_token_id=(), bos_token_id=None),
