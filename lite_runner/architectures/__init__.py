@@ -12,10 +12,11 @@ from lite_runner.architectures.llama import LLAMA
 from lite_runner.architectures.naming import Parameter as Parameter
 from lite_runner.architectures.naming import Part, Role, parameters_of
 from lite_runner.architectures.qwen2 import QWEN2
+from lite_runner.architectures.qwen3 import QWEN3
 from lite_runner.architectures.spec import Decoder
 
 # By name; lite_runner.register adds to it.
-KNOWN: dict[str, Architecture] = {one.name: one for one in (BLOOM, LLAMA, QWEN2, GPT2)}
+KNOWN: dict[str, Architecture] = {one.name: one for one in (BLOOM, LLAMA, QWEN2, GPT2, QWEN3)}
 
 
 def architecture_of(model: Decoder) -> Architecture:

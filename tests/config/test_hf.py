@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lite_runner.architectures.flat import ModelConfig
-from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
+from lite_runner.architectures.spec import Decoder, Norm, RopeScaling, Rotary
 from lite_runner.config.hf import hf_from_model_config, model_config_from_hf
 from lite_runner.errors import ArtifactError
 
@@ -69,6 +69,27 @@ QWEN2: dict[str, Any] = {
     "sliding_window": 32768,
     "max_window_layers": 24,
     "eos_token_id": 151643,
+}
+QWEN3: dict[str, Any] = {
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 28,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "rope_scaling": None,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "attention_bias": False,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
 }
 
 
@@ -141,6 +162,22 @@ def test_qwen2() -> None:
         config.architecture == "qwen2" and config.attention.qkv_bias and config.tie_word_embeddings
     )
     assert (config.n_kv_heads, config.head_dim, config.rotary.theta) == (2, 64, 1e6)
+
+
+def test_qwen3() -> None:
+    model = read(QWEN3)
+    attention = model.attention
+    assert (model.architecture, model.seq_length, model.head_dim) == ("qwen3", 40960, 128)
+    assert attention.qk_norm == Norm("rms", 1e-6) and set(model.windows) == {None}
+    assert not (attention.qkv_bias or attention.out_bias or model.feed_forward.bias)
+    biased = read(QWEN3, attention_bias=True)
+    assert biased.attention == replace(attention, qkv_bias=True, out_bias=True)
+    assert read(QWEN3, head_dim=None).head_dim == 64  # null: the heads share what is hidden
+    absent = {key: QWEN3[key] for key in QWEN3 if key not in ("head_dim", "num_key_value_heads")}
+    absent["num_attention_heads"] = 64
+    assert (read(absent).head_dim, read(absent).n_kv_heads) == (128, 32)
+    windows = read(QWEN3, **SLIDES).windows
+    assert windows == (None,) * 20 + (4096,) * 8
 
 
 LINEAR = {"rope_type": "linear", "factor": 2.0}
@@ -267,6 +304,12 @@ REFUSED = [
     ),
     (QWEN2, {"layer_types": KINDS}, "'sliding_attention', .* each full_attention: no window"),
     (QWEN2, SLIDES | {"sliding_window": None, "layer_types": KINDS}, ": no window"),
+    (QWEN3, {"head_dim": 127}, "head_dim is 127, expected an even number"),
+    (QWEN3, {"head_dim": "128"}, "head_dim is '128', expected an integer"),
+    (QWEN3, {"attention_bias": "no"}, "attention_bias is 'no', expected true or false"),
+    (QWEN3, {"hidden_act": "gelu"}, "hidden_act is 'gelu', expected silu or swish"),
+    (QWEN3, {"num_key_value_heads": 3}, "a divisor of the 16 heads"),
+    (QWEN3, {"layer_types": KINDS}, "layer_types is .* a list of 28"),
     (BLOOM, {"apply_residual_connection_post_layernorm": True}, "post_layernorm=true is not"),
     (BLOOM, {"slow_but_exact": True, "pretraining_tp": 4}, "slow_but_exact=true is not supported"),
     (BLOOM, {"n_inner": 100}, "n_inner is 100"),
@@ -323,6 +366,9 @@ def test_biases_of_llama() -> None:
         read(QWEN2),
         read(QWEN2, **SLIDES),
         read(QWEN2, **SLIDES, layer_types=KINDS),
+        read(QWEN3),
+        read(QWEN3, attention_bias=True, tie_word_embeddings=False, rope_scaling=YARN),
+        read(QWEN3, **SLIDES),
         read(LLAMA),
         read(LLAMA, attention_bias=True),
         read(LLAMA, mlp_bias=True),
@@ -346,9 +392,11 @@ json_values = st.recursive(
 
 
 @given(
-    raw=st.sampled_from([LLAMA, QWEN2, BLOOM, GPT2]),
+    raw=st.sampled_from([LLAMA, QWEN2, QWEN3, BLOOM, GPT2]),
     changes=st.dictionaries(
-        st.sampled_from(sorted({*LLAMA, *QWEN2, *BLOOM, *GPT2, "rope_scaling", "rope_parameters"})),
+        st.sampled_from(
+            sorted({*LLAMA, *QWEN2, *QWEN3, *BLOOM, *GPT2, "rope_scaling", "rope_parameters"})
+        ),
         json_values,
         max_size=4,
     ),

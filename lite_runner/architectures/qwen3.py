@@ -1,0 +1,59 @@
+"""Qwen3: a Llama whose queries and keys are normed head by head."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from lite_runner.architectures import llama, qwen2
+from lite_runner.architectures.architecture import GGUF
+from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.spec import Decoder
+
+NAMES: Names = {
+    **llama.NAMES,
+    "query_norm": Name("model.layers.{}.attention.q_norm", "model.layers.{}.self_attn.q_norm"),
+    "key_norm": Name("model.layers.{}.attention.k_norm", "model.layers.{}.self_attn.k_norm"),
+}
+
+
+def read(fields: Fields) -> Decoder:
+    """Of config.json."""
+    fields = fields.otherwise(head_dim=128, num_key_value_heads=32)
+    sizes = llama.sizes(fields, positions=32768)
+    bias = fields.flag("attention_bias", False)
+    return llama.decoder(
+        architecture="qwen3",
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norm=True,
+        windows=qwen2.windows(fields, sizes["num_layers"]),
+        **sizes,
+    )
+
+
+def write(model: Decoder) -> dict[str, Any]:
+    """config.json."""
+    return (
+        llama.shared(model)
+        | qwen2.windows_written(model)
+        | {
+            "model_type": "qwen3",
+            "architectures": ["Qwen3ForCausalLM"],
+            "attention_bias": model.attention.qkv_bias,
+        }
+    )
+
+
+QWEN3 = dataclasses.replace(
+    llama.LLAMA,
+    name="qwen3",
+    read=read,
+    names=NAMES,
+    write=write,
+    gguf=GGUF(
+        llama.KEYS,
+        told=lambda tensors, given: {"attention_bias": "blk.0.attn_q.bias" in tensors},
+    ),
+)
