@@ -9,6 +9,7 @@ from lite_runner.architectures.architecture import OwnNetwork as OwnNetwork
 from lite_runner.architectures.bloom import BLOOM
 from lite_runner.architectures.gpt2 import GPT2
 from lite_runner.architectures.llama import LLAMA
+from lite_runner.architectures.mistral import MISTRAL
 from lite_runner.architectures.naming import Parameter as Parameter
 from lite_runner.architectures.naming import Part, Role, parameters_of
 from lite_runner.architectures.qwen2 import QWEN2
@@ -16,7 +17,9 @@ from lite_runner.architectures.qwen3 import QWEN3
 from lite_runner.architectures.spec import Decoder
 
 # By name; lite_runner.register adds to it.
-KNOWN: dict[str, Architecture] = {one.name: one for one in (BLOOM, LLAMA, QWEN2, GPT2, QWEN3)}
+KNOWN: dict[str, Architecture] = {
+    one.name: one for one in (BLOOM, LLAMA, QWEN2, GPT2, QWEN3, MISTRAL)
+}
 
 
 def architecture_of(model: Decoder) -> Architecture:

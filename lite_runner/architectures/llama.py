@@ -187,8 +187,10 @@ def settings(model: Decoder) -> dict[str, Any]:
 
 
 def told_by_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Biases, by the names of the tensors: on q, k and v alone they make a Qwen2, whatever the file
-    calls the model."""
+    """What a file calls a Llama is a Mistral where it has a window, and where it has biases on q, k
+    and v alone a Qwen2."""
+    if given.get("sliding_window"):
+        return {"model_type": "mistral"}
     qkv, out = (f"blk.0.attn_{name}.bias" in tensors for name in ("q", "output"))
     if qkv and not out:
         return {"model_type": "qwen2"}
@@ -202,5 +204,5 @@ LLAMA = Architecture(
     NAMES,
     write,
     MindFormers("LlamaConfig", "LlamaForCausalLM", "llama", settings),
-    GGUF(KEYS, permuted=True, told=told_by_gguf),
+    GGUF(KEYS | {"sliding_window": "attention.sliding_window"}, permuted=True, told=told_by_gguf),
 )

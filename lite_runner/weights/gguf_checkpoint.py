@@ -22,7 +22,7 @@ from lite_runner.weights.layouts import check_tensors
 from lite_runner.weights.tensor import LazyTensor
 
 FREQUENCIES = "rope_freqs.weight"
-# Metadata that changes what the network computes, in ways that it does not know.
+# Metadata that changes what the network computes, in ways that most architectures do not know.
 UNSUPPORTED = (
     "expert_count",
     "attention.sliding_window",
@@ -55,9 +55,10 @@ def config_of_gguf(file: GGUFFile) -> Decoder:
             f"{file.path}: general.architecture is {architecture!r}, expected one of "
             f"{', '.join(known)}"
         )
+    computed = known[architecture].keys.values()
     for key in UNSUPPORTED:
         value = file.metadata.get(f"{architecture}.{key}")
-        if value and value != NEUTRAL.get(key):
+        if value and value != NEUTRAL.get(key) and key not in computed:
             raise ArtifactError(f"{file.path}: {architecture}.{key} = {value} is not supported")
     if not file.metadata.get(f"{architecture}.attention.causal", True):
         raise ArtifactError(

@@ -91,6 +91,22 @@ QWEN3: dict[str, Any] = {
     "bos_token_id": 151643,
     "eos_token_id": 151645,
 }
+MISTRAL: dict[str, Any] = {
+    "model_type": "mistral",
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 def read(raw: dict[str, Any], **changes: Any) -> Decoder:
@@ -178,6 +194,18 @@ def test_qwen3() -> None:
     assert (read(absent).head_dim, read(absent).n_kv_heads) == (128, 32)
     windows = read(QWEN3, **SLIDES).windows
     assert windows == (None,) * 20 + (4096,) * 8
+
+
+def test_mistral() -> None:
+    model = read(MISTRAL)
+    assert (model.architecture, model.head_dim, model.windows) == ("mistral", 128, (4096,) * 32)
+    assert read(MISTRAL, head_dim=64).head_dim == 64
+    full = read(MISTRAL, sliding_window=None)
+    assert full.windows == (None,) * 32
+    assert read(MISTRAL, sliding_window=32768) == full  # as wide as the context
+    absent = {key: MISTRAL[key] for key in MISTRAL if key not in ("sliding_window", "head_dim")}
+    del absent["num_key_value_heads"], absent["max_position_embeddings"]
+    assert read(absent) == replace(model, seq_length=131072)
 
 
 LINEAR = {"rope_type": "linear", "factor": 2.0}
@@ -310,6 +338,11 @@ REFUSED = [
     (QWEN3, {"hidden_act": "gelu"}, "hidden_act is 'gelu', expected silu or swish"),
     (QWEN3, {"num_key_value_heads": 3}, "a divisor of the 16 heads"),
     (QWEN3, {"layer_types": KINDS}, "layer_types is .* a list of 28"),
+    (MISTRAL, {"sliding_window": 0}, "sliding_window is 0, expected an integer from 1"),
+    (MISTRAL, {"sliding_window": False}, "sliding_window is False"),
+    (MISTRAL, {"head_dim": 3}, "head_dim is 3, expected an even number"),
+    (MISTRAL, {"num_key_value_heads": 7}, "a divisor of the 32 heads"),
+    (MISTRAL, {"hidden_act": "relu"}, "hidden_act is 'relu', expected silu or swish"),
     (BLOOM, {"apply_residual_connection_post_layernorm": True}, "post_layernorm=true is not"),
     (BLOOM, {"slow_but_exact": True, "pretraining_tp": 4}, "slow_but_exact=true is not supported"),
     (BLOOM, {"n_inner": 100}, "n_inner is 100"),
@@ -369,6 +402,8 @@ def test_biases_of_llama() -> None:
         read(QWEN3),
         read(QWEN3, attention_bias=True, tie_word_embeddings=False, rope_scaling=YARN),
         read(QWEN3, **SLIDES),
+        read(MISTRAL),
+        read(MISTRAL, sliding_window=None, head_dim=64),
         read(LLAMA),
         read(LLAMA, attention_bias=True),
         read(LLAMA, mlp_bias=True),
@@ -392,10 +427,12 @@ json_values = st.recursive(
 
 
 @given(
-    raw=st.sampled_from([LLAMA, QWEN2, QWEN3, BLOOM, GPT2]),
+    raw=st.sampled_from([LLAMA, QWEN2, QWEN3, MISTRAL, BLOOM, GPT2]),
     changes=st.dictionaries(
         st.sampled_from(
-            sorted({*LLAMA, *QWEN2, *QWEN3, *BLOOM, *GPT2, "rope_scaling", "rope_parameters"})
+            sorted(
+                {*LLAMA, *QWEN2, *QWEN3, *MISTRAL, *BLOOM, *GPT2, "rope_scaling", "rope_parameters"}
+            )
         ),
         json_values,
         max_size=4,

@@ -186,7 +186,6 @@ def test_other_frequency_factors_are_refused(
         ({"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0}, "'longrope', expected"),
         ({"rope.scaling.attn_factor": 1.5}, "llama.rope.scaling.attn_factor = 1.5"),
         ({"rope.dimension_count": 8}, "dimension_count is 8, expected the whole head of 16"),
-        ({"attention.sliding_window": 32}, "llama.attention.sliding_window = 32"),
     ],
 )
 def test_variants_are_refused(
@@ -199,6 +198,34 @@ def test_variants_are_refused(
     config = configs["llama"]
     path = write_gguf(tmp_path / "x.gguf", config, "llama", arrays(config), extra=extra)
     with pytest.raises(ArtifactError, match=expected):
+        config_of_gguf(open_gguf(path))
+
+
+def test_a_llama_with_a_window_is_a_mistral(
+    configs: Mapping[str, Decoder], write_gguf: WriteGguf, tmp_path: Path
+) -> None:
+    config = configs["llama"]
+    window = {"attention.sliding_window": 8}
+    path = write_gguf(tmp_path / "x.gguf", config, "llama", arrays(config), extra=window)
+    found = config_of_gguf(open_gguf(path))
+    assert (found.architecture, set(found.windows)) == ("mistral", {8})
+    assert from_gguf(open_gguf(path), found).keys() == arrays(config).keys()
+    biased = {f"blk.0.attn_{name}.bias": np.zeros(4, np.float32) for name in ("q", "k", "v")}
+    path = write_gguf(
+        tmp_path / "y.gguf", config, "llama", arrays(config), extra=window, tensors=biased
+    )
+    found = config_of_gguf(open_gguf(path))
+    with pytest.raises(ArtifactError, match=r"3 unexpected: blk.0.attn_q.bias"):
+        from_gguf(open_gguf(path), found)
+
+
+def test_windows_of_qwen2_are_refused(
+    configs: Mapping[str, Decoder], write_gguf: WriteGguf, tmp_path: Path
+) -> None:
+    config = configs["qwen2"]
+    window = {"attention.sliding_window": 8}
+    path = write_gguf(tmp_path / "x.gguf", config, "qwen2", arrays(config), extra=window)
+    with pytest.raises(ArtifactError, match=r"qwen2.attention.sliding_window = 8 is not supported"):
         config_of_gguf(open_gguf(path))
 
 

@@ -1,0 +1,31 @@
+"""Mistral: a Llama whose layers all have a window, or none."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from lite_runner.architectures import llama
+from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.spec import Decoder
+
+
+def read(fields: Fields) -> Decoder:
+    """Of config.json."""
+    fields = fields.otherwise(num_key_value_heads=8, sliding_window=4096)
+    sizes = llama.sizes(fields, positions=131072)
+    none = fields.raw["sliding_window"] is None
+    window = None if none else fields.integer("sliding_window")
+    return llama.decoder(architecture="mistral", windows=(window,) * sizes["num_layers"], **sizes)
+
+
+def write(model: Decoder) -> dict[str, Any]:
+    """config.json."""
+    return llama.shared(model) | {
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "sliding_window": model.attention.window,
+    }
+
+
+MISTRAL = dataclasses.replace(llama.LLAMA, name="mistral", read=read, write=write, gguf=None)
