@@ -35,6 +35,7 @@ from lite_runner.config.schema import RunConfig
 from lite_runner.config.secret import encryption_key
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.export.manifest import Layout, Manifest, Operators, read_manifest
+from lite_runner.kernels.packed_model import unsupported
 from lite_runner.kernels.packing import FORMAT
 from lite_runner.model_files import ModelFiles
 from lite_runner.report import versions
@@ -221,8 +222,9 @@ def _wanted_of_operators(config: RunConfig, files: ModelFiles, slots: int, lengt
     faults = []
     if dtype != "float32":
         faults.append(f"an export of quant={held} computes in float32; got {dtype}")
-    if own_network(files.model):
-        faults.append(f"quant={held} is not available in an export of {files.model.family}")
+    faults += [
+        f"quant={held} is not available in an export: {why}" for why in unsupported(files.model)
+    ]
     if ranks_of(config).tensor > 1:
         faults.append(f"an export of quant={held} is of one rank: model_parallel=1")
     if not config.context.kernels:

@@ -13,6 +13,7 @@ from lite_runner.backends.base import Backend
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.kernels.packed_model import unsupported
 from lite_runner.model_files import ModelFiles
 from lite_runner.weights import rounding
 from lite_runner.weights.adapter import Adapter
@@ -44,10 +45,8 @@ def _without_kernels(
         return _Fallback(f"they {fault.why}", fault.remedy)
     if not config.use_past:
         return _Fallback("use_past=false", "model.model_config.use_past=true")
-    if own_network(files.model):
-        return _Fallback(
-            f"{files.model.family} is registered", "a model of the llama, bloom or gpt2 family"
-        )
+    if reasons := unsupported(files.model):
+        return _Fallback("; ".join(reasons), "a model that they compute, such as a Llama")
     if ranks.tensor > 1:
         return _Fallback(
             "several ranks share the model",

@@ -77,8 +77,8 @@ def settings() -> dict[str, dict[str, Any]]:
 
 def packed() -> dict[str, str]:
     """sha256 of every tiny model's layers as our own operators read them."""
-    from lite_runner.models.fused_layers import Packer
-    from lite_runner.models.lora import LoraSize
+    from lite_runner.kernels.adapters import LoraSize
+    from lite_runner.kernels.packed_model import pack
     from lite_runner.weights.adapter_sites import sites
     from lite_runner.weights.read_ahead import QuantizedWeights
 
@@ -97,7 +97,7 @@ def packed() -> dict[str, str]:
             for name, lora in (("", None), ("/lora", every)):
                 weights = QuantizedWeights(_tensors(case, quant), config)
                 rounds = quant == "a8w8"
-                model = Packer(config, weights, lora, integer_input=rounds, widen=False).pack()
+                model = pack(config, weights, lora, integer_input=rounds)
                 digest = hashlib.sha256()
                 for layer in (model.embedding, *itertools.chain(*model.blocks), model.head):
                     digest.update(layer.block.tobytes())

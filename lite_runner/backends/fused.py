@@ -28,8 +28,8 @@ from lite_runner.backends.sizes import cache_length, step_capacity
 from lite_runner.backends.slots import copy_slots
 from lite_runner.backends.step_words import RowTokens, StepWords
 from lite_runner.config.quantization import CacheType
+from lite_runner.kernels.packed_model import Weights
 from lite_runner.models.fused import FusedNetwork, FusedSizes, FusedStep, cached_positions
-from lite_runner.models.fused_layers import FusedWeights
 from lite_runner.signals import deferred
 from lite_runner.weights.adapter import Adapter
 
@@ -54,7 +54,7 @@ class FusedBackend:
     def __init__(
         self,
         config: Decoder,
-        weights: FusedWeights,
+        weights: Weights,
         options: FusedOptions,
         adapters: Sequence[Adapter] = (),
     ) -> None:

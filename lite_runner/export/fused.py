@@ -16,13 +16,13 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.export.manifest import Graph, GraphName, Operators, TensorSpec
 from lite_runner.export.mindir import check_length
 from lite_runner.export.operators import write_graph
+from lite_runner.kernels.packed_model import Weights
 from lite_runner.models.fused import FusedNetwork, FusedSizes, FusedStep, cached_positions
-from lite_runner.models.fused_layers import FusedWeights
 
 
 def export_fused(
     model: Decoder,
-    weights: FusedWeights,
+    weights: Weights,
     folder: Path,
     name: str,
     *,

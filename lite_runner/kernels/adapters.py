@@ -18,6 +18,16 @@ from lite_runner.weights.tensor import to_bfloat16
 
 
 @dataclass(frozen=True)
+class LoraSize:
+    """The pool of a model's adapters, and what it is for."""
+
+    places: int  # P, adapters that are loaded at a time
+    rank: int  # R, the largest of all adapters
+    targets: frozenset[str]  # canonical names of the weights that any adapter changes
+    bfloat16: bool = False  # what our own operators hold them as; MindSpore's do not
+
+
+@dataclass(frozen=True)
 class Target:
     """A matrix that adapters may change."""
 

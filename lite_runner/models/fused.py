@@ -1,4 +1,4 @@
-"""The networks of all families out of three operators of our own, for CPU.
+"""Every network that our own operators can compute, out of three of them, for CPU.
 
 A step takes any number of tokens up to its capacity, whosever they are: the prompts of some slots
 and the next tokens of others. What is behind the live ones is neither read nor written, so that
@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import CacheType
 from lite_runner.kernels import LIBRARY
-from lite_runner.kernels.adapters import PoolLayout
+from lite_runner.kernels.adapters import LoraSize, PoolLayout
+from lite_runner.kernels.packed_model import Weights, pack
 from lite_runner.kernels.packing import aligned, format_of
 from lite_runner.kernels.structs import PANEL
-from lite_runner.models.fused_layers import FusedWeights, Packer
-from lite_runner.models.lora import LoraSize
 
 CHUNK = 128  # keys that are summed up together: a cache's length is a multiple
 CACHE_TYPES: dict[CacheType, type[np.generic]] = {
@@ -81,14 +80,13 @@ class FusedNetwork(nn.Cell):
     head_dim / 32, length, 32]; their scales, with int8: [slots * kv_heads, length].
     """
 
-    def __init__(self, config: Decoder, weights: FusedWeights, sizes: FusedSizes) -> None:
+    def __init__(self, config: Decoder, weights: Weights, sizes: FusedSizes) -> None:
         super().__init__()
         self.hidden, self.vocab = config.hidden_size, config.vocab_size
         self._config = config
-        packer = Packer(
+        model = pack(
             config, weights, sizes.lora, integer_input=sizes.integer_input, widen=sizes.widen
         )
-        model = packer.pack()
         layers = [model.embedding, *(one for pair in model.blocks for one in pair), model.head]
         self.layers = ParameterTuple(
             _parameter(layer.block, f"layer{index}") for index, layer in enumerate(layers)

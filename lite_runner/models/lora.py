@@ -11,27 +11,18 @@ A row of the base model adds exact zeros to what the layer computes without adap
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from lite_runner.kernels.adapters import LoraSize as LoraSize
+
 SIDE_BY_SIDE = 3  # layers at most that share an input: q, k and v
 
 # (place of each token [n], masks for 1, 2 and 3 layers, blocks of A's pool for as many or None)
 Step: TypeAlias = tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...] | None]
-
-
-@dataclass(frozen=True)
-class LoraSize:
-    """The pool, and what it is for."""
-
-    places: int  # P, adapters that are loaded at a time
-    rank: int  # R, the largest of all adapters
-    targets: frozenset[str]  # canonical names of the weights that any adapter changes
-    bfloat16: bool = False  # what our own operators hold them as; MindSpore's do not
 
 
 def zeros(shape: tuple[int, int], name: str, dtype: ms.Type) -> Parameter:

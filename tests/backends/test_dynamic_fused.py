@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from lite_runner.config.quantization import CacheType, Quant, Quantization
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.export.fused import export_fused
 from lite_runner.export.manifest import Manifest, Operators
-from lite_runner.kernels import packing
 from lite_runner.kernels.packing import FORMAT
 from lite_runner.weights.read_ahead import QuantizedWeights
 
@@ -102,7 +100,12 @@ def test_layers_that_older_operators_do_not_know(
     old = export(tmp_path, "llama")
     assert old.operators and old.operators.format == 1
     plain = answers(reference("llama").fused(SLOTS, LENGTH, "a16w8"))
-    monkeypatch.setattr(packing, "attention", partial(packing.attention, window=5))
+    known = reference("llama")
+    blocks = tuple(
+        dataclasses.replace(block, attention=dataclasses.replace(block.attention, window=5))
+        for block in known.config.blocks
+    )
+    monkeypatch.setattr(known, "config", dataclasses.replace(known.config, blocks=blocks))
     (tmp_path / "windows").mkdir()
     manifest = export(tmp_path / "windows", "llama")
     assert manifest.operators and manifest.operators.format == 2
