@@ -1,0 +1,128 @@
+"""What a description means: the whole network, in NumPy, as plain as it can be.
+
+Tests hold it to transformers, and every way to run a model to it. There is no cache and no batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.architectures import parameters
+from lite_runner.architectures.naming import Part, Role
+from lite_runner.architectures.positions import alibi_slopes, dynamic_exponents, frequencies
+from lite_runner.architectures.spec import Attention, Decoder, FeedForward, Norm, Rotary
+
+Floats = NDArray[np.float64]
+
+
+def forward(
+    model: Decoder, tensors: Mapping[str, NDArray[Any]], tokens: NDArray[np.int32]
+) -> Floats:
+    """The logits [T, vocab_size] behind each of `tokens` [T], by the tensors of canonical names.
+
+    Matrices are as `parameters` says. Of dynamic scaling all positions follow from T.
+    """
+    weights = Weights(model, tensors)
+    x = weights["embedding", None, "weight"][tokens]
+    if model.learned_positions:
+        x = x + weights["positions", None, "weight"][: len(tokens)]
+    if model.embedding_norm is not None:
+        x = norm(model.embedding_norm, x, weights, "embedding_norm")
+    for layer, block in enumerate(model.blocks):
+        normed = norm(block.norm, x, weights, "attention_norm", layer)
+        x = x + attention(block.attention, normed, weights, layer)
+        normed = norm(block.norm, x, weights, "feed_forward_norm", layer)
+        x = x + feed_forward(block.feed_forward, normed, weights, layer)
+    head: Role = "embedding" if model.tie_word_embeddings else "head"
+    return norm(model.norm, x, weights, "norm") @ weights[head, None, "weight"].T
+
+
+class Weights:
+    """Tensors by role, layer and kind, in float64; matrices are [out, in]."""
+
+    def __init__(self, model: Decoder, tensors: Mapping[str, NDArray[Any]]) -> None:
+        self._all = {
+            (one.role, one.layer, one.kind): tensors[one.name].T
+            if one.layout == "in_out"
+            else tensors[one.name]
+            for one in parameters(model)
+        }
+
+    def __getitem__(self, place: tuple[Role, int | None, Part]) -> Floats:
+        return self._all[place].astype(np.float64)
+
+
+def linear(x: Floats, weights: Weights, role: Role, layer: int, bias: bool) -> Floats:
+    """x [T, in] -> [T, out]"""
+    out = x @ weights[role, layer, "weight"].T
+    return out + weights[role, layer, "bias"] if bias else out
+
+
+def norm(given: Norm, x: Floats, weights: Weights, role: Role, layer: int | None = None) -> Floats:
+    """Along the last axis."""
+    if given.kind == "layer":
+        x = x - x.mean(-1, keepdims=True)
+    scaled: Floats = x / np.sqrt((x**2).mean(-1, keepdims=True) + given.eps)
+    scaled = scaled * weights[role, layer, "weight"]
+    return scaled + weights[role, layer, "bias"] if given.kind == "layer" else scaled
+
+
+def attention(given: Attention, x: Floats, weights: Weights, layer: int) -> Floats:
+    """x [T, hidden_size] -> [T, hidden_size]"""
+
+    def heads(role: Role, count: int) -> Floats:
+        """[T, count, head_dim]"""
+        projected = linear(x, weights, role, layer, given.qkv_bias)
+        return projected.reshape(len(x), count, given.head_dim)
+
+    query, key = heads("query", given.heads), heads("key", given.kv_heads)
+    value = heads("value", given.kv_heads)
+    if given.qk_norm is not None:
+        query = norm(given.qk_norm, query, weights, "query_norm", layer)
+        key = norm(given.qk_norm, key, weights, "key_norm", layer)
+    if given.rotary is not None:
+        query, key = rotated(given.rotary, query), rotated(given.rotary, key)
+    # Neighbouring queries share a key and a value.
+    key, value = (np.repeat(one, given.heads // given.kv_heads, axis=1) for one in (key, value))
+    scores = np.einsum("qhd,khd->hqk", query, key) / math.sqrt(given.head_dim)
+    distance = np.arange(len(x))[:, None] - np.arange(len(x))  # from a key on to the query
+    if given.alibi:
+        scores = scores - alibi_slopes(given.heads)[:, None, None] * distance
+    seen = distance >= 0
+    if given.window is not None:
+        seen &= distance < given.window
+    scores = np.where(seen, scores, -np.inf)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    shares = shares / shares.sum(-1, keepdims=True)
+    mixed = np.einsum("hqk,khd->qhd", shares, value).reshape(len(x), -1)
+    return linear(mixed, weights, "attention_out", layer, given.out_bias)
+
+
+def rotated(rotary: Rotary, x: Floats) -> Floats:
+    """x [T, heads, head_dim], of which the pairs (d, d + head_dim / 2) turn with the position."""
+    length, head_dim = len(x), x.shape[-1]
+    speeds, factor = frequencies(rotary, head_dim)
+    scaling = rotary.scaling
+    if scaling is not None and scaling.type == "dynamic" and length > scaling.original_seq_length:
+        ratio = scaling.factor * length / scaling.original_seq_length - (scaling.factor - 1)
+        speeds = speeds * ratio ** dynamic_exponents(head_dim)
+    angles = np.outer(np.arange(length), speeds)[:, None, :]
+    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
+    first, second = np.split(x, 2, axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def feed_forward(given: FeedForward, x: Floats, weights: Weights, layer: int) -> Floats:
+    """x [T, hidden_size] -> [T, hidden_size]"""
+    up = linear(x, weights, "up", layer, given.bias)
+    if given.gated:
+        gate = linear(x, weights, "gate", layer, given.bias)
+        inner = gate / (1 + np.exp(-gate)) * up
+    else:
+        inner = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+    return linear(inner, weights, "down", layer, given.bias)

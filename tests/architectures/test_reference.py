@@ -1,0 +1,36 @@
+"""The network that defines what descriptions mean, against transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from lite_runner.architectures.reference import forward
+from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from tests.references import REFERENCE
+
+CASES = sorted(path.parent.name for path in REFERENCE.glob("*/model.safetensors"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_transformers(case: str, relative_error: Callable[..., float]) -> None:
+    model = model_config_of(REFERENCE / case)
+    tensors = {
+        name: one.float32() for name, one in open_checkpoint(REFERENCE / case, model).items()
+    }
+    expected = np.load(REFERENCE / case / "expected.npz")
+    worst = 0.0
+    for prompt, length, forced, logits in zip(
+        *(expected[name] for name in ("prompts", "lengths", "continuations")),
+        expected["logits_no_cache" if "logits_no_cache" in expected else "logits"],
+        strict=True,
+    ):
+        tokens = np.concatenate([prompt[:length], forced])
+        found = forward(model, tensors, tokens)[length - 1 :]
+        if "logits_no_cache" in expected:  # positions follow from the length of the whole
+            steps = range(len(forced) + 1)
+            found = [forward(model, tensors, tokens[: length + step])[-1] for step in steps]
+        worst = max(worst, relative_error(np.stack(found), logits))
+    assert worst <= 5e-6
