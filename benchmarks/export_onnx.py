@@ -53,7 +53,7 @@ def constants(model: Decoder, shape: Shape, start: int) -> dict[str, NDArray[Any
     bias = next(spec.shape for spec in inputs_of(model, shape) if spec.name == "bias")
     values: dict[str, NDArray[Any]] = {"bias": np.empty(bias, np.float32)}
     starts = np.full(shape.rows, start)
-    score_bias(values["bias"], starts, shape.tokens, None)
+    score_bias(values["bias"], starts, shape.tokens, None, None)
     for name, rows in gather_rows(model, shape).items():
         values[name] = rows.astype(np.int32)
     length = shape.tokens + shape.past

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from lite_runner import environment, progress
-from lite_runner.architectures import network_code, own_network
+from lite_runner.architectures import network_code
 from lite_runner.architectures.spec import Decoder
 from lite_runner.artifact import Place, Wanted, export_artifact, said_by_first
 from lite_runner.backends.base import Backend
@@ -34,8 +34,9 @@ from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.secret import encryption_key
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
+from lite_runner.export import resizable_inputs
 from lite_runner.export.manifest import Layout, Manifest, Operators, read_manifest
-from lite_runner.kernels.packed_model import unsupported
+from lite_runner.kernels import packed_model
 from lite_runner.kernels.packing import FORMAT
 from lite_runner.model_files import ModelFiles
 from lite_runner.report import versions
@@ -185,6 +186,11 @@ def wanted(config: RunConfig, files: ModelFiles, slots: int, length: int) -> Wan
         faults.append("export.weight_fp16=true needs infer.model_type=mindir_lite")
     if layout == "resizable" and dtype != "float32":
         faults.append(f"export.layout=resizable computes in float32; got {dtype}")
+    if layout == "resizable":
+        faults += [
+            f"export.layout=resizable: {why}; take export.layout=dynamic or static_pair"
+            for why in resizable_inputs.unsupported(files.model)
+        ]
     if dtype == "bfloat16":
         faults.append("an export in bfloat16 cannot be proved on a CPU; float16 or float32 can")
     if config.kv_cache != "fp32":
@@ -223,7 +229,8 @@ def _wanted_of_operators(config: RunConfig, files: ModelFiles, slots: int, lengt
     if dtype != "float32":
         faults.append(f"an export of quant={held} computes in float32; got {dtype}")
     faults += [
-        f"quant={held} is not available in an export: {why}" for why in unsupported(files.model)
+        f"quant={held} is not available in an export: {why}"
+        for why in packed_model.unsupported(files.model)
     ]
     if ranks_of(config).tensor > 1:
         faults.append(f"an export of quant={held} is of one rank: model_parallel=1")
@@ -271,7 +278,7 @@ def _layout(config: RunConfig, model: Decoder, target: Device) -> Layout:
     if config.engine == "graph-cell" or config.infer.enc_key:
         return "dynamic"
     named = config.engine != "auto" or config.infer.model_type == "mindir_lite"
-    if own_network(model) and not named:
+    if resizable_inputs.unsupported(model) and not named:
         return "dynamic"
     faults = [absent(engine, "resizable", target) for engine in ENGINES["resizable"]]
     if named or None in faults:

@@ -10,6 +10,7 @@ from lite_runner import environment
 from lite_runner.api.config import PretrainedConfig, settings_of
 from lite_runner.api.model import PreTrainedModel
 from lite_runner.api.pipelines import TASKS, TextGenerationPipeline, check_task
+from lite_runner.architectures import KNOWN
 from lite_runner.config.groups import options_of
 from lite_runner.config.mindformers import FAMILIES, NO_FAMILIES
 from lite_runner.config.model_dir import MANIFEST, only_yaml
@@ -246,6 +247,6 @@ def told_sizes(family: str, paths: Sequence[Path]) -> dict[str, int]:
     parameters = {one.name: one for graph in graphs for one in graph.parameters}
     constants = frozenset[tuple[int, ...]]().union(*(graph.constants for graph in graphs))
     try:
-        return sizes_of(family, list(parameters.values()), constants)
+        return sizes_of(KNOWN[family], list(parameters.values()), constants)
     except ArtifactError as error:
         raise ArtifactError(f"{paths[0]}: {error.message}", error.hint) from None

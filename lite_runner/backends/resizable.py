@@ -21,7 +21,13 @@ from lite_runner.backends.sizes import LONGEST_CHUNK, chunk_length
 from lite_runner.backends.step_inputs import Positions, gather_rows, score_bias
 from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import Manifest
-from lite_runner.export.resizable_inputs import Shape, inputs_of, inputs_of_any
+from lite_runner.export.resizable_inputs import (
+    Shape,
+    bias_names,
+    inputs_of,
+    inputs_of_any,
+    windows_of,
+)
 
 Array = NDArray[np.float32]
 
@@ -149,15 +155,17 @@ class ResizableBackend:
         inputs, model = self._inputs, self._model
         inputs["tokens"][:] = tokens.reshape(-1)
         places = start[:, None] + np.arange(tokens.shape[1])
-        if model.family == "llama":
+        if model.rotary is not None:
             cos, sin = self._positions.rotary(places, length)
             rotated = model.num_heads + model.n_kv_heads
             for name, values, still in (("cos", cos, 1.0), ("sin", sin, 0.0)):
                 inputs[name][:, :rotated] = values[:, None]
                 inputs[name][:, rotated:] = still  # the values are not rotated
-        if model.family == "gpt2":
+        if model.learned_positions:
             inputs["positions"][:] = places.reshape(-1)
-        score_bias(inputs["bias"], start, tokens.shape[1], self._positions.slopes)
+        count, slopes = tokens.shape[1], self._positions.slopes
+        for name, window in zip(bias_names(model), windows_of(model), strict=True):
+            score_bias(inputs[name], start, count, slopes, window)
         return self._engine.run("model")
 
 

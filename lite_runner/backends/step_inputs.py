@@ -24,7 +24,7 @@ class Positions:
 
     def __init__(self, model: Decoder, length: int) -> None:
         """`length`: positions that there are."""
-        self.slopes: Array | None = None  # [K, G], bloom only
+        self.slopes: Array | None = None  # [K, G]; None: no ALiBi
         self._cos = self._sin = np.empty((0, 0), np.float32)
         if model.attention.alibi:
             self.slopes = positions.alibi_slopes(model.num_heads).reshape(model.n_kv_heads, -1)
@@ -74,22 +74,28 @@ def gather_rows(model: Decoder, shape: Shape) -> dict[str, NDArray[np.int64]]:
     }
 
 
-def score_bias(bias: Array, start: Places, tokens: int, slopes: Array | None) -> None:
+def score_bias(
+    bias: Array, start: Places, tokens: int, slopes: Array | None, window: int | None
+) -> None:
     """Fill bias [B, 1 or K, S * G, S + P] for rows whose first new token stands at start [B].
 
     0 or ALiBi's where a key may be seen, very low elsewhere. The first S keys are the new ones.
+    A query sees the latest `window` keys, its own among them; None: all.
     """
     rows, heads, queries, keys = bias.shape
     new, cached = np.arange(tokens), np.arange(keys - tokens)
     values = np.empty((rows, tokens, keys), np.float32)
     values[:, :, :tokens] = np.where(new <= new[:, None], np.float32(0), MASKED)
     values[:, :, tokens:] = np.where(cached < start[:, None], np.float32(0), MASKED)[:, None]
+    distance = np.empty((rows, tokens, keys), np.float32)  # of the key from the query
+    if slopes is not None or window is not None:
+        distance[:, :, :tokens] = new - new[:, None]
+        distance[:, :, tokens:] = cached - (start[:, None] + new)[:, :, None]
+    if window is not None:
+        values[distance <= -window] = MASKED
     spread = bias.reshape(rows, heads, tokens, queries // tokens, keys)
     spread[:] = values[:, None, :, None]
     if slopes is not None:
-        distance = np.empty((rows, tokens, keys), np.float32)
-        distance[:, :, :tokens] = new - new[:, None]
-        distance[:, :, tokens:] = cached - (start[:, None] + new)[:, :, None]
         spread += slopes[None, :, None, :, None] * distance[:, None, :, None]
 
 

@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 from mindspore.train.mind_ir_pb2 import AttributeProto, TensorProto
 
+from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.export.dynamic import INPUTS as DYNAMIC
 from lite_runner.export.manifest import Graph, GraphName, Layout, Manifest, TensorSpec
-from lite_runner.export.model_told import faults_against, has_family_names
+from lite_runner.export.model_told import faults_against, has_names_of
 from lite_runner.export.pair_inputs import (
     COMMON,
     LLAMA,
@@ -165,14 +166,15 @@ def _pair(
     found = [style for style in styles if _is_pair(prefill, increment, style, batch, length)]
     if not found:
         raise _no_layout((prefill, increment), model, (batch, length) if room else (1, 1024))
-    # A style that was registered under a name of its own may be of any family.
-    own, families = inputs_style(model), (COMMON, LLAMA)
-    # MindFormers 1.0.2 exports a llama with the inputs that all its other families have.
-    common = COMMON in found and has_family_names(model.family, prefill.parameters)
-    if own not in found and not common and all(style in families for style in found):
+    # A style that was registered under a name of its own may be of any model.
+    own, ours = inputs_style(model), (COMMON, LLAMA)
+    # MindFormers 1.0.2 exports a llama with the inputs that all its other models have.
+    named = has_names_of(architecture_of(model), prefill.parameters)
+    common = COMMON in found and named
+    if own not in found and not common and all(style in ours for style in found):
         raise ArtifactError(
             f"{prefill.path}: its inputs ({_names(prefill)}) are not those of {model_name}, which "
-            f"is a {model.family}: ({', '.join(own.names)})",
+            f"is a {model.architecture}: ({', '.join(own.names)})",
             "name the model that was exported: model= or --config",
         )
     _check_length(prefill, length, model, model_name)
@@ -279,7 +281,7 @@ def _samples(graph: GraphInfo, batch: int, model: Decoder) -> bool:
 
 
 def _styles(model: Decoder) -> list[InputsOfInfer]:
-    """Every known style, that of the model's family first."""
+    """Every known style, the model's own first."""
     return list(dict.fromkeys([inputs_style(model), *MAPPING.values()]))
 
 
@@ -328,7 +330,7 @@ def _no_layout(
     else:
         both: tuple[GraphName, ...] = ("prefill", "increment")
         wanted = [specs_of(inputs_style(model), name, *sizes) for name in both]
-        expected = f"of a {model.family} {_texts(wanted[0])}, then {_texts(wanted[1])}"
+        expected = f"of a {model.architecture} {_texts(wanted[0])}, then {_texts(wanted[1])}"
     return ArtifactError(
         f"{graphs[0].path}: not of a layout that is known{found}\n  expected {expected}",
         "export the model again; lite_runner.register_inputs adds inputs of a pair",

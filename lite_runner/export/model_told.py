@@ -10,6 +10,8 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from lite_runner.architectures import Architecture, architecture_of
+from lite_runner.architectures.naming import Part, Role
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import TensorSpec
@@ -22,15 +24,12 @@ _EMBEDDING = re.compile(
 _LAYER = re.compile(r"(?:^|\.)(?:blocks|layers)\.(\d+)\.")
 _CACHE = re.compile(r"(?:^|\.)(?:keys|values|key_past|value_past)$")
 _VALUES = re.compile(r"(?:^|\.)(?:values|value_past)$")
-_FEED_FORWARD = {
-    "llama": (".w1.weight",),
-    "bloom": (".up.weight", ".mapping.weight"),
-    "gpt2": (".up.weight", ".mapping.weight"),
-}
 
 
 def sizes_of(
-    family: str, parameters: Sequence[TensorSpec], constants: Iterable[tuple[int, ...]]
+    architecture: Architecture,
+    parameters: Sequence[TensorSpec],
+    constants: Iterable[tuple[int, ...]],
 ) -> dict[str, int]:
     """The sizes of a graph's model by their names in `model.model_config`.
 
@@ -40,9 +39,9 @@ def sizes_of(
     shapes = {one.name: one.shape for one in parameters}
     tables = [shape for name, shape in shapes.items() if _EMBEDDING.search(name)]
     layers = {int(found[1]) for name in shapes if (found := _LAYER.search(name))}
-    wide = [shapes[name] for name in shapes if name.endswith(_FEED_FORWARD[family])]
+    wide = [shapes[name] for name in shapes if name.endswith(_feed_forward(architecture))]
     if not tables or not layers or not wide or len(tables[0]) != 2:
-        raise ArtifactError(f"tells nothing of its sizes, or is no {family}", _NAME_IT)
+        raise ArtifactError(f"tells nothing of its sizes, or is no {architecture.name}", _NAME_IT)
     vocab, hidden = tables[0]
     # The last size of the values' cache; else of a shape [.., heads, head_dim] that is read in.
     dims = {shape[-1] for name, shape in shapes.items() if _VALUES.search(name)} or {
@@ -58,10 +57,11 @@ def sizes_of(
         "num_layers": max(layers) + 1,
         "num_heads": hidden // head_dim,
     }
-    if family != "llama":
+    if not _gated(architecture):
         return {**sizes, "expand_ratio": width // hidden}
-    # Heads of keys: by the rows of wk, where its name is told.
-    keys = [math.prod(shape) for name, shape in shapes.items() if name.endswith(".wk.weight")]
+    # Heads of keys: by the rows of their weight, where its name is told.
+    key = _suffix(architecture, "key", "weight")
+    keys = [math.prod(shape) for name, shape in shapes.items() if name.endswith(key)]
     if not keys:
         raise ArtifactError("does not tell how many key/value heads its model has", _NAME_IT)
     return {**sizes, "n_kv_heads": keys[0] // hidden // head_dim, "intermediate_size": width}
@@ -70,9 +70,26 @@ def sizes_of(
 _NAME_IT = "name the model whose sizes it has, e.g. model_name=bloom_560m"
 
 
-def has_family_names(family: str, parameters: Iterable[TensorSpec]) -> bool:
-    """Whether a feed-forward weight is called as one of the family."""
-    return any(one.name.endswith(_FEED_FORWARD.get(family, ())) for one in parameters)
+def has_names_of(architecture: Architecture, parameters: Iterable[TensorSpec]) -> bool:
+    """Whether a feed-forward weight is called as one of the architecture."""
+    return any(one.name.endswith(_feed_forward(architecture)) for one in parameters)
+
+
+def _gated(architecture: Architecture) -> bool:
+    return "gate" in architecture.names
+
+
+def _feed_forward(architecture: Architecture) -> tuple[str, ...]:
+    """How the names of a layer's first feed-forward weight end, of a gated one of the gate's."""
+    if not architecture.names:  # registered: nothing is told
+        return ()
+    if _gated(architecture):
+        return (_suffix(architecture, "gate", "weight"),)
+    return (_suffix(architecture, "up", "weight"), ".up.weight")  # MindFormers', ours
+
+
+def _suffix(architecture: Architecture, role: Role, kind: Part) -> str:
+    return f".{architecture.names[role].mindformers.rpartition('.')[2]}.{kind}"
 
 
 def faults_against(
@@ -98,7 +115,8 @@ def _told(
     if layers:
         yield "num_layers", max(layers) + 1, model.num_layers
     wide = model.intermediate_size * model.hidden_size
-    feed_forward = _FEED_FORWARD.get(model.family, ())
+    architecture = architecture_of(model)
+    feed_forward = _feed_forward(architecture)
     for name, shape in shapes.items():
         size = math.prod(shape)
         if _EMBEDDING.search(name) and len(shape) == 2:
@@ -109,9 +127,12 @@ def _told(
         elif _CACHE.search(name) and cache_rows is not None:
             expected = cache_rows * model.n_kv_heads * model.head_dim
             yield "elements of a layer's cache", size, expected
-    if model.family == "llama" and any(name.endswith(".wq.weight") for name in shapes):
-        biased = any(name.endswith(".wq.bias") for name in shapes)
-        yield "qkv_has_bias", biased, model.attention.qkv_bias
+    if architecture.names:
+        query = _suffix(architecture, "query", "weight")
+        if any(name.endswith(query) for name in shapes):
+            bias = _suffix(architecture, "query", "bias")
+            biased = any(name.endswith(bias) for name in shapes)
+            yield "qkv_has_bias", biased, model.attention.qkv_bias
     canonical = expected_tensors(model)
     for name, shape in shapes.items():
         for start in (0, *(found.end() for found in re.finditer(r"\.", name))):

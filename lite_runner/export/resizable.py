@@ -7,13 +7,18 @@ from pathlib import Path
 import numpy as np
 from mindspore import Tensor
 
-from lite_runner.architectures import own_network
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ConfigError
 from lite_runner.export.lite_rewrite import rewrite_for_lite
 from lite_runner.export.manifest import Graph, GraphName
 from lite_runner.export.mindir import write_mindir
-from lite_runner.export.resizable_inputs import Shape, inputs_of, inputs_of_any, outputs_of_any
+from lite_runner.export.resizable_inputs import (
+    Shape,
+    inputs_of,
+    inputs_of_any,
+    outputs_of_any,
+    unsupported,
+)
 from lite_runner.export.resizable_network import ResizableNetwork
 from lite_runner.models.layers import Weights
 
@@ -35,11 +40,11 @@ def export_resizable(
 
     It is traced for `batch_size` rows and may be resized to any other number. Nothing in it
     depends on `seq_length` (tokens a row, at most), only the tracing must not exceed it. Raises
-    ConfigError for a family that lite_runner.register has added.
+    ConfigError for a model that is `unsupported`.
     """
-    if own_network(model):
+    if reasons := unsupported(model):
         raise ConfigError(
-            f"{model.family}: a registered family, which the layout resizable does not have",
+            f"the layout resizable does not have {model.architecture}: {'; '.join(reasons)}",
             "export.layout=dynamic or export.layout=static_pair",
         )
     network = ResizableNetwork(model, weights)

@@ -6,8 +6,9 @@ axis open: so tokens are [n], and `q_rows`, `k_rows`, `v_rows` gather them to [B
 `merge_rows` back.
 
     tokens [n]  q_rows [B, K, S * G]  k_rows, v_rows [B, K, S]  merge_rows [n * H]  last_rows [B]
-    bias [B, 1 or K, S * G, S + P]: added to the scores; the new tokens come before the cached
-    llama: cos, sin [n, H + 2 * K, D]; gpt2: positions [n]
+    bias [B, 1, or of ALiBi K, S * G, S + P]: added to the scores; the new tokens come before the
+    cached; where layers have windows of their own, bias.1 and so on: see `windows_of`
+    rotary: cos, sin [n, H + 2 * K, D]; learned positions: positions [n]
     past_k.<layer>, past_v.<layer> [B, K, P, D]
     -> logits [B, vocab], new [B, L * 2 * K, S, D]: keys and values of each of L layers in turn
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lite_runner.architectures import own_network
 from lite_runner.architectures.spec import Decoder
 from lite_runner.export.manifest import TensorSpec
 
@@ -30,11 +32,34 @@ class Shape:
     past: int  # P, at least 1
 
 
+def unsupported(model: Decoder) -> list[str]:
+    """Why the layout resizable cannot have a model; nothing where it can."""
+    if own_network(model) is not None:
+        return [f"{model.architecture} has a network of its own"]
+    reasons, attentions = [], {replace(one.attention, window=None) for one in model.blocks}
+    if len(attentions) > 1:
+        reasons.append("attention differs between its layers by more than the window")
+    if any(one.qk_norm is not None and one.qk_norm.kind != "rms" for one in attentions):
+        reasons.append("queries and keys have another norm than RMSNorm")
+    return reasons
+
+
+def windows_of(model: Decoder) -> tuple[int | None, ...]:
+    """The windows that layers have, each once: there is a bias for each, in this order."""
+    return tuple(dict.fromkeys(model.windows))
+
+
+def bias_names(model: Decoder) -> list[str]:
+    """The biases' names, in the order of `windows_of`."""
+    return [f"bias.{at}" if at else "bias" for at in range(len(windows_of(model)))]
+
+
 def inputs_of(model: Decoder, shape: Shape) -> tuple[TensorSpec, ...]:
     """The inputs in the graph's order, at one shape."""
     heads, kv, dim = model.num_heads, model.n_kv_heads, model.head_dim
     count, queries = shape.rows * shape.tokens, shape.tokens * (heads // kv)
-    bias = (shape.rows, kv if model.family == "bloom" else 1, queries, shape.tokens + shape.past)
+    apart = kv if model.attention.alibi else 1
+    bias = (shape.rows, apart, queries, shape.tokens + shape.past)
     inputs = [
         TensorSpec("tokens", (count,), "int32"),
         TensorSpec("q_rows", (shape.rows, kv, queries), "int32"),
@@ -42,12 +67,12 @@ def inputs_of(model: Decoder, shape: Shape) -> tuple[TensorSpec, ...]:
         TensorSpec("v_rows", (shape.rows, kv, shape.tokens), "int32"),
         TensorSpec("merge_rows", (count * heads,), "int32"),
         TensorSpec("last_rows", (shape.rows,), "int32"),
-        TensorSpec("bias", bias, "float32"),
+        *(TensorSpec(name, bias, "float32") for name in bias_names(model)),
     ]
-    if model.family == "llama":
+    if model.rotary is not None:
         angles = (count, heads + 2 * kv, dim)
         inputs += [TensorSpec(name, angles, "float32") for name in ("cos", "sin")]
-    if model.family == "gpt2":
+    if model.learned_positions:
         inputs.append(TensorSpec("positions", (count,), "int32"))
     past = (shape.rows, kv, shape.past, dim)
     inputs += [

@@ -12,12 +12,34 @@ from dataclasses import dataclass
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from lite_runner.architectures.spec import Decoder
+from lite_runner.architectures import parameters, spec
+from lite_runner.architectures.naming import Role
+from lite_runner.architectures.spec import Attention, Decoder
+from lite_runner.export.resizable_inputs import windows_of
 from lite_runner.models.layers import Array, Weights, parameter
 
 
 def _constant(value: float) -> Tensor:
     return Tensor(np.array([value], np.float32))
+
+
+class Tensors:
+    """A model's tensors by their place; each can be taken once."""
+
+    def __init__(self, model: Decoder, weights: Weights) -> None:
+        self._weights = weights
+        self._places = {(one.role, one.layer, one.kind): one for one in parameters(model)}
+
+    def __call__(self, role: Role, layer: int | None = None) -> Array:
+        """A weight or gain; of a linear layer [out, in]."""
+        place = self._places[role, layer, "weight"]
+        weight = self._weights(place.name)
+        return weight.T if place.layout == "in_out" else weight
+
+    def bias(self, role: Role, layer: int | None = None) -> Array | None:
+        """Of a linear layer or a norm; None where it has none."""
+        place = self._places.get((role, layer, "bias"))
+        return None if place is None else self._weights(place.name)
 
 
 class Dense(nn.Cell):
@@ -50,20 +72,20 @@ class Affine:
 
 
 class Norm(nn.Cell):
-    """RMSNorm, or `centred` LayerNorm, over the last axis of [n, hidden].
+    """RMSNorm or LayerNorm over the last axis of [n, hidden].
 
     Composed: Lite's own LayerNorm is wrong with several threads, its Rsqrt in the fourth digit.
     Without an `affine` that is left to the layer behind it.
     """
 
-    def __init__(self, eps: float, centred: bool, affine: Affine | None = None) -> None:
+    def __init__(self, norm: spec.Norm, affine: Affine | None = None) -> None:
         super().__init__()
-        self.centred = centred
+        self.centred = norm.kind == "layer"
         self.gamma = None if affine is None else parameter(affine.gamma, "gamma")
         self.beta = None
         if affine is not None and affine.beta is not None:
             self.beta = parameter(affine.beta, "beta")
-        self.eps = _constant(eps)
+        self.eps = _constant(norm.eps)
         self.mean, self.sqrt = ops.ReduceMean(keep_dims=True), ops.Sqrt()
         self.add, self.sub, self.mul, self.div = ops.Add(), ops.Sub(), ops.Mul(), ops.RealDiv()
 
@@ -74,6 +96,29 @@ class Norm(nn.Cell):
         if self.gamma is not None:
             y = self.mul(y, self.gamma)
         return y if self.beta is None else self.add(y, self.beta)
+
+
+class HeadNorm(nn.Cell):
+    """RMSNorm of each head's query and key, over the last axis of [n, H + 2 * K, D].
+
+    The values go through as they are: their squares count nothing, and they are divided by 1.
+    """
+
+    def __init__(self, attention: Attention, eps: float, query: Array, key: Array) -> None:
+        """`query`, `key`: gains [D]."""
+        super().__init__()
+        heads, kv = attention.heads, attention.kv_heads
+        value = np.ones_like(key)
+        self.gamma = parameter(np.stack([query] * heads + [key] * kv + [value] * kv), "gamma")
+        count = [heads + kv, kv]  # that are normed, and that are not
+        self.normed = Tensor(np.repeat([1.0, 0.0], count).astype(np.float32)[:, None])
+        self.floor = Tensor(np.repeat([eps, 1.0], count).astype(np.float32)[:, None])
+        self.mean, self.sqrt = ops.ReduceMean(keep_dims=True), ops.Sqrt()
+        self.add, self.mul, self.div = ops.Add(), ops.Mul(), ops.RealDiv()
+
+    def construct(self, x: Tensor) -> Tensor:
+        squares = self.mul(self.mean(self.mul(x, x), -1), self.normed)
+        return self.mul(self.div(x, self.sqrt(self.add(squares, self.floor))), self.gamma)
 
 
 class SwiGLU(nn.Cell):
@@ -105,14 +150,16 @@ class GELU(nn.Cell):
 class CachedAttention(nn.Cell):
     """Attention over new and cached keys, from and to [n, hidden]; the heads' rows are gathered."""
 
-    def __init__(self, model: Decoder, qkv: Dense, out: Dense) -> None:
+    def __init__(
+        self, attention: Attention, qkv: Dense, out: Dense, head_norm: HeadNorm | None
+    ) -> None:
         super().__init__()
-        self.qkv, self.out = qkv, out
-        self.rotary = model.family == "llama"
-        self.head_dim = model.head_dim
-        self.by_head = (-1, model.num_heads + 2 * model.n_kv_heads, model.head_dim)
-        self.merged = (-1, model.num_heads * model.head_dim)
-        half = model.head_dim // 2
+        self.qkv, self.out, self.head_norm = qkv, out, head_norm
+        self.rotary = attention.rotary is not None
+        self.head_dim = attention.head_dim
+        self.by_head = (-1, attention.heads + 2 * attention.kv_heads, attention.head_dim)
+        self.merged = (-1, attention.heads * attention.head_dim)
+        half = attention.head_dim // 2
         swapped = np.concatenate([np.arange(half, 2 * half), np.arange(half)])
         self.swapped = Tensor(swapped.astype(np.int32))  # a head's halves change places
         self.reshape, self.gather, self.join = ops.Reshape(), ops.Gather(), ops.Concat(2)
@@ -124,8 +171,11 @@ class CachedAttention(nn.Cell):
     ) -> tuple[Tensor, Tensor, Tensor]:
         q_rows, k_rows, v_rows, merge_rows, bias = rows
         x = self.qkv(x)
-        if self.rotary:  # of the values too: their cosine is 1 and their sine 0
+        if self.rotary or self.head_norm is not None:
             x = self.reshape(x, self.by_head)
+        if self.head_norm is not None:
+            x = self.head_norm(x)
+        if self.rotary:  # of the values too: their cosine is 1 and their sine 0
             turned = self.mul(self.gather(x, self.swapped, 2), place[1])
             x = self.add(self.mul(x, place[0]), turned)
         x = self.reshape(x, (-1, self.head_dim))
@@ -139,51 +189,38 @@ class CachedAttention(nn.Cell):
 class Block(nn.Cell):
     """Attention and a feed-forward, each behind a norm and added to the residual stream."""
 
-    def __init__(self, model: Decoder, weights: Weights, index: int) -> None:
+    def __init__(self, model: Decoder, take: Tensors, layer: int) -> None:
         super().__init__()
-        llama = model.family == "llama"
-        places = {"llama": "model.layers", "bloom": "blocks", "gpt2": "backbone.blocks"}
-        prefix = f"{places[model.family]}.{index}"
+        block = model.blocks[layer]
+        attention = block.attention
 
-        def take(name: str) -> Array:
-            return weights(f"{prefix}.{name}")
+        def affine(role: Role) -> Affine:
+            return Affine(take(role, layer), take.bias(role, layer))
 
-        def affine(name: str) -> Affine:
-            if llama:
-                return Affine(take(f"{name}.weight"))
-            return Affine(take(f"{name}.gamma"), take(f"{name}.beta"))
-
-        def together(names: list[str], has_bias: bool, behind: Affine, scale: float = 1.0) -> Dense:
+        def together(roles: list[Role], behind: Affine, scale: float = 1.0) -> Dense:
             """One product in place of several, behind a norm; the first of them is scaled."""
-            parts = [take(f"{name}.weight") for name in names]
-            biases = [take(f"{name}.bias") for name in names] if has_bias else []
+            parts = [take(role, layer) for role in roles]
+            biases = [bias for role in roles if (bias := take.bias(role, layer)) is not None]
             for part in (parts, biases):
                 part[:1] = [values * np.float32(scale) for values in part[:1]]
-            bias = np.concatenate(biases) if has_bias else None
+            bias = np.concatenate(biases) if biases else None
             return Dense(*behind.folded_into(np.concatenate(parts), bias))
 
-        def projection(name: str) -> tuple[Array, Array]:
-            return take(f"{name}.weight").T, take(f"{name}.bias")
+        def dense(role: Role) -> Dense:
+            return Dense(take(role, layer), take.bias(role, layer))
 
-        scale = model.head_dim**-0.5
-        self.attention_norm = Norm(model.norm_eps, not llama)
-        self.norm = Norm(model.norm_eps, not llama)
-        if llama:
-            names = [f"attention.w{kind}" for kind in "qkv"]
-            qkv = together(names, model.attention.qkv_bias, affine("attention_norm"), scale)
-            self.attention = CachedAttention(model, qkv, Dense(take("attention.wo.weight")))
-            names = ["feed_forward.w1", "feed_forward.w3"]
-            self.up = together(names, False, affine("ffn_norm"))
-            self.activation: nn.Cell = SwiGLU()
-            self.down = Dense(take("feed_forward.w2.weight"))
-        else:
-            names = [f"attention.dense{kind}" for kind in "123"]
-            qkv = together(names, True, affine("layernorm1"), scale)
-            out = Dense(*projection("attention.projection"))
-            self.attention = CachedAttention(model, qkv, out)
-            self.up = Dense(*affine("layernorm2").folded_into(*projection("output.mapping")))
-            self.activation = GELU()
-            self.down = Dense(*projection("output.projection"))
+        scale, head_norm = attention.head_dim**-0.5, None
+        if attention.qk_norm is not None:  # a scale of the queries before it would vanish in it
+            gain = take("query_norm", layer) * np.float32(scale)
+            key = take("key_norm", layer)
+            scale, head_norm = 1.0, HeadNorm(attention, attention.qk_norm.eps, gain, key)
+        self.attention_norm, self.norm = Norm(block.norm), Norm(block.norm)
+        qkv = together(["query", "key", "value"], affine("attention_norm"), scale)
+        self.attention = CachedAttention(attention, qkv, dense("attention_out"), head_norm)
+        gated = block.feed_forward.gated
+        self.up = together(["gate", "up"] if gated else ["up"], affine("feed_forward_norm"))
+        self.activation: nn.Cell = SwiGLU() if gated else GELU()
+        self.down = dense("down")
         self.add = ops.Add()
 
     def construct(
@@ -200,29 +237,26 @@ class ResizableNetwork(nn.Cell):
     def __init__(self, model: Decoder, weights: Weights) -> None:
         super().__init__()
 
-        def norm(name: str) -> Norm:
-            affine = Affine(weights(f"{name}.gamma"), weights(f"{name}.beta"))
-            return Norm(model.norm_eps, True, affine)
+        take = Tensors(model, weights)
+
+        def norm(described: spec.Norm, role: Role) -> Norm:
+            return Norm(described, Affine(take(role), take.bias(role)))
 
         self.embedding_norm = self.position_table = self.head = None
-        if model.family == "llama":
-            table = weights("model.tok_embeddings.embedding_weight")
-        elif model.family == "bloom":
-            table = weights("embedding.word_embedding.embedding_table")
-            self.embedding_norm = norm("embedding.norm")
-        else:
-            table = weights("backbone.embedding.word_embedding.embedding_table")
-            positions = weights("backbone.embedding.position_embedding.embedding_table")
-            self.position_table = parameter(positions, "position_table")
-        self.table: Parameter = parameter(table, "table")
-        self.blocks = nn.CellList([Block(model, weights, at) for at in range(model.num_layers)])
-        if model.family == "llama":
-            self.norm = Norm(model.norm_eps, False, Affine(weights("model.norm_out.weight")))
-            if not model.tie_word_embeddings:
-                self.head = parameter(weights("lm_head.weight"), "head")
-        else:
-            self.norm = norm("ln_f" if model.family == "bloom" else "backbone.layernorm")
-        self.places = {"llama": 2, "gpt2": 1, "bloom": 0}[model.family]
+        self.table: Parameter = parameter(take("embedding"), "table")
+        if model.learned_positions:
+            self.position_table = parameter(take("positions"), "position_table")
+        if model.embedding_norm is not None:
+            self.embedding_norm = norm(model.embedding_norm, "embedding_norm")
+        self.blocks = nn.CellList([Block(model, take, at) for at in range(model.num_layers)])
+        self.norm = norm(model.norm, "norm")
+        if not model.tie_word_embeddings:
+            self.head = parameter(take("head"), "head")
+        windows = windows_of(model)
+        self.biases = len(windows)
+        self.bias_of = [windows.index(window) for window in model.windows]  # of each layer
+        places = (2 if model.rotary is not None else 0) + int(model.learned_positions)
+        self.before_cache = self.biases + places
         self.gather, self.add, self.matmul = ops.Gather(), ops.Add(), ops.MatMul(transpose_b=True)
         self.stack = ops.Concat(1)
 
@@ -234,18 +268,18 @@ class ResizableNetwork(nn.Cell):
         v_rows: Tensor,
         merge_rows: Tensor,
         last_rows: Tensor,
-        bias: Tensor,
         *rest: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        rows, place = (q_rows, k_rows, v_rows, merge_rows, bias), rest[: self.places]
+        place = rest[self.biases : self.before_cache]
         x = self.gather(self.table, tokens, 0)
         if self.position_table is not None:
-            x = self.add(x, self.gather(self.position_table, place[0], 0))
+            x = self.add(x, self.gather(self.position_table, place[-1], 0))
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         new: tuple[Tensor, ...] = ()
         for index, block in enumerate(self.blocks):
-            at = self.places + 2 * index
+            rows = (q_rows, k_rows, v_rows, merge_rows, rest[self.bias_of[index]])
+            at = self.before_cache + 2 * index
             x, k, v = block(x, rest[at], rest[at + 1], rows, place)
             new += (k, v)
         x = self.norm(self.gather(x, last_rows, 0))

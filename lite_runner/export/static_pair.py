@@ -143,7 +143,7 @@ def export_static_pair(
     style = inputs_style(model)
     if style.names not in STEPS:
         raise ConfigError(
-            f"{model.family}: registered without the steps of its graphs, so there is no pair",
+            f"{model.architecture}: registered without the steps of its graphs: no pair",
             "export.layout=dynamic, or give steps to lite_runner.register_inputs",
         )
     build = BuildOptions(CacheSize(batch_size, seq_length), getattr(ms, dtype), parallel)

@@ -37,19 +37,20 @@ def test_rows_gather_each_head_and_bring_it_back(
     assert list(found["last_rows"]) == [b * tokens + tokens - 1 for b in range(rows)]
 
 
+@pytest.mark.parametrize("window", [None, 1, 3, 7, 100])
 @pytest.mark.parametrize("alibi", [False, True])
-def test_a_query_sees_what_came_before_it(alibi: bool) -> None:
+def test_a_query_sees_what_came_before_it(alibi: bool, window: int | None) -> None:
     kv, group, tokens, past = 2, 3, 4, 9
     start = np.array([5, 0])
     slopes = np.arange(1, 7, dtype=np.float32).reshape(kv, group) if alibi else None
     bias = np.full((2, kv if alibi else 1, tokens * group, tokens + past), np.nan, np.float32)
-    score_bias(bias, start, tokens, slopes)
+    score_bias(bias, start, tokens, slopes, window)
     for b, k, s, g, key in np.ndindex(2, bias.shape[1], tokens, group, tokens + past):
         position = start[b] + key if key < tokens else key - tokens
         seen = key <= s if key < tokens else position < start[b]
         got = bias[b, k, s * group + g, key]
         distance = position - (start[b] + s)
-        if seen:
+        if seen and (window is None or -distance < window):
             assert got == (slopes[k, g] * distance if slopes is not None else 0.0)
         else:
             assert got <= MASKED + 100

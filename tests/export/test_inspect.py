@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from lite_runner.export.skim import read_model
 from lite_runner.export.static_pair import export_static_pair, stems_of
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
+from tests.sizes import resized
 
 REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
 BATCH, LENGTH = 2, 48
@@ -132,7 +132,7 @@ def test_a_dynamic_graph_tells_its_slots(exported: Callable[..., Export], slots:
     manifest = foreign_manifest(paths(one), one[0], "tiny")
     assert (manifest.layout, manifest.batch_size, manifest.seq_length) == ("dynamic", slots, LENGTH)
     assert manifest.graphs["model"].inputs == one[2]["model"].inputs
-    more = dataclasses.replace(one[0], n_kv_heads=one[0].n_kv_heads * 5)
+    more = resized(one[0], n_kv_heads=one[0].n_kv_heads * 5)
     with pytest.raises(ArtifactError, match="cannot tell how many rows"):
         foreign_manifest(paths(one), more, "tiny")
 
@@ -145,7 +145,7 @@ def test_a_resizable_graph(exported: Callable[..., Export], case: str) -> None:
     assert manifest.graphs["model"].inputs == one[2]["model"].inputs
     assert len(manifest.graphs["model"].outputs) == len(one[2]["model"].outputs)
     with pytest.raises(ArtifactError, match=r"known\n.*takes \(Parameter_\d+ int32"):
-        fewer = dataclasses.replace(one[0], num_layers=one[0].num_layers - 1)
+        fewer = resized(one[0], num_layers=one[0].num_layers - 1)
         foreign_manifest(paths(one), fewer, "tiny")
 
 
@@ -167,7 +167,7 @@ def test_a_pair_of_another_model(
 ) -> None:
     one = exported("llama")
     with pytest.raises(ArtifactError, match=said):
-        foreign_manifest(paths(one), dataclasses.replace(one[0], **sizes), "other")
+        foreign_manifest(paths(one), resized(one[0], **sizes), "other")
 
 
 def test_pairs_that_do_not_belong_together(exported: Callable[..., Export]) -> None:
