@@ -12,17 +12,16 @@ from lite_runner.code_digest import PACKAGE, code_digest
 
 
 def added(package: Path) -> None:
-    (package / "architectures").mkdir()
     (package / "architectures/new.py").touch()
 
 
 def changed(package: Path) -> None:
-    with (package / "models/llama.py").open("a") as file:
+    with (package / "models/decoder.py").open("a") as file:
         file.write("\n")
 
 
 def moved(package: Path) -> None:
-    (package / "models/llama.py").rename(package / "llama.py")
+    (package / "models/decoder.py").rename(package / "decoder.py")
 
 
 def renamed(package: Path) -> None:
@@ -34,10 +33,10 @@ def removed(package: Path) -> None:
 
 
 def swapped(package: Path) -> None:
-    llama, bloom = package / "models/llama.py", package / "models/bloom.py"
-    texts = llama.read_bytes(), bloom.read_bytes()
-    bloom.write_bytes(texts[0])
-    llama.write_bytes(texts[1])
+    decoder, lora = package / "models/decoder.py", package / "models/lora.py"
+    texts = decoder.read_bytes(), lora.read_bytes()
+    lora.write_bytes(texts[0])
+    decoder.write_bytes(texts[1])
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import dataclasses
 from lite_runner import register
 from lite_runner.architectures import KNOWN
 from lite_runner.architectures.naming import parameters_of
-from lite_runner.models.networks import NETWORKS
+from lite_runner.models.decoder import DecoderCell
 
 import family_name
 
@@ -35,7 +35,7 @@ def tensors(model):
 
 register(
     family_name.NAME,
-    network=NETWORKS["llama"],
+    network=DecoderCell,
     tensors=tensors,
     config=lambda fields: dataclasses.replace(LLAMA.read(fields), architecture=family_name.NAME),
 )

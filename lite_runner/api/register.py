@@ -29,7 +29,7 @@ def register(
 ) -> None:
     """Add a family: from now on a folder whose config.json has this model_type is a model.
 
-    `network` is a Cell as models/gpt2.py has one: made of (Decoder, weights by name,
+    `network` is a Cell as models/decoder.py has one: made of (Decoder, weights by name,
     BuildOptions), called with tokens [R, T], position and length [R] and slot [R] or None, to
     logits [R, vocab]; its `blocks` hold an Attention each, where beams find the cache. `tensors`
     tells the name and shape of every weight, but not of a head that is not tied, which is

@@ -47,8 +47,10 @@ Seen: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]
 def supports(dtype: ms.Type, config: Decoder) -> bool:
     """Whether the fused operators can compute a network in this type."""
     # PagedAttentionMask wants ALiBi's shift as float16, and of the type of the query.
-    types = (ms.float16,) if config.family == "bloom" else TYPES
-    return dtype in types and config.head_dim % HEAD_DIM_STEP == 0
+    types = (ms.float16,) if config.attention.alibi else TYPES
+    # PagedAttention shows a single token all of its row: no window but one of the whole context.
+    whole = all(window is None or window >= config.seq_length for window in config.windows)
+    return dtype in types and config.head_dim % HEAD_DIM_STEP == 0 and whole
 
 
 def blocks_of(cache: CacheSize) -> int:
@@ -72,11 +74,17 @@ class PagedInputs(nn.Cell):
     """As StepInputs, for FusedAttention."""
 
     def __init__(
-        self, options: BuildOptions, heads: int, kv_heads: int, slopes: Array | None
+        self,
+        options: BuildOptions,
+        heads: int,
+        kv_heads: int,
+        slopes: Array | None,
+        window: int | None,
     ) -> None:
-        """`slopes` [H]: ALiBi's; `kv_heads` matters to the stock layers only."""
+        """`slopes` [H]: ALiBi's; `kv_heads` and `window` matter to the stock layers only: see
+        `supports`."""
         super().__init__()
-        del kv_heads
+        del kv_heads, window
         self.dtype = options.dtype
         self.cache: CacheSize | None = None
         if options.cache is not None:

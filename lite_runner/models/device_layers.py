@@ -27,14 +27,14 @@ class Layers:
     """The cells that stand for the layers of a network."""
 
     norm: Callable[[Array, float], nn.Cell]
-    inputs: Callable[[BuildOptions, int, int, Array | None], nn.Cell]
+    inputs: Callable[[BuildOptions, int, int, Array | None, int | None], nn.Cell]
     attention: Callable[[BuildOptions, int, int, int], nn.Cell]
 
 
 def _step_inputs(
-    options: BuildOptions, heads: int, kv_heads: int, slopes: Array | None
+    options: BuildOptions, heads: int, kv_heads: int, slopes: Array | None, window: int | None
 ) -> StepInputs:
-    return StepInputs(heads, kv_heads, options.cache, slopes)
+    return StepInputs(heads, kv_heads, options.cache, slopes, window)
 
 
 STOCK = Layers(RMSNorm, _step_inputs, Attention)
@@ -46,10 +46,12 @@ def layers_for(options: BuildOptions, config: Decoder) -> Layers:
     return FUSED if options.fused and supports(options.dtype, config) else STOCK
 
 
-def inputs_for(options: BuildOptions, config: Decoder, slopes: Array | None = None) -> nn.Cell:
-    """See StepInputs; `slopes` [H]: ALiBi's."""
+def inputs_for(
+    options: BuildOptions, config: Decoder, slopes: Array | None, window: int | None
+) -> nn.Cell:
+    """See StepInputs; `slopes` [H]: ALiBi's; `window`: of the layers that they are for."""
     build = layers_for(options, config).inputs
-    return build(options, config.num_heads, config.n_kv_heads, slopes)
+    return build(options, config.num_heads, config.n_kv_heads, slopes, window)
 
 
 def attention_for(options: BuildOptions, config: Decoder) -> nn.Cell:

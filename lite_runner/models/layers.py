@@ -204,10 +204,17 @@ class StepInputs(nn.Cell):
     """Where the tokens of a step stand, worked out once for all layers."""
 
     def __init__(
-        self, heads: int, kv_heads: int, cache: CacheSize | None, slopes: Array | None = None
+        self,
+        heads: int,
+        kv_heads: int,
+        cache: CacheSize | None,
+        slopes: Array | None = None,
+        window: int | None = None,
     ) -> None:
-        """`slopes` [H]: ALiBi's, one a head; the score falls by slope x distance."""
+        """`slopes` [H]: ALiBi's, one a head; the score falls by slope x distance. `window`: latest
+        keys that a token sees, its own among them; None: all."""
         super().__init__()
+        self.window = window
         self.kv_heads, self.group = kv_heads, heads // kv_heads
         self.cache: CacheSize | None = None
         self.head_index = Tensor(np.arange(kv_heads, dtype=np.int32))
@@ -239,7 +246,10 @@ class StepInputs(nn.Cell):
             rows = (rows + positions.reshape(count, -1, 1)).reshape(-1)
         positions = positions.reshape(-1)
         distance = keys - positions.reshape(-1, 1)  # [n, S], at most 0 for what may be seen
-        bias = ops.select(distance <= 0, self.zero, self.masked)
+        seen = distance <= 0
+        if self.window is not None:
+            seen = ops.logical_and(seen, distance > -self.window)
+        bias = ops.select(seen, self.zero, self.masked)
         span = distance.shape[1]
         if self.slopes is None:
             bias = bias.reshape(count, 1, -1, 1, span)

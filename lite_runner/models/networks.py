@@ -1,4 +1,4 @@
-"""The network of each family, and the steps that it is compiled for."""
+"""The network of a model, and the steps that it is compiled for."""
 
 from __future__ import annotations
 
@@ -8,24 +8,16 @@ from mindspore import Tensor, nn
 
 from lite_runner.architectures import own_network
 from lite_runner.architectures.spec import Decoder
-from lite_runner.models.bloom import BloomModel
-from lite_runner.models.gpt2 import GPT2Model
+from lite_runner.models.decoder import DecoderCell
 from lite_runner.models.layers import BuildOptions, Weights
-from lite_runner.models.llama import LlamaModel
 
 Network = Callable[[Decoder, Weights, BuildOptions], nn.Cell]
-
-NETWORKS: dict[str, Network] = {
-    "bloom": BloomModel,
-    "llama": LlamaModel,
-    "gpt2": GPT2Model,
-}
 
 
 def network_of(model: Decoder, weights: Weights, options: BuildOptions) -> nn.Cell:
     """The network of a model, or the one that it was registered with."""
     own = own_network(model)
-    build = NETWORKS[model.family] if own is None else own.network
+    build = DecoderCell if own is None else own.network
     cell: nn.Cell = build(model, weights, options)
     return cell
 

@@ -18,8 +18,9 @@ from mindspore.train.mind_ir_pb2 import ModelProto
 
 from lite_runner.architectures.flat import ModelConfig
 from lite_runner.backends.device import set_device
+from lite_runner.models.decoder import DecoderCell
 from lite_runner.models.layers import BuildOptions, CacheSize
-from lite_runner.models.networks import NETWORKS, Decode, LoraDecode, Prefill, Score
+from lite_runner.models.networks import Decode, LoraDecode, Prefill, Score
 from lite_runner.models.quantized import QuantizedLinear
 from lite_runner.weights.quantized import quantize
 from lite_runner.weights.random import random_checkpoint
@@ -234,7 +235,7 @@ def exported(cell: nn.Cell, inputs: list[Tensor], path: Path) -> ModelProto:
 def network_of(family: str) -> nn.Cell:
     config = FAMILIES[family]
     options = BuildOptions(CacheSize(SLOTS, LENGTH), ms.float16, fused=True)
-    return NETWORKS[family](config, ReadAhead(random_checkpoint(config, 0)), options)
+    return DecoderCell(config, ReadAhead(random_checkpoint(config, 0)), options)
 
 
 def ints(*shape: int) -> Tensor:

@@ -28,9 +28,10 @@ from lite_runner.backends.device import set_device
 from lite_runner.backends.online import OnlineBackend, OnlineOptions
 from lite_runner.config.quantization import Quant, Quantization
 from lite_runner.models import ascend, device_layers
+from lite_runner.models.decoder import DecoderCell
 from lite_runner.models.device_layers import linear
 from lite_runner.models.layers import Attention, BuildOptions, CacheSize
-from lite_runner.models.networks import NETWORKS, Decode, Prefill
+from lite_runner.models.networks import Decode, Prefill
 from lite_runner.models.quantized import LinearIntegers, signed_nibbles
 from lite_runner.weights.quantization import with_quantization
 from lite_runner.weights.quantized import QuantizedTensor, quantize
@@ -106,7 +107,7 @@ def attention_of(family: str, kind: str) -> dict[str, int]:
 def test_the_front_end_takes_the_graphs(family: str, dtype: ms.Type, tmp_path: Path) -> None:
     config = FAMILIES[family]
     options = BuildOptions(CacheSize(3, 200), dtype, fused=True)
-    network = NETWORKS[family](config, ReadAhead(random_checkpoint(config, 0)), options)
+    network = DecoderCell(config, ReadAhead(random_checkpoint(config, 0)), options)
     linears = 7 * LAYERS if family == "llama" else 6 * LAYERS
     for kind in ("prefill", "decode"):
         found = primitives(network, kind, 3, tmp_path)
@@ -123,7 +124,7 @@ def test_the_front_end_takes_quantized_graphs(family: str, quant: Quant, tmp_pat
     tensors = with_quantization(random_checkpoint(config, 0), config, Quantization.of(quant, None))
     options = BuildOptions(CacheSize(3, 200), ms.float16, fused=True, integer_input=quant == "a8w8")
     weights = LinearIntegers(QuantizedWeights(tensors, config), config)
-    network = NETWORKS[family](config, weights, options)
+    network = DecoderCell(config, weights, options)
     linears = 7 * LAYERS if family == "llama" else 6 * LAYERS
     integer = quant == "a8w8"
     for kind in ("prefill", "decode"):

@@ -19,6 +19,7 @@ from lite_runner.backends.fused import FusedBackend, FusedOptions
 from lite_runner.backends.online import OnlineBackend, OnlineOptions
 from lite_runner.errors import ArtifactError
 from lite_runner.models import networks
+from lite_runner.models.decoder import DecoderCell
 from lite_runner.weights.adapter import Adapter, LoraPair, open_adapters
 from lite_runner.weights.adapter_sites import sites
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
@@ -290,9 +291,10 @@ def test_a_prompt_of_one_token_and_one_in_chunks(relative_error: Error) -> None:
 
 def test_a_network_that_takes_no_adapters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, weights = base_of("llama")
-    llama = networks.NETWORKS["llama"]
-    monkeypatch.setitem(
-        networks.NETWORKS, "llama", lambda c, w, options: llama(c, w, replace(options, lora=None))
+    monkeypatch.setattr(
+        networks,
+        "DecoderCell",
+        lambda model, weights, options: DecoderCell(model, weights, replace(options, lora=None)),
     )
     with pytest.raises(ArtifactError, match="this network takes none for 16 of their 16 weights"):
         backend(model, weights, [random_adapter(model, 1, 2, 1.0)])
