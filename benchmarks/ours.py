@@ -65,7 +65,7 @@ def main() -> None:
     files = model_files.locate(config)
     tokenizer = model_files.tokenizer_of(config, files)
     job = session.Job(
-        prompts=[],
+        requests=[],
         tokens=arguments.prompts,
         generation=config.generation(files.model),
         slots=batch,
