@@ -18,5 +18,9 @@ NOT_COMPUTED = (
 
 def computed() -> list[str]:
     """The models that every way to run is held to."""
-    found = sorted(path.parent.name for path in REFERENCE.glob("*/model.safetensors"))
-    return [name for name in found if name not in NOT_COMPUTED]
+    return [name for name in every() if name not in NOT_COMPUTED]
+
+
+def every() -> list[str]:
+    """All of them: what our own operators and the NumPy network are held to."""
+    return sorted(path.parent.name for path in REFERENCE.glob("*/model.safetensors"))

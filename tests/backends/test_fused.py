@@ -23,7 +23,7 @@ from lite_runner.weights.read_ahead import QuantizedWeights
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor
 from tests import references
 
-CASES = references.computed()
+CASES = references.every()
 # float32 rounding over two layers; a wrong slope, scale or position is off by 1e-2 and more.
 TOLERANCE = 1e-5
 # What is multiplied by integers is rounded to 16 bits.
@@ -73,7 +73,7 @@ def test_weights_of_16_bits(
 
 
 @pytest.mark.parametrize("cache", ["fp16", "int8"])
-@pytest.mark.parametrize("case", ["bloom", "llama", "gpt2"])
+@pytest.mark.parametrize("case", ["bloom", "llama", "gpt2", "qwen3", "mistral"])
 def test_a_rounded_cache_is_close(
     case: str, cache: str, reference: Reference, relative_error: Error
 ) -> None:
@@ -85,7 +85,11 @@ def test_a_rounded_cache_is_close(
 
 @pytest.mark.parametrize(
     ("case", "quant"),
-    [("bloom", "a16w8"), ("qwen2", "a16w8"), ("gpt2", "a16w8"), ("bloom", "a16w4")],
+    [
+        *((case, "a16w8") for case in ("bloom", "gpt2", "llama_biases", "qwen2", "qwen2_window")),
+        *((case, quant) for case in ("qwen3", "mistral") for quant in ("a16w8", "a16w4")),
+        ("bloom", "a16w4"),
+    ],
 )
 def test_integers_give_what_the_floats_that_they_stand_for_give(
     case: str, quant: Quant, reference: Reference, relative_error: Error
@@ -155,8 +159,11 @@ def test_a_files_own_integers_become_its_floats_in_whatever_forms_it_has_them(
     assert file.logits(held, widen=True).tobytes() == wanted.tobytes()
 
 
-def test_integers_times_integers_are_close(reference: Reference, relative_error: Error) -> None:
-    known = reference("llama")
+@pytest.mark.parametrize("case", ["llama", "qwen3", "mistral"])
+def test_integers_times_integers_are_close(
+    case: str, reference: Reference, relative_error: Error
+) -> None:
+    known = reference(case)
     error, weights_alone = (
         relative_error(known.run(known.fused(len(known.prompts), 64, quant)), known.logits)
         for quant in ("a8w8", "a16w8")
@@ -192,6 +199,26 @@ def test_a_prompt_may_come_in_any_pieces(model: FusedBackend, cuts: list[int]) -
     for start, end in zip([0, *cuts], [*cuts, 40], strict=True):
         logits = model.forward([Row(2, prompt[start:end], start)])
     assert logits.tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize(
+    "case", ["llama_biases", "mistral", "mistral_long", "qwen2_window", "qwen3", "qwen3_tied"]
+)
+def test_a_prompt_alone_and_in_pieces_gives_what_it_gives_among_others(
+    case: str, reference: Reference
+) -> None:
+    """To the bit; the pieces are shorter than the windows, and longer."""
+    known = reference(case)
+    model = known.fused(len(known.prompts), known.length)
+    together = known.run(model)[:, :2]
+    for slot, prompt in enumerate(known.prompts):
+        for size in (len(prompt), 3, 11, 150):
+            for start in range(0, len(prompt), size):
+                first = model.forward([Row(0, prompt[start : start + size], start)])
+            second = model.forward([Row(0, known.forced[slot, :1], len(prompt))])
+            assert (first.tobytes(), second.tobytes()) == tuple(
+                logits.tobytes() for logits in together[slot]
+            )
 
 
 def test_a_step_that_is_longer_than_its_capacity(

@@ -98,7 +98,7 @@ def run(
     ("family", "way"),
     [
         *((family, {}) for family in FAMILIES),
-        *((family, {"fused": True}) for family in FAMILIES),
+        *((family, {"fused": True}) for family in (*FAMILIES, "qwen3", "mistral")),
         ("llama", {"use_past": False}),
     ],
     ids=str,
