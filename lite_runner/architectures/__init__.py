@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from lite_runner.architectures.architecture import Architecture as Architecture
+from lite_runner.architectures.architecture import MindFormers
 from lite_runner.architectures.architecture import OwnNetwork as OwnNetwork
 from lite_runner.architectures.bloom import BLOOM
 from lite_runner.architectures.gpt2 import GPT2
@@ -25,6 +28,22 @@ KNOWN: dict[str, Architecture] = {
 def architecture_of(model: Decoder) -> Architecture:
     """The architecture that a model is of."""
     return KNOWN[model.architecture]
+
+
+def of_settings(config: str, given: Mapping[str, Any]) -> Decoder:
+    """The decoder that settings of MindFormers' type `config` describe, by name, all of them."""
+    return _of_mindformers(config).read(given)
+
+
+def network_of(config: str) -> str:
+    """MindFormers' network of the type `config`."""
+    return _of_mindformers(config).network
+
+
+def _of_mindformers(config: str) -> MindFormers:
+    kinds = (one.mindformers for one in KNOWN.values())
+    # Several architectures may share a type: the first of them tells them apart.
+    return next(kind for kind in kinds if kind and kind.config == config)
 
 
 def own_network(model: Decoder) -> OwnNetwork | None:

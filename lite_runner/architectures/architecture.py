@@ -19,6 +19,7 @@ class MindFormers:
     network: str  # type in arch
     inputs: str  # style of its exported graphs: see export/pair_inputs.py
     settings: Callable[[Decoder], dict[str, Any]]  # of model_config, beside those of all
+    read: Callable[[Mapping[str, Any]], Decoder]  # of all of model_config, by name
 
 
 @dataclass(frozen=True)
@@ -57,3 +58,14 @@ class Architecture:
     )
     always_tied: bool = False  # there is no head but the embedding
     own: OwnNetwork | None = None
+
+
+_SHARED = (
+    *("vocab_size", "hidden_size", "num_layers", "num_heads", "seq_length"),
+    *("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"),
+)
+
+
+def shared_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of MindFormers' model_config, what has the same name in every architecture, and here."""
+    return {name: given[name] for name in _SHARED}

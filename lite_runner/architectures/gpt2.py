@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
+from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers, shared_settings
 from lite_runner.architectures.fields import MAX_LAYERS, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import (
@@ -115,12 +116,27 @@ def settings(model: Decoder) -> dict[str, Any]:
     }
 
 
+def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What `settings` wrote, as `decoder` takes it."""
+    return shared_settings(given) | {
+        "head_dim": given["hidden_size"] // given["num_heads"],
+        "intermediate_size": given["expand_ratio"] * given["hidden_size"],
+        "norm_eps": given["layernorm_epsilon"],
+    }
+
+
 GPT2 = Architecture(
     "gpt2",
     read,
     NAMES,
     write,
-    MindFormers("GPT2Config", "GPT2LMHeadModel", "common", settings),
+    MindFormers(
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        "common",
+        settings,
+        lambda given: decoder(**sizes_of_settings(given)),
+    ),
     GGUF(KEYS),
     conv1d=True,
     always_tied=True,

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
+from lite_runner.architectures import windows as windows_of
+from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers, shared_settings
 from lite_runner.architectures.fields import MAX_LAYERS, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.rope_fields import rope_from_hf, rope_scaling_to_hf
@@ -65,9 +66,11 @@ def decoder(
 
     `windows` are those of the layers, none if it is empty; one of at least seq_length hides
     nothing, so it is none, too. Without an `architecture` it is a Llama, or with biases on q, k and
-    v alone a Qwen2, which MindFormers does not tell apart.
+    v alone a Qwen2, or else with windows a Mistral: MindFormers does not tell them apart.
     """
-    architecture = architecture or ("qwen2" if qkv_bias and not out_bias else "llama")
+    if not architecture:
+        alike = "mistral" if any(windows) else "llama"
+        architecture = "qwen2" if qkv_bias and not out_bias else alike
     norm = Norm("rms", norm_eps)
     attention = Attention(
         num_heads,
@@ -173,7 +176,7 @@ def shared(model: Decoder) -> dict[str, Any]:
 
 
 def settings(model: Decoder) -> dict[str, Any]:
-    """Of MindFormers' LlamaConfig, beside those of every model."""
+    """Of MindFormers' LlamaConfig, beside those of every model; it does not know the last."""
     rotary = model.rotary or Rotary()
     return {
         "n_kv_heads": model.n_kv_heads,
@@ -183,6 +186,29 @@ def settings(model: Decoder) -> dict[str, Any]:
         "theta": rotary.theta,
         "rope_scaling": None if rotary.scaling is None else dataclasses.asdict(rotary.scaling),
         "qkv_has_bias": model.attention.qkv_bias,
+        "attn_proj_has_bias": model.attention.out_bias,
+        "mlp_bias": model.feed_forward.bias,
+        **windows_of.written(model),
+    }
+
+
+def of_settings(given: Mapping[str, Any]) -> Decoder:
+    """What `settings` wrote."""
+    return decoder(**sizes_of_settings(given))
+
+
+def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, as `decoder` takes it."""
+    return shared_settings(given) | {
+        "n_kv_heads": given["n_kv_heads"] or given["num_heads"],
+        "head_dim": given["head_dim"] or given["hidden_size"] // given["num_heads"],
+        "intermediate_size": given["intermediate_size"],
+        "norm_eps": given["rms_norm_eps"],
+        "rotary": Rotary(given["theta"], given["rope_scaling"]),
+        "qkv_bias": given["qkv_has_bias"],
+        "out_bias": given["attn_proj_has_bias"],
+        "mlp_bias": given["mlp_bias"],
+        "windows": windows_of.of_settings(given),
     }
 
 
@@ -203,6 +229,6 @@ LLAMA = Architecture(
     read,
     NAMES,
     write,
-    MindFormers("LlamaConfig", "LlamaForCausalLM", "llama", settings),
+    MindFormers("LlamaConfig", "LlamaForCausalLM", "llama", settings, of_settings),
     GGUF(KEYS | {"sliding_window": "attention.sliding_window"}, permuted=True, told=told_by_gguf),
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-from lite_runner.architectures import llama, qwen2
-from lite_runner.architectures.architecture import GGUF
+from lite_runner.architectures import llama, windows
+from lite_runner.architectures.architecture import GGUF, MindFormers
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
@@ -28,7 +29,7 @@ def read(fields: Fields) -> Decoder:
         qkv_bias=bias,
         out_bias=bias,
         qk_norm=True,
-        windows=qwen2.windows(fields, sizes["num_layers"]),
+        windows=windows.read(fields, sizes["num_layers"]),
         **sizes,
     )
 
@@ -37,7 +38,7 @@ def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     return (
         llama.shared(model)
-        | qwen2.windows_written(model)
+        | windows.written(model)
         | {
             "model_type": "qwen3",
             "architectures": ["Qwen3ForCausalLM"],
@@ -46,12 +47,20 @@ def write(model: Decoder) -> dict[str, Any]:
     )
 
 
+def of_settings(given: Mapping[str, Any]) -> Decoder:
+    """Of a yaml, with what llama.of_settings reads."""
+    return llama.decoder(architecture="qwen3", qk_norm=True, **llama.sizes_of_settings(given))
+
+
 QWEN3 = dataclasses.replace(
     llama.LLAMA,
     name="qwen3",
     read=read,
     names=NAMES,
     write=write,
+    mindformers=MindFormers(
+        "Qwen3Config", "Qwen3ForCausalLM", "llama", llama.settings, of_settings
+    ),
     gguf=GGUF(
         llama.KEYS,
         told=lambda tensors, given: {"attention_bias": "blk.0.attn_q.bias" in tensors},

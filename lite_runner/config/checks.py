@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+from lite_runner.architectures import network_of
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ascend import ascend_faults
 from lite_runner.config.cluster import cluster_faults
@@ -53,12 +54,6 @@ _ONLY_IN = {  # keys that one or two run modes have
     "transform_process_num": ("shard",),
     "transform_rank": ("shard",),
     "overwrite": ("convert", "export", "quantize", "shard"),
-}
-_ARCH_OF = {
-    "LlamaConfig": "LlamaForCausalLM",
-    "BloomConfig": "BloomLMHeadModel",
-    "GPT2Config": "GPT2LMHeadModel",
-    "auto": "auto",
 }
 _BYTE_TOKENIZER_SIZE = 259  # 256 bytes, begin, end, pad
 
@@ -148,11 +143,12 @@ def _unavailable(config: RunConfig) -> Iterator[Fault]:
 def _model(config: RunConfig) -> Iterator[Fault]:
     settings = config.model.model_config
     prefix = "model.model_config."
-    if _ARCH_OF[settings.type] != config.model.arch.type:
+    network = "auto" if settings.type == "auto" else network_of(settings.type)
+    if network != config.model.arch.type:
         yield fault(
             "model",
-            f"model.arch.type: got {config.model.arch.type}, expected"
-            f" {_ARCH_OF[settings.type]} with {prefix}type={settings.type}",
+            f"model.arch.type: got {config.model.arch.type}, expected {network} with"
+            f" {prefix}type={settings.type}",
         )
     # An exported model has its weights in it.
     infer = config.infer
@@ -221,6 +217,7 @@ def _sizes(settings: LlamaSettings | LayerNormSettings) -> Iterator[Fault]:
             " turn pairs",
         )
     yield from _rope(settings)
+    yield from _windows(settings)
 
 
 def _rope(settings: LlamaSettings) -> Iterator[Fault]:
@@ -244,6 +241,22 @@ def _rope(settings: LlamaSettings) -> Iterator[Fault]:
             key,
             f"{key}: got beta_slow={rope.beta_slow:g} and beta_fast={rope.beta_fast:g},"
             " expected 0 < slow < fast",
+        )
+
+
+def _windows(settings: LlamaSettings) -> Iterator[Fault]:
+    prefix, layers = "model.model_config.", settings.num_layers
+    kinds = settings.layer_types
+    if settings.use_sliding_window and settings.sliding_window is None:
+        yield fault(
+            (f"{prefix}use_sliding_window", f"{prefix}sliding_window"),
+            f"{prefix}sliding_window: got null, expected a number of tokens with"
+            " use_sliding_window=true",
+        )
+    if settings.use_sliding_window and kinds is not None and len(kinds) != layers:
+        yield fault(
+            (f"{prefix}layer_types", f"{prefix}num_layers"),
+            f"{prefix}layer_types: got {len(kinds)} layers, expected num_layers={layers}",
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from lite_runner.config.fields import show
 from lite_runner.config.mindformers_keys import IGNORED, OFF, PARALLEL_MODES, TOKENIZERS
-from lite_runner.config.mindformers_model import UNDERSTOOD, Translation, translate_model
+from lite_runner.config.mindformers_model import RENAMED, UNDERSTOOD, Translation, translate_model
 from lite_runner.config.suggest import did_you_mean, nearest_key
 from lite_runner.config.yaml_file import at
 
@@ -21,6 +21,7 @@ _OF_THE_FOLDER = ("model.model_config.seq_length",)
 # The model of ours to start from for a file whose model_name is not one of ours.
 _FAMILY_MODEL = {
     "LlamaForCausalLM": "llama2_7b",
+    "Qwen3ForCausalLM": "qwen3_0.6b",
     "BloomLMHeadModel": "bloom_560m",
     "GPT2LMHeadModel": "gpt2",
 }
@@ -34,6 +35,7 @@ NO_FAMILIES = ("glm", "glm2")  # which MindFormers has besides
 # Keys of MindFormers that have another name here. Those of generation_config, as all of a file,
 # are what the model does unless a run says otherwise.
 _RENAMED = {
+    **RENAMED,
     "processor.tokenizer.vocab_file": "processor.tokenizer.tokenizer_file",
     "generation_config.eos_token_id": "eos_token_id",
     "generation_config.max_length": "model.model_config.max_decode_length",
@@ -110,11 +112,9 @@ def translate(
     settings = at(raw, "model.model_config")
     if isinstance(settings, Mapping):
         translate_model(settings, defaults, models, result)
-        missing = [] if sized else [name for name in _SIZES if settings.get(name) is None]
-        for name in missing:
-            result.faults.append(
-                f"model.model_config.{name}: missing; a model that is not in conf/model needs it"
-            )
+        keys = () if sized else (f"model.model_config.{name}" for name in _SIZES)
+        for key in (key for key in keys if result.assignments.get(key) is None):
+            result.faults.append(f"{key}: missing; a model that is not in conf/model needs it")
     return result
 
 

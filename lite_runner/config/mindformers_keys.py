@@ -44,20 +44,21 @@ _IGNORED = {
         padding_side trust_remote_code unk_token use_fast
     """,
     "model.model_config": """
-        add_qkv_bias apply_rope_fusion attention_dropout attention_dropout_rate
-        attn_proj_has_bias batch_size bias_swiglu_fusion block_size calculate_per_token_loss
+        add_qkv_bias apply_rope_fusion architectures attention_bias attention_dropout
+        attention_dropout_rate batch_size bias_swiglu_fusion block_size calculate_per_token_loss
         chunk_prefill compute_in_2d embedding_dropout_prob embedding_init_type
         enable_slice_dp extend_method ffn_dim_multiplier fine_grain_interleave
         fp32_residual_connection fused_norm fused_rms_norm gated_linear_unit hidden_act
         hidden_dropout hidden_dropout_rate ignore_token_id init_method_std initializer_range
         input_sliced_sig is_dynamic is_flexible_shape layernorm_compute_dtype
         layernorm_compute_type llm_backend max_position_embedding max_position_embeddings
-        mlp_concat moe_config moe_router_fusion multiple_of num_blocks num_labels offset
+        mlp_concat model_type moe_config moe_router_fusion multiple_of num_blocks num_labels offset
         parallel_config parallel_optimizer param_init_type params_dtype pet_config
         post_layernorm_residual pp_interleave_num pretrain_seqlen qkv_concat quant
         quant_config quantization_config recompute residual_dtype return_hidden_states
         rmsnorm_compute_2d rotary_dtype router_dense_type scaling_factor
         softmax_compute_dtype softmax_compute_type unk_token_id use_attn_mask_compression
+        untie_embeddings_and_output_weights use_cache
         use_contiguous_weight_layout_attention use_eod_attn_mask_compression
         use_flash_attention use_fused_mla use_fused_rope use_fused_swiglu use_kbk_infer
         use_kvcache_op use_load_balance use_pad_tokens use_paged_attention use_past_shard
@@ -80,7 +81,10 @@ OFF: dict[str, tuple[tuple[Any, ...], str]] = {
     "register_path": (("", None), "it runs code, so it is taken from the command line only"),
     "moe_config.expert_num": ((1, None), _NO_EXPERTS),
     "model.model_config.moe_config.expert_num": ((1, None), _NO_EXPERTS),
-    "model.model_config.attn_proj_has_bias": ((False, None), _NOT_HERE),
+    "model.model_config.add_bias_linear": ((False, None), _NOT_HERE),
+    "model.model_config.normalization": (("RMSNorm", None), _NOT_HERE),
+    "model.model_config.position_embedding_type": (("rope", None), "rope_scaling has the others"),
+    "model.model_config.qk_layernorm": ((True, None), "a Qwen3 always has it"),
     "model.model_config.post_layernorm_residual": ((False, None), _NOT_HERE),
     "model.model_config.return_hidden_states": ((False, None), "logits are all that is given"),
     "model.model_config.quant": (("", None), "quant=a16w8, a16w4 or a8w8 quantizes here"),

@@ -16,13 +16,30 @@ UNDERSTOOD = frozenset(
         *("add_qkv_bias", "extend_method", "ffn_dim_multiplier", "hidden_act"),
         *("max_position_embeddings", "multiple_of", "pet_config", "pretrain_seqlen"),
         *("quantization_config", "scaling_factor"),
+        *("attention_bias", "untie_embeddings_and_output_weights"),
     )
 )
+# Sizes that newer configs of MindFormers call as Hugging Face does.
+RENAMED = {
+    f"{PREFIX}{theirs}": f"{PREFIX}{name}"
+    for theirs, name in {
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "num_key_value_heads": "n_kv_heads",
+        "rope_theta": "theta",
+    }.items()
+}
 # Names of types in quantization_config; what is not there stays a float.
 _FLOATS = (None, "", "none", "None", "fp16", "bf16", "float16", "bfloat16")
 _QUANTS = {("int8", "float"): "a16w8", ("int4", "float"): "a16w4", ("int8", "int8"): "a8w8"}
-_ACTIVATIONS = {"LlamaConfig": "silu", "BloomConfig": "gelu", "GPT2Config": "gelu"}
+_ACTIVATIONS = {
+    "LlamaConfig": ("silu",),
+    "Qwen3Config": ("silu", "swiglu"),
+    "BloomConfig": ("gelu",),
+    "GPT2Config": ("gelu",),
+}
 _LORA = ("pet_type", "lora_rank", "lora_alpha", "target_modules")
+_ROPE = {"rope_type": "type", "original_max_position_embeddings": "original_seq_length"}
 _DEFAULT_MULTIPLE = 256  # of multiple_of, in every release
 
 
@@ -47,10 +64,10 @@ def translate_model(
     """
     kind = settings.get("type", defaults.get("type"))
     expected = _ACTIVATIONS.get(kind) if isinstance(kind, str) else None
-    if expected and settings.get("hidden_act") not in (None, expected):
+    if expected and settings.get("hidden_act") not in (None, *expected):
         result.faults.append(
-            f"{PREFIX}hidden_act: got {show(settings['hidden_act'])}, expected {expected}, which"
-            f" such models are trained with; --{PREFIX}hidden_act {expected} takes it"
+            f"{PREFIX}hidden_act: got {show(settings['hidden_act'])}, expected {expected[0]}, which"
+            f" such models are trained with; --{PREFIX}hidden_act {expected[0]} takes it"
         )
     # A model's name is MindFormers' way to say: its usual weights. Ours are in conf/.
     source = settings.get("checkpoint_name_or_path")
@@ -60,6 +77,8 @@ def translate_model(
     _translate_quantization(settings.get("quantization_config"), result)
     if kind == "GPT2Config":
         _translate_positions(settings, defaults, result)
+    if kind == "Qwen3Config":
+        _translate_qwen3(settings, result)
     if kind == "LlamaConfig":
         try:
             _translate_llama(settings, defaults, result)
@@ -170,16 +189,29 @@ def _translate_llama(
                 "original_seq_length": round(settings["seq_length"] / factor),
             }
     elif method in ("LLAMA3", "YARN") and isinstance(scaling, Mapping):
-        renamed = {"original_max_position_embeddings": "original_seq_length"}
         result.assignments[f"{PREFIX}rope_scaling"] = {
             "type": method.lower(),
-            **{renamed.get(name, name): value for name, value in scaling.items()},
+            **{_ROPE.get(name, name): value for name, value in scaling.items()},
         }
     elif method not in (None, "None"):
         result.faults.append(
             f"{PREFIX}extend_method: got {show(method)} with scaling_factor {show(scaling)},"
             " expected None, PI or NTK with a number, or LLAMA3 or YARN with a mapping"
         )
+
+
+def _translate_qwen3(settings: Mapping[str, Any], result: Translation) -> None:
+    if settings.get("attention_bias") is not None:
+        for name in ("qkv_has_bias", "attn_proj_has_bias"):
+            result.assignments[f"{PREFIX}{name}"] = settings["attention_bias"]
+    if settings.get("untie_embeddings_and_output_weights") is not None:
+        untied = bool(settings["untie_embeddings_and_output_weights"])
+        result.assignments[f"{PREFIX}tie_word_embeddings"] = not untied
+    scaling = settings.get("rope_scaling")
+    if isinstance(scaling, Mapping):
+        result.assignments[f"{PREFIX}rope_scaling"] = {
+            _ROPE.get(name, name): value for name, value in scaling.items()
+        }
 
 
 def feed_forward_width(hidden_size: int, multiple_of: int, multiplier: float | None) -> int:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from lite_runner import hccl
-from lite_runner.architectures import bloom, gpt2, llama
-from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
+from lite_runner.architectures import of_settings
+from lite_runner.architectures.spec import Decoder, RopeScaling
 from lite_runner.config.fields import Fault, Range, read
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.quantization import CacheType, Quant, QuantGroup, Quantization
@@ -87,26 +87,16 @@ class DecoderSettings(Settings):
     eos_token_id: TokenIds
     pad_token_id: Index | None
 
-    def shared(self) -> dict[str, Any]:
-        """The fields of a model that every family names alike."""
-        return {
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "num_layers": self.num_layers,
-            "num_heads": self.num_heads,
-            "seq_length": self.seq_length,
-            "tie_word_embeddings": self.tie_word_embeddings,
-            "bos_token_id": self.bos_token_id,
-            "eos_token_id": _ids(self.eos_token_id),
-            "pad_token_id": self.pad_token_id,
-        }
+    def _described(self, kind: str) -> Decoder:
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return of_settings(kind, given | {"eos_token_id": _ids(self.eos_token_id)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaSettings(DecoderSettings):
-    """Of the llama family: llama, qwen2, smollm."""
+    """Of what is built like a Llama: Llama, Qwen2, Qwen3, Mistral, SmolLM2."""
 
-    type: Literal["LlamaConfig"]
+    type: Literal["LlamaConfig", "Qwen3Config"]
     n_kv_heads: Count | None  # null: as num_heads
     head_dim: Count | None  # null: hidden_size / num_heads
     intermediate_size: Count
@@ -114,17 +104,15 @@ class LlamaSettings(DecoderSettings):
     theta: Positive
     rope_scaling: RopeScaling | None
     qkv_has_bias: bool
+    attn_proj_has_bias: bool = False
+    mlp_bias: bool = False
+    use_sliding_window: bool = False  # else the next three have no meaning
+    sliding_window: Count | None = None  # latest tokens that one sees, itself among them
+    max_window_layers: Index = 0  # first layers, which have no window
+    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
 
     def resolve(self) -> Decoder:
-        return llama.decoder(
-            n_kv_heads=self.n_kv_heads or self.num_heads,
-            head_dim=self.head_dim or self.hidden_size // self.num_heads,
-            intermediate_size=self.intermediate_size,
-            norm_eps=self.rms_norm_eps,
-            rotary=Rotary(self.theta, self.rope_scaling),
-            qkv_bias=self.qkv_has_bias,
-            **self.shared(),
-        )
+        return self._described(self.type)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,13 +124,7 @@ class LayerNormSettings(DecoderSettings):
     layernorm_epsilon: Positive
 
     def resolve(self) -> Decoder:
-        build = bloom.decoder if self.type == "BloomConfig" else gpt2.decoder
-        return build(
-            head_dim=self.hidden_size // self.num_heads,
-            intermediate_size=self.expand_ratio * self.hidden_size,
-            norm_eps=self.layernorm_epsilon,
-            **self.shared(),
-        )
+        return self._described(self.type)
 
 
 def _ids(value: int | tuple[int, ...] | None) -> tuple[int, ...]:
@@ -153,7 +135,9 @@ def _ids(value: int | tuple[int, ...] | None) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Arch:
-    type: Literal["LlamaForCausalLM", "BloomLMHeadModel", "GPT2LMHeadModel", "auto"]
+    type: Literal[
+        "LlamaForCausalLM", "Qwen3ForCausalLM", "BloomLMHeadModel", "GPT2LMHeadModel", "auto"
+    ]
 
 
 @dataclass(frozen=True)

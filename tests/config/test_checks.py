@@ -89,6 +89,14 @@ MODEL = "model.model_config"
         (["convert_format=ckpt"], "convert_format has a meaning only with run_mode=convert"),
         (["overwrite=true"], "overwrite has a meaning only with run_mode=convert"),
         ([f"{MODEL}.n_kv_heads=3"], "num_heads: got 4, expected a multiple of n_kv_heads=3"),
+        ([f"{MODEL}.use_sliding_window=true"], "sliding_window: got null, expected a number of"),
+        (
+            [
+                *(f"{MODEL}.use_sliding_window=true", f"{MODEL}.sliding_window=8"),
+                f"{MODEL}.layer_types=[sliding_attention]",
+            ],
+            "layer_types: got 1 layers, expected num_layers=2",
+        ),
         ([f"{MODEL}.head_dim=7"], "head_dim: got 7, expected an even number"),
         (
             [f"{MODEL}.head_dim=null", f"{MODEL}.hidden_size=66"],
@@ -237,6 +245,14 @@ def test_sizes_resolve_to_a_model(resolve: Resolve) -> None:
     assert model is not None
     assert (model.family, model.n_kv_heads, model.head_dim) == ("bloom", 16, 64)
     assert model.intermediate_size == 4096
+
+
+def test_windows_resolve_to_a_model(resolve: Resolve) -> None:
+    assert resolve("model=mistral_7b", "predict_data=hi").model_config().windows == (4096,) * 32
+    window = ("use_sliding_window=true", "sliding_window=9", "max_window_layers=27")
+    typed = (f"model.model_config.{one}" for one in window)
+    model = resolve("model=qwen2_7b", "predict_data=hi", *typed).model_config()
+    assert (model.architecture, model.windows) == ("qwen2", (None,) * 27 + (9,))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lite_runner.architectures.spec import Rotary
+from lite_runner.architectures.spec import Norm, RopeScaling, Rotary
 from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.mindformers import listed
 from lite_runner.config.mindformers_model import feed_forward_width
@@ -451,3 +451,80 @@ def test_lora_in_the_weights_is_passed_on(resolve: Resolve, file: Callable[..., 
 
 def test_keys_are_listed_by_section() -> None:
     assert listed(["b", "a.y", "a.x", "a.x"]) == "b, a (x, y)"
+
+
+QWEN3 = """
+trainer: {type: CausalLanguageModelingTrainer, model_name: 'my_qwen3'}
+use_parallel: False
+model:
+  model_config:
+    type: Qwen3Config
+    model_type: qwen3
+    architectures: [Qwen3ForCausalLM]
+    vocab_size: 1024
+    hidden_size: 64
+    intermediate_size: 128
+    num_hidden_layers: 3
+    num_attention_heads: 4
+    num_key_value_heads: 2
+    head_dim: 32
+    hidden_act: swiglu
+    max_position_embeddings: 4096
+    seq_length: 2048
+    rms_norm_eps: 1.0e-5
+    rope_theta: 5000000.0
+    rope_scaling: {rope_type: yarn, factor: 4.0, original_max_position_embeddings: 512}
+    attention_bias: True
+    untie_embeddings_and_output_weights: True
+    use_sliding_window: False
+    sliding_window: 4096
+    max_window_layers: 28
+    normalization: RMSNorm
+    qk_layernorm: True
+    add_bias_linear: False
+    gated_linear_unit: True
+    position_embedding_type: rope
+    qkv_concat: True
+    params_dtype: float32
+    layernorm_compute_dtype: float32
+    block_size: 32
+    bos_token_id: 1
+    eos_token_id: 2
+    pad_token_id: 3
+  arch: {type: Qwen3ForCausalLM}
+"""
+
+
+def test_qwen3_by_its_names_in_mindformers(
+    resolve: Resolve, faults: Faults, tmp_path: Path
+) -> None:
+    path = tmp_path / "qwen3.yaml"
+    path.write_text(QWEN3, encoding="utf-8")
+    line = ("--config", str(path), "--predict_data", "hi", "--load_checkpoint", "random")
+    model = resolve(*line).model_config()
+    assert model is not None
+    assert (model.architecture, model.num_layers, model.num_heads) == ("qwen3", 3, 4)
+    assert (model.n_kv_heads, model.head_dim, model.seq_length) == (2, 32, 2048)
+    assert model.rotary == Rotary(5e6, RopeScaling("yarn", 4.0, 512))
+    attention = model.attention
+    assert attention.qkv_bias and attention.out_bias and attention.qk_norm == Norm("rms", 1e-5)
+    assert not model.tie_word_embeddings and set(model.windows) == {None}
+
+    path.write_text(QWEN3.replace("use_sliding_window: False", "use_sliding_window: True"))
+    assert set(resolve(*line).model_config().windows) == {None}  # the first 28 layers have none
+    path.write_text(
+        QWEN3.replace("sliding_window: False", "sliding_window: True")
+        .replace("sliding_window: 4096", "sliding_window: 9")
+        .replace("max_window_layers: 28", "max_window_layers: 1")
+    )
+    assert resolve(*line).model_config().windows == (None, 9, 9)
+
+    path.write_text(
+        QWEN3.replace("qk_layernorm: True", "qk_layernorm: False")
+        .replace("normalization: RMSNorm", "normalization: LayerNorm")
+        .replace("hidden_act: swiglu", "hidden_act: relu")
+        .replace("    num_hidden_layers: 3\n", "")
+    )
+    text = faults(*line)
+    for name in ("qk_layernorm", "normalization", "hidden_act", "num_layers"):
+        assert f"model.model_config.{name}:" in text

@@ -1,0 +1,59 @@
+"""Which layers have a window: as config.json of Qwen says it, and yamls with its words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.spec import Decoder
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def read(fields: Fields, layers: int) -> tuple[int | None, ...]:
+    """The window of each layer, of config.json."""
+    fields = fields.otherwise(sliding_window=4096, max_window_layers=28)
+    slides = fields.flag("use_sliding_window", False) and fields.raw["sliding_window"] is not None
+    window = fields.integer("sliding_window") if slides else None
+    first, kinds = fields.raw["max_window_layers"], fields.raw.get("layer_types")
+    if kinds is None:
+        if window is not None and (type(first) is not int or first < 0):
+            raise fields.fault("max_window_layers", first, "an integer from 0")
+        return placed(window, layers, first if window else 0, None)
+    expected = f"a list of {layers}, each {FULL}" + (f" or {SLIDING}" if window else ": no window")
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise fields.fault("layer_types", kinds, expected)
+    for kind in kinds:
+        if kind != FULL and (kind != SLIDING or window is None):
+            raise fields.fault("layer_types", kind, expected)
+    return placed(window, layers, 0, kinds)
+
+
+def placed(
+    window: int | None, layers: int, first: int, kinds: Sequence[str] | None
+) -> tuple[int | None, ...]:
+    """The window of each layer: of those from the `first` on, or of those whose kind says so."""
+    slides = [layer >= first for layer in range(layers)]
+    if kinds is not None:
+        slides = [kind == SLIDING for kind in kinds]
+    return tuple(window if here else None for here in slides)
+
+
+def of_settings(given: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """The window of each layer, of the settings of a yaml."""
+    window = given["sliding_window"] if given["use_sliding_window"] else None
+    return placed(window, given["num_layers"], given["max_window_layers"], given["layer_types"])
+
+
+def written(model: Decoder) -> dict[str, Any]:
+    """What is read as the windows of `model`."""
+    slides = [window is not None for window in model.windows]
+    if not any(slides):
+        return {"use_sliding_window": False}
+    return {
+        "use_sliding_window": True,
+        "sliding_window": max(window or 0 for window in model.windows),
+        "max_window_layers": slides.index(True),
+        "layer_types": [SLIDING if here else FULL for here in slides],
+    }
