@@ -117,7 +117,8 @@ class HeadNorm(nn.Cell):
         self.add, self.mul, self.div = ops.Add(), ops.Mul(), ops.RealDiv()
 
     def construct(self, x: Tensor) -> Tensor:
-        squares = self.mul(self.mean(self.mul(x, x), -1), self.normed)
+        # Before the mean: Lite makes one operator of a product and a sum, and fails to shape it.
+        squares = self.mean(self.mul(x, self.mul(x, self.normed)), -1)
         return self.mul(self.div(x, self.sqrt(self.add(squares, self.floor))), self.gamma)
 
 

@@ -9,6 +9,7 @@ import pytest
 from mindspore.train import mind_ir_pb2
 from numpy.typing import NDArray
 
+from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.engines.worker import WorkerEngine
 from lite_runner.export.manifest import Graph
 from lite_runner.export.resizable import export_resizable
@@ -18,9 +19,14 @@ from lite_runner.weights.read_ahead import ReadAhead
 REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
 
 
+def model_of(case: str) -> Decoder:
+    model = model_config_of(REFERENCE / case)
+    assert model is not None
+    return model
+
+
 def export(case: str, folder: Path, *, batch_size: int = 1, seq_length: int = 48) -> Graph:
-    config = model_config_of(REFERENCE / case)
-    assert config is not None
+    config = model_of(case)
     tensors = open_checkpoint(REFERENCE / case, config)
     taken: list[str] = []
     weights = ReadAhead(tensors)
@@ -44,6 +50,9 @@ def export(case: str, folder: Path, *, batch_size: int = 1, seq_length: int = 48
         ("llama_tied_mha", {"cos": (-1, 12, 8), "sin": (-1, 12, 8)}),
         ("bloom", {}),
         ("gpt2", {"positions": (-1,)}),
+        ("qwen3", {"cos": (-1, 12, 32), "sin": (-1, 12, 32)}),
+        # Layers with a window and layers without: a bias for either.
+        ("qwen2_window", {"bias.1": (-1, 1, -1, -1), "cos": (-1, 8, 8), "sin": (-1, 8, 8)}),
     ],
 )
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -54,11 +63,12 @@ def test_what_is_described_is_what_was_written(
     assert [one.name for one in tmp_path.iterdir()] == ["tiny_graph.mindir"] == [graph.file]
     names = [spec.name for spec in graph.inputs]
     rows = ["tokens", "q_rows", "k_rows", "v_rows", "merge_rows", "last_rows", "bias"]
-    past = ["past_k.0", "past_v.0", "past_k.1", "past_v.1"]
+    layers = model_of(case).num_layers
+    past = [f"past_{kind}.{layer}" for layer in range(layers) for kind in "kv"]
     assert names == [*rows, *places, *past]
     assert {spec.name: spec.shape for spec in graph.inputs if spec.name in places} == places
     assert [spec.name for spec in graph.outputs] == ["logits", "new"]
-    assert graph.outputs[0].shape == (-1, 96)
+    assert graph.outputs[0].shape == (-1, model_of(case).vocab_size)
 
     model = mind_ir_pb2.ModelProto()
     model.ParseFromString((tmp_path / graph.file).read_bytes())
