@@ -17,7 +17,10 @@ from lite_runner.export.dynamic import export_dynamic
 from lite_runner.export.manifest import Manifest
 from lite_runner.weights.read_ahead import ReadAhead
 
-CASES = ["llama", "llama_rope_dynamic", "qwen2", "bloom", "gpt2"]
+CASES = [
+    *("llama", "llama_rope_dynamic", "qwen2", "bloom", "gpt2"),
+    *("llama_biases", "mistral", "qwen2_window", "qwen3", "qwen3_tied"),
+]
 TOLERANCE = 1e-4  # as online
 SLOTS, LENGTH = 4, 48
 Make = Callable[..., DynamicBackend]

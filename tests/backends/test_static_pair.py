@@ -17,7 +17,10 @@ from lite_runner.backends.static_pair import StaticPairBackend
 from lite_runner.errors import ConfigError
 from lite_runner.export.manifest import GraphName, Manifest
 
-CASES = ["llama", "llama_rope_dynamic", "qwen2", "bloom", "gpt2"]
+CASES = [
+    *("llama", "llama_rope_dynamic", "qwen2", "bloom", "gpt2"),
+    *("llama_biases", "mistral", "qwen2_window", "qwen3", "qwen3_tied"),
+]
 TOLERANCE = 1e-4  # as online
 BATCH, LENGTH = 4, 48
 Make = Callable[..., StaticPairBackend]
