@@ -15,6 +15,7 @@ from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.kernels.packed_model import unsupported
 from lite_runner.model_files import ModelFiles
+from lite_runner.models import limits
 from lite_runner.weights import rounding
 from lite_runner.weights.adapter import Adapter
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
@@ -74,8 +75,16 @@ def integers_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ran
 
 
 def check_supported(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> None:
-    """Raises ConfigError for what is asked of operators that do not serve here, and
-    EnvironmentFault for a `quant` that this machine's Ascend processors have none for."""
+    """Raises ConfigError for what is asked of operators that do not serve here, or a model that
+    none can compute, and EnvironmentFault for a `quant` that this machine's Ascend processors have
+    none for."""
+    reasons = limits.unsupported(files.model)
+    if reasons and (fallback := _without_kernels(config, files, device, ranks)):
+        raise ConfigError(
+            f"{files.model.architecture}: MindSpore's operators cannot compute it: "
+            f"{'; '.join(reasons)}; nor do this project's own: {fallback.why}",
+            fallback.remedy,
+        )
     for key, exact in ("kv_cache", "fp32"), ("adapter_dtype", "auto"):
         wanted = getattr(config, key)
         if wanted != exact and (fallback := _without_kernels(config, files, device, ranks)):

@@ -71,7 +71,7 @@ ALLOWED: dict[str, set[str]] = {
     "shares": {"backends", "config", "generation", "report"},
     "online": {
         *("backends", "config", "environment", "errors", "kernels", "memory", "model_files"),
-        *("progress", "weights"),
+        *("models", "progress", "weights"),
     },
     "footprint": {"backends", "config", "errors", "model_files", "online", "weights"},
     "session": {

@@ -19,6 +19,7 @@ from lite_runner.config.plan import cache_bytes
 from lite_runner.config.ranks import Ranks
 from lite_runner.launcher import job
 from lite_runner.model_files import ModelFiles
+from lite_runner.models import limits
 from lite_runner.online import open_online
 from lite_runner.weights.checkpoint import model_config_of
 
@@ -110,6 +111,17 @@ def test_a_run_says_why_they_do_not_serve_and_what_would_help(
     assert told.count("compute in float32 on a CPU, with weights rounded to bfloat16") == 1
     assert result()["engine"] == "mindspore"
     assert tokens() == chosen
+
+
+def test_what_no_operators_compute_is_refused_before_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(limits, "unsupported", lambda model: ["its heads are odd"])
+    assert main([*SHORT, "context.kernels=false"]) == 2
+    told = capsys.readouterr().err
+    assert "llama: MindSpore's operators cannot compute it: its heads are odd; nor do" in told
+    assert "context.kernels=false\n  -> context.kernels=true" in told
+    assert "make random weights" not in told
 
 
 def test_what_ranks_hold_is_rounded_as_the_whole_is() -> None:

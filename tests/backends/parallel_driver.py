@@ -32,6 +32,9 @@ CASES = [  # fixture, copies of the model, whether the vocabulary is cut, whethe
     ("gpt2_inner", 1, True, False),
     ("qwen2", 2, False, True),
     ("bloom_6_heads", 2, True, False),
+    ("qwen3", 2, True, True),
+    ("qwen2_window", 2, False, True),
+    ("llama_biases", 1, False, True),
 ]
 
 

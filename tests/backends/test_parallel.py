@@ -33,6 +33,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("gpt2_inner", 4),
         ("qwen2", 2),  # biases on q, k, v; the vocabulary is whole
         ("bloom_6_heads", 2),
+        ("qwen3", 2),  # the gains of its q and k norms are whole on every rank
+        ("qwen2_window", 2),  # layers with a window and without
+        ("llama_biases", 4),  # of layers that are cut along their inputs, added once
     ],
 )
 def test_logits_equal_transformers_and_are_the_same_on_every_rank(

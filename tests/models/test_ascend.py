@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,27 @@ def test_stock_layers_where_the_fused_ones_do_not_serve(
     assert device_layers.layers_for(options, config) is device_layers.STOCK
 
 
+@pytest.mark.parametrize(
+    ("windows", "layers"),
+    [
+        ((511, 511), device_layers.STOCK),
+        ((None, 511), device_layers.STOCK),  # one layer is enough: all share the step's inputs
+        ((None, 512), device_layers.FUSED),  # of the whole context
+    ],
+)
+def test_no_window_by_fused_attention(
+    windows: tuple[int | None, ...], layers: device_layers.Layers
+) -> None:
+    """A single token's operator is told a length alone, and would show it all of the row."""
+    config = FAMILIES["llama"]
+    blocks = tuple(
+        replace(block, attention=replace(block.attention, window=window))
+        for block, window in zip(config.blocks, windows, strict=True)
+    )
+    options = BuildOptions(CacheSize(3, 200), ms.float16, fused=True)
+    assert device_layers.layers_for(options, replace(config, blocks=blocks)) is layers
+
+
 # The arithmetic, with stand-ins
 
 
@@ -170,12 +192,25 @@ def on_ascend(stand_ins: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("on_ascend")
-@pytest.mark.parametrize("case", ["bloom_6_heads", "gpt2", "llama", "qwen2"])
+@pytest.mark.parametrize("case", ["bloom_6_heads", "gpt2", "llama", "qwen2", "qwen3"])
 def test_logits_equal_transformers(case: str, reference: Reference, relative_error: Error) -> None:
     known = reference(case)
     model = known.online(len(known.prompts), known.length, device="Ascend")
     assert isinstance(model._network.blocks[0].attention, ascend.FusedAttention)
     assert relative_error(known.run(model), known.logits) <= 1e-4
+
+
+def test_a_windows_logits_equal_transformers(
+    reference: Reference, relative_error: Error, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a processor that has the fused operators, in a type that they take."""
+    monkeypatch.setattr(online, "set_device", lambda *_, **__: None)
+    monkeypatch.setattr(environment, "ascend_soc", lambda: "Ascend910B3")
+    monkeypatch.setenv("MS_DISABLE_INTERNAL_KERNELS_LIST", "FlashAttentionScore")  # as we set it
+    known = reference("mistral")
+    model = known.online(len(known.prompts), known.length, device="Ascend", dtype="float16")
+    assert isinstance(model._network.blocks[0].attention, Attention)
+    assert relative_error(known.run(model), known.logits) <= 1e-2
 
 
 def test_plain_operators_on_atlas_800(

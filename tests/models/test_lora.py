@@ -97,8 +97,11 @@ def run(
 @pytest.mark.parametrize(
     ("family", "way"),
     [
-        *((family, {}) for family in FAMILIES),
-        *((family, {"fused": True}) for family in (*FAMILIES, "qwen3", "mistral")),
+        *(
+            (family, way)
+            for way in ({}, {"fused": True})
+            for family in (*FAMILIES, "qwen3", "mistral")
+        ),
         ("llama", {"use_past": False}),
     ],
     ids=str,

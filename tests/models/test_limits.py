@@ -1,0 +1,51 @@
+"""What MindSpore's networks say that they cannot compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lite_runner.architectures.spec import Attention, Decoder, Rotary
+from lite_runner.models.limits import unsupported
+from tests import references
+
+Reference = Callable[[str], Any]
+
+
+def with_last(model: Decoder, **changes: object) -> Decoder:
+    """The model with another attention in its last layer."""
+    *blocks, last = model.blocks
+    return replace(
+        model, blocks=(*blocks, replace(last, attention=replace(last.attention, **changes)))
+    )
+
+
+@pytest.mark.parametrize("case", [*references.computed(), *references.NOT_COMPUTED])
+def test_what_it_can(case: str, reference: Reference) -> None:
+    assert unsupported(reference(case).config) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"heads": 2, "kv_heads": 2}, "heads differ between its layers"),
+        ({"rotary": Rotary(theta=5.0)}, "positions differ between its layers"),
+        ({"rotary": None, "alibi": True}, "positions differ between its layers"),
+    ],
+)
+def test_layers_that_differ(changes: dict[str, object], said: str, reference: Reference) -> None:
+    model = reference("llama").config
+    assert unsupported(with_last(model, **changes)) == [said]
+    assert unsupported(with_last(model, window=3, qkv_bias=True)) == []
+
+
+def test_an_odd_head(reference: Reference) -> None:
+    model = reference("llama").config
+    odd = Attention(2, 1, 5, Rotary())
+    blocks = tuple(replace(block, attention=odd) for block in model.blocks)
+    assert unsupported(replace(model, blocks=blocks)) == [
+        "rotary positions need an even head_dim, got 5"
+    ]
