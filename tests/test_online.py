@@ -14,13 +14,18 @@ from numpy.typing import NDArray
 
 from lite_runner import environment, kernels, memory, session
 from lite_runner.app import main
+from lite_runner.architectures.spec import Rotary
 from lite_runner.backends.base import Backend, Row
+from lite_runner.config.argv import parse
+from lite_runner.config.compose import heads, resolve
 from lite_runner.config.plan import cache_bytes
 from lite_runner.config.ranks import Ranks
+from lite_runner.errors import ConfigError
 from lite_runner.launcher import job
 from lite_runner.model_files import ModelFiles
 from lite_runner.models import limits
-from lite_runner.online import open_online
+from lite_runner.offline import wanted
+from lite_runner.online import kernels_serve, open_online, own_operators
 from lite_runner.weights.checkpoint import model_config_of
 
 HERE = Path(__file__).parent
@@ -273,3 +278,21 @@ def test_wide_heads_are_refused_where_attention_is_fused(
     refused = "model.model_config.head_dim: got 272, but attention on Ascend takes at most 256"
     assert (refused in told) == (code == 2)
     assert ("make random weights" in told) == (code == 0)
+
+
+def test_a_model_that_they_cannot_compute_is_refused_before_anything_is_read() -> None:
+    config, _ = resolve(parse(SHORT, heads()))
+    model = config.model_config()
+    assert model is not None
+    first, second = model.blocks
+    turned = replace(second.attention, rotary=Rotary(1e6))
+    blocks = (first, replace(second, attention=turned))
+    files = ModelFiles("nowhere", None, replace(model, blocks=blocks), 0)
+    assert not own_operators(config, files, "CPU", Ranks())
+    reason = "rotary positions differ between its layers"
+    with pytest.raises(ConfigError, match=f"nor do this project's own: {reason}"):
+        kernels_serve(config, files, "CPU", Ranks())
+    quantized = replace(config, quant="a16w8")
+    files = replace(files, quantization=quantized.quantization)
+    with pytest.raises(ConfigError, match=f"quant=a16w8 is not available in an export: {reason}"):
+        wanted(quantized, files, slots=1, length=64)
