@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lite_runner.architectures import llama
 from lite_runner.architectures.flat import ModelConfig
-from lite_runner.architectures.spec import Decoder
+from lite_runner.architectures.spec import Decoder, Rotary
 from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.tensor import LazyTensor
 
@@ -38,6 +39,18 @@ CONFIGS = {
         family="llama", **(SIZES | GROUPED | {"head_dim": 16, "tie_word_embeddings": False})
     ),
     "qwen2": ModelConfig(family="llama", **(SIZES | GROUPED), qkv_has_bias=True),
+    "qwen3": llama.decoder(
+        architecture="qwen3",
+        rotary=Rotary(1e6),
+        qkv_bias=True,
+        out_bias=True,
+        qk_norm=True,
+        windows=(None, 8),
+        **(SIZES | GROUPED | {"head_dim": 16}),
+    ),
+    "mistral": llama.decoder(
+        architecture="mistral", rotary=Rotary(), windows=(8, 8), **(SIZES | GROUPED)
+    ),
 }
 
 
@@ -49,7 +62,8 @@ def config(request: pytest.FixtureRequest) -> Decoder:
 
 @pytest.fixture
 def configs() -> dict[str, Decoder]:
-    """The tiny models by name: bloom, gpt2, llama (untied, own head_dim), qwen2 (bias, tied)."""
+    """The tiny models by name: bloom, gpt2, llama (untied, own head_dim), qwen2 (bias, tied),
+    qwen3 (normed q and k, biases, own head_dim, one window), mistral (windows)."""
     return CONFIGS
 
 

@@ -30,7 +30,7 @@ def product(pair: LoraPair) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("vocab_parallel", [True, False])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "bloom", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "bloom", "gpt2"])
 def test_the_pieces_make_the_whole(tmp_path: Path, family: str, vocab_parallel: bool) -> None:
     model, adapters = opened(family)
     cut = [

@@ -245,7 +245,7 @@ def test_broken_config(text: str, tmp_path: Path) -> None:
         model_config_of(tmp_path)
 
 
-@pytest.mark.parametrize("case", references.computed())
+@pytest.mark.parametrize("case", references.every())
 def test_what_transformers_saved_survives_a_conversion(case: str, tmp_path: Path) -> None:
     folder = REFERENCE / case
     config = model_config_of(folder)

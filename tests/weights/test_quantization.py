@@ -33,7 +33,7 @@ def test_which_matrices_become_what(config: Decoder) -> None:
     table = parameters(config)
     assert four[table[0].name] == Scheme(8, 32)  # the embedding
     layers = [name for name, scheme in four.items() if scheme == Scheme(4, 32)]
-    assert len(layers) == config.num_layers * (7 if config.family == "llama" else 6)
+    assert len(layers) == config.num_layers * (7 if config.feed_forward.gated else 6)
     assert not any("norm" in name or "bias" in name or "position" in name for name in four)
     assert ("lm_head.weight" in four) is not config.tie_word_embeddings
     eight = schemes(config, Quantization.of("a16w8", None))
