@@ -101,7 +101,7 @@ def _dispatch(args: list[str]) -> int:
         return _multirun(line)
     else:
         config, notes = resolve(line)
-        return _run(config, notes, line.register_path)
+        return _run(config, notes, line.plugins)
     return 0
 
 
@@ -129,26 +129,19 @@ def _print_config(line: CommandLine) -> None:
     print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
 
 
-def _run(config: RunConfig, notes: Sequence[Note], register_path: str | None = None) -> int:
+def _run(config: RunConfig, notes: Sequence[Note], plugins: Sequence[str] = ()) -> int:
     from lite_runner.distributed.membership import membership
+    from lite_runner.registering import register_plugins
 
     member = membership()
-    if register_path is not None:
-        from lite_runner.registering import register_from
-
-        if config.use_parallel and member is None:
-            raise ConfigError(
-                "register_path runs in this process, and not in the ranks that it would start",
-                "use_parallel=false, or msrun itself: msrun --worker_num=2 ... run_lite.py ...",
-            )
-        register_from(register_path)
+    register_plugins(plugins)
     if member is not None:
         from lite_runner import joined
 
-        return joined.run(config, notes, member)
+        return joined.run(config, notes, member, plugins)
     from lite_runner.launch import launch
 
-    return launch(config, notes)
+    return launch(config, notes, plugins)
 
 
 def _multirun(line: CommandLine) -> int:
@@ -166,18 +159,18 @@ def _multirun(line: CommandLine) -> int:
     for i, (label, config, notes) in enumerate(jobs, 1):
         if config.verbosity > 0:
             print(f"job {i} of {len(jobs)}: {label}".rstrip(": "), file=sys.stderr)
-        worst = max(worst, run_apart(config, notes, line.register_path))
+        worst = max(worst, run_apart(config, notes, line.plugins))
         if worst in (EXIT_INTERRUPTED, EXIT_TERMINATED):
             break
     return worst
 
 
-def run_apart(config: RunConfig, notes: Sequence[Note], register_path: str | None = None) -> int:
+def run_apart(config: RunConfig, notes: Sequence[Note], plugins: Sequence[str] = ()) -> int:
     """The exit code of one job, run in a new process."""
     import multiprocessing
 
     process = multiprocessing.get_context("spawn").Process(
-        target=_job, args=(config, notes, register_path)
+        target=_job, args=(config, notes, plugins)
     )
     process.start()
     try:
@@ -195,5 +188,5 @@ def run_apart(config: RunConfig, notes: Sequence[Note], register_path: str | Non
     return 128 - code if code < 0 else code  # as a shell says: killed by signal n is 128 + n
 
 
-def _job(config: RunConfig, notes: Sequence[Note], register_path: str | None) -> NoReturn:
-    sys.exit(guarded(lambda: _run(config, notes, register_path)))
+def _job(config: RunConfig, notes: Sequence[Note], plugins: Sequence[str]) -> NoReturn:
+    sys.exit(guarded(lambda: _run(config, notes, plugins)))

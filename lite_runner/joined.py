@@ -31,14 +31,17 @@ from lite_runner.rank import Outlet, placed
 from lite_runner.report import RunFolder
 
 
-def run(config: RunConfig, notes: Sequence[Note], member: Member) -> int:
-    """Do this process's part of the job; the exit code is that of a single process.
+def run(
+    config: RunConfig, notes: Sequence[Note], member: Member, plugins: Sequence[str] = ()
+) -> int:
+    """Do this process's part of the job; the exit code is that of a single process. Ranks that it
+    starts import the `plugins`.
 
     Raises RunnerError before anything is done where `config` cannot be run as `member`.
     """
     progress.configure(config.verbosity)
     if member.is_machine:
-        return launch(_on_machine(config, member), notes)
+        return launch(_on_machine(config, member), notes, plugins)
     raise_faults(list(_faults(config, member)))
     speaks = member.rank in (0, None) and not member.is_scheduler
     alone = member.size == 1 or config.only_save_strategy

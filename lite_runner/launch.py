@@ -25,7 +25,7 @@ LEAVE_S = 20.0  # until ranks that are done are ended
 RANK_PROGRAM = Path(__file__).with_name("rank.py")
 
 
-def launch(config: RunConfig, notes: Sequence[Note] = ()) -> int:
+def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str] = ()) -> int:
     """Do what `config` says and give the exit code. Raises RunnerError for the caller to show."""
     progress.configure(config.verbosity)
     for note in notes:
@@ -47,7 +47,7 @@ def launch(config: RunConfig, notes: Sequence[Note] = ()) -> int:
         progress.detail(", ".join(f"{name} {version}" for name, version in versions().items()))
         tell_details(notes)
         if starts_ranks(config):
-            _launch_ranks(config, folder)
+            _launch_ranks(config, folder, plugins)
         else:
             folder.write_config(kept(config.without_secrets()))
             worker.run(config, folder)
@@ -95,7 +95,7 @@ def starts_ranks(config: RunConfig) -> bool:
     return several and not config.only_save_strategy
 
 
-def _launch_ranks(config: RunConfig, folder: RunFolder) -> None:
+def _launch_ranks(config: RunConfig, folder: RunFolder, plugins: Sequence[str]) -> None:
     """Start what `config` says as ranks, which read it from the run folder."""
     from lite_runner.launcher import ascend
     from lite_runner.launcher.job import Limits, run_ranks
@@ -110,7 +110,7 @@ def _launch_ranks(config: RunConfig, folder: RunFolder) -> None:
     # Devices want to be released, and the scheduler is other machines' too; on CPU nothing is left.
     leave_s = LEAVE_S if on_ascend or cluster.local_worker_num < cluster.worker_num else 0.0
     run_ranks(
-        [str(RANK_PROGRAM), str(snapshot), str(folder.path)],
+        [str(RANK_PROGRAM), str(snapshot), str(folder.path), *_absolute(plugins)],
         cluster,
         folder.path,
         Limits(parallel.rendezvous_timeout, parallel.timeout, leave_s),
@@ -118,6 +118,10 @@ def _launch_ranks(config: RunConfig, folder: RunFolder) -> None:
         rank_table_file=table or "",
         ascend=variables,
     )
+
+
+def _absolute(plugins: Sequence[str]) -> list[str]:
+    return [str(Path(path).expanduser().absolute()) for path in plugins]
 
 
 def ready_for_ranks(config: RunConfig) -> RunConfig:

@@ -34,6 +34,7 @@ from lite_runner.errors import (
     RunnerError,
 )
 from lite_runner.events import MET, Sender, connect
+from lite_runner.registering import register_plugins
 from lite_runner.report import RunFolder
 from lite_runner.signals import Terminated, handled
 
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     progress.redirect(Outlet(rank, sender))
     try:
         with handled():
+            register_plugins(args[2:])
             _run(Path(args[0]), Path(args[1]), rank)
         if sender is not None:
             sender.done()

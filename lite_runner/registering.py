@@ -1,29 +1,50 @@
-"""--register_path: Python files of the user's, run so that they register models of their own.
+"""Plugins: Python files and installed packages that register architectures of the user's own.
 
-It runs code, so it is taken from the command line only: a yaml may come with a model.
+They are code, so a file is named on the command line (plugins=, or --register_path as MindFormers
+calls it) and a package has an entry point; no yaml can name one, since it may come with a model.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 
-from lite_runner.errors import ConfigError
+from lite_runner.errors import ConfigError, EnvironmentFault
+
+GROUP = "lite_runner.plugins"  # of entry points: a module, which registers when it is imported
+
+
+def register_plugins(paths: Sequence[str] = ()) -> None:
+    """Import what is installed as a plugin, then the Python files of `paths`, which call
+    lite_runner.register. Raises EnvironmentFault, ConfigError where one fails."""
+    for point in entry_points(group=GROUP):
+        try:
+            point.load()
+        except Exception as error:
+            package = "a package" if point.dist is None else point.dist.name
+            raise EnvironmentFault(
+                f"the plugin {point.name} of {package} fails: {type(error).__name__}: {error}",
+                "upgrade it, or uninstall it",
+            ) from error
+    for path in paths:
+        register_from(path)
 
 
 def register_from(path: str) -> None:
     """Run a Python file, or every one of a folder that does not begin with _, by name.
 
-    They call lite_runner.register. The folder is where they find one another, as with
-    run_mindformer. Raises ConfigError where there is none, or one of them fails.
+    The folder is where they find one another, as with run_mindformer. Raises ConfigError where
+    there is none, or one of them fails.
     """
     place = Path(path).expanduser().absolute()
     files = [place]
     if place.is_dir():
         files = sorted(file for file in place.glob("*.py") if not file.name.startswith("_"))
     if not files or not all(file.suffix == ".py" and file.is_file() for file in files):
-        raise ConfigError(f"register_path: {path}: expected a folder of Python files, or one file")
+        raise ConfigError(f"plugins: {path}: expected a folder of Python files, or one file")
     folder = str(files[0].parent)
     if folder not in sys.path:
         sys.path.append(folder)
@@ -38,7 +59,7 @@ def _run(file: Path) -> None:
         if getattr(there, "__file__", None) == str(file):
             return
         raise ConfigError(
-            f"register_path: {file}: another module is called {file.stem}", "rename the file"
+            f"plugins: {file}: another module is called {file.stem}", "rename the file"
         )
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
@@ -47,7 +68,7 @@ def _run(file: Path) -> None:
     try:
         spec.loader.exec_module(module)
     except ConfigError as error:
-        raise ConfigError(f"register_path: {file}: {error.message}", error.hint) from error
+        raise ConfigError(f"plugins: {file}: {error.message}", error.hint) from error
     except Exception as error:
         del sys.modules[file.stem]
-        raise ConfigError(f"register_path: {file}: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"plugins: {file}: {type(error).__name__}: {error}") from error

@@ -32,6 +32,7 @@ if __name__ == "__main__":
 
 from lite_runner import progress, str2bool
 from lite_runner.app import guarded
+from lite_runner.architectures import architecture_of
 from lite_runner.architectures.flat import ModelConfig
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError, ConfigError
@@ -44,10 +45,11 @@ DTYPES: dict[str, DType] = {
     **dict.fromkeys(("fp16", "float16"), "F16"),
     **dict.fromkeys(("bf16", "bfloat16"), "BF16"),
 }
-FAMILIES = {
-    **dict.fromkeys(("llama", "llama2", "llama3", "qwen1_5", "qwen2", "qwen2_5", "yi"), "llama"),
-    **dict.fromkeys(("gpt", "gpt2"), "gpt2"),
-    "bloom": "bloom",
+_LLAMAS = ("llama", "llama2", "llama3", "qwen1_5", "qwen2", "qwen2_5", "yi")
+FAMILIES = {  # what a model is called there: the network that it is of
+    **dict.fromkeys(_LLAMAS, "LlamaForCausalLM"),
+    **dict.fromkeys(("gpt", "gpt2"), "GPT2LMHeadModel"),
+    "bloom": "BloomLMHeadModel",
 }
 COMBINED = "combine.ckpt"  # the file in the folder that bloom's script of release 1.0 writes
 
@@ -97,11 +99,12 @@ def target_of(flags: argparse.Namespace) -> Path:
 def model_of(path: Path, flags: argparse.Namespace) -> Decoder:
     """The model's sizes, as its files say. Raises ArtifactError, ConfigError for other flags."""
     model = model_config_of(path) or _measured(path, tensors_at(path), flags.n_head)
+    theirs = architecture_of(model).mindformers
     asked = {
         "n_head": (flags.n_head, model.num_heads),
         "hidden_size": (flags.hidden_size, model.hidden_size),
         "layers": (flags.layers, model.num_layers),
-        "model": (FAMILIES.get(flags.model), model.family),
+        "model": (FAMILIES.get(flags.model), None if theirs is None else theirs.network),
     }
     for name, (wanted, held) in asked.items():
         if wanted not in (None, held):

@@ -1,4 +1,4 @@
-"""--register_path: Python files of the user's are run, and register what a run then finds."""
+"""Plugins: Python files of the user's are run, and register what a run then finds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pytest
 
 from lite_runner.app import main
 from lite_runner.architectures import KNOWN
-from lite_runner.errors import ConfigError
-from lite_runner.export.pair_inputs import MAPPING
-from lite_runner.registering import register_from
+from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.registering import GROUP, register_from, register_plugins
 from lite_runner.text.tokenizer import byte_tokenizer
 
 MODEL = """
@@ -21,24 +20,10 @@ import dataclasses
 
 from lite_runner import register
 from lite_runner.architectures import KNOWN
-from lite_runner.architectures.naming import parameters_of
-from lite_runner.models.decoder import DecoderCell
 
 import family_name
 
-LLAMA = KNOWN["llama"]
-
-
-def tensors(model):
-    return [one for one in parameters_of(model, LLAMA.names) if one.role != "head"]
-
-
-register(
-    family_name.NAME,
-    network=DecoderCell,
-    tensors=tensors,
-    config=lambda fields: dataclasses.replace(LLAMA.read(fields), architecture=family_name.NAME),
-)
+register(dataclasses.replace(KNOWN["llama"], name=family_name.NAME))
 """
 
 
@@ -48,7 +33,6 @@ def as_before() -> Iterator[None]:
     modules, path = set(sys.modules), list(sys.path)
     yield
     KNOWN.pop("mine", None)
-    MAPPING.pop("mine", None)
     for name in set(sys.modules) - modules:
         if not name.startswith(("mindspore", "lite_runner", "numpy")):
             del sys.modules[name]
@@ -65,21 +49,55 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_a_run_finds_what_the_files_register(
-    folder: Path, tmp_path: Path, write_tiny_llama: Callable[..., Path]
-) -> None:
+@pytest.fixture
+def line(tmp_path: Path, write_tiny_llama: Callable[..., Path]) -> list[str]:
+    """A run of a tiny Llama whose config.json calls it by a name that nobody knows."""
     model = write_tiny_llama("model")
     for name, text in byte_tokenizer().files().items():
         (model / name).write_text(text, encoding="utf-8")
     settings = json.loads((model / "config.json").read_text(encoding="utf-8"))
     (model / "config.json").write_text(json.dumps(settings | {"model_type": "mine"}))
-    line = ["model=auto", f"load_checkpoint={model}", "predict_data=hi", "max_new_tokens=2"]
-    line += [f"output_dir={tmp_path / 'out'}", "verbosity=0"]
+    line = ["model=auto", f"load_checkpoint={model}", "predict_data=hi", "max_new_tokens=4"]
+    return [*line, f"output_dir={tmp_path / 'out'}", "verbosity=0"]
+
+
+def text_of(folder: Path) -> str:
+    return str(json.loads((folder / "result.json").read_text())["results"][0]["text"])
+
+
+def test_a_run_finds_what_the_files_register(folder: Path, tmp_path: Path, line: list[str]) -> None:
     assert main(line) == 4  # no such model
     assert main([*line, "--register_path", str(folder)]) == 0
-    assert main([*line, f"register_path={folder}"]) == 0  # twice does no harm
-    ranks = ["use_parallel=true", "parallel_config.data_parallel=1"]
-    assert main([*line, "--register_path", str(folder), *ranks]) == 2
+    assert main([*line, f"plugins={folder / 'a_model.py'}"]) == 0  # twice does no harm
+    text = text_of(tmp_path / "out/latest")
+    assert main([*line, f"plugins={folder}", "quant=a16w8"]) == 0  # which our operators do alone
+    config = tmp_path / "model/config.json"
+    config.write_text(config.read_text().replace('"mine"', '"llama"'))
+    assert main(line) == 0
+    assert text_of(tmp_path / "out/latest") == text
+
+
+def test_ranks_find_it_too(folder: Path, tmp_path: Path, line: list[str]) -> None:
+    line = [*line, f"plugins={folder}"]
+    assert main(line) == 0
+    alone = text_of(tmp_path / "out/latest")
+    assert main([*line, "use_parallel=true", "parallel_config.model_parallel=2"]) == 0
+    assert text_of(tmp_path / "out/latest") == alone
+
+
+def test_an_installed_package_is_found(
+    folder: Path, tmp_path: Path, line: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = folder / "my_models-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-models\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\nmine = a_model\n")
+    monkeypatch.syspath_prepend(folder)
+    assert main(line) == 0
+    (folder / "a_model.py").write_text("raise OSError('of the plugin')\n")
+    del sys.modules["a_model"]
+    with pytest.raises(EnvironmentFault, match="plugin mine of my-models fails: OSError: of the"):
+        register_plugins()
 
 
 @pytest.mark.parametrize(
@@ -112,6 +130,7 @@ def test_what_is_no_python_is_refused(tmp_path: Path) -> None:
 
 def test_a_yaml_cannot_name_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text("register_path: plugins\ntrainer: {model_name: gpt2}\n", encoding="utf-8")
-    assert main(["--config", str(file), "--predict_data", "hi"]) == 2
-    assert "taken from the command line only" in capsys.readouterr().err
+    for key in ("register_path", "plugins"):
+        file.write_text(f"{key}: plugins\ntrainer: {{model_name: gpt2}}\n", encoding="utf-8")
+        assert main(["--config", str(file), "--predict_data", "hi"]) == 2
+        assert "taken from the command line only" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from lite_runner.api.ids import as_arrays
 from lite_runner.api.model import AutoModel, PreTrainedModel, lasting
 from lite_runner.api.parameters import Parameters
 from lite_runner.api.ranks import cut_by_hand, own_ranks
+from lite_runner.architectures import architecture_of
 from lite_runner.backends.base import Scorer
 from lite_runner.errors import ConfigError
 from lite_runner.model_files import ModelFiles
@@ -30,7 +31,7 @@ class Network(PreTrainedModel, nn.Cell):
     computes with from then on.
     """
 
-    family = ""  # "": any
+    arch = ""  # as a yaml's model.arch.type has it; "": any
 
     def __init__(self, config: PretrainedConfig, files: ModelFiles | None = None) -> None:
         """Checks the config and finds the `files`, where they are not given.
@@ -41,10 +42,10 @@ class Network(PreTrainedModel, nn.Cell):
         PreTrainedModel.__init__(self, config, files)
         self._parameters: Parameters | None = None
         self._written: tuple[int, ...] = ()  # of the parameters that the backend was loaded from
-        own = self._files.model.family
-        if self.family and own != self.family:
+        own = _arch_of(self._files)
+        if self.arch and own != self.arch:
             raise ConfigError(
-                f"{type(self).__name__}: got the config of a {own} model, expected a {self.family}",
+                f"{type(self).__name__}: got the config of a {own}, expected a {self.arch}",
                 "AutoModel.from_config(config) makes the right one",
             )
 
@@ -132,7 +133,7 @@ class Network(PreTrainedModel, nn.Cell):
 class LlamaForCausalLM(Network):
     """MindFormers' name of a Llama; Qwen2 is one too."""
 
-    family = "llama"
+    arch = "LlamaForCausalLM"
 
 
 class Qwen2ForCausalLM(LlamaForCausalLM):
@@ -142,17 +143,23 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
 class BloomLMHeadModel(Network):
     """MindFormers' name of a BLOOM."""
 
-    family = "bloom"
+    arch = "BloomLMHeadModel"
 
 
 class GPT2LMHeadModel(Network):
     """MindFormers' name of a GPT-2."""
 
-    family = "gpt2"
+    arch = "GPT2LMHeadModel"
 
 
 def network_of(config: PretrainedConfig) -> Network:
     """The model of a config, of the class of its family. Raises ConfigError, ArtifactError."""
     files = model_files.locate(lasting(config.run_config()))
-    kinds = {kind.family: kind for kind in (LlamaForCausalLM, BloomLMHeadModel, GPT2LMHeadModel)}
-    return kinds.get(files.model.family, Network)(config, files)
+    kinds = {kind.arch: kind for kind in (LlamaForCausalLM, BloomLMHeadModel, GPT2LMHeadModel)}
+    return kinds.get(_arch_of(files), Network)(config, files)
+
+
+def _arch_of(files: ModelFiles) -> str:
+    """MindFormers' name of a model's network, else that of its architecture."""
+    theirs = architecture_of(files.model).mindformers
+    return files.model.architecture if theirs is None else theirs.network

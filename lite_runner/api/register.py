@@ -1,4 +1,4 @@
-"""New architectures: a family of models, and the inputs of exported graphs, by a class each."""
+"""New architectures, and the inputs of exported graphs."""
 
 from __future__ import annotations
 
@@ -7,44 +7,73 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from lite_runner.architectures import KNOWN, Architecture, OwnNetwork, Parameter
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ConfigError
 from lite_runner.export.pair_inputs import MAPPING, CommonInputsOfInfer, InputsOfInfer
-from lite_runner.export.static_pair import STEPS, Steps
-from lite_runner.models.networks import Network
+
+if TYPE_CHECKING:
+    from lite_runner.export.static_pair import Steps
+    from lite_runner.models.networks import Network
 
 _GRAPHS = {"prefill", "increment"}
+_REGISTERED: set[str] = set()
 
 
 def register(
-    family: str,
+    architecture: Architecture | str,
     *,
-    network: Network,
-    tensors: Callable[[Decoder], Iterable[Parameter]],
-    config: Callable[[Fields], Decoder],
-    inputs: type[InputsOfInfer] = CommonInputsOfInfer,
+    network: Network | None = None,
+    tensors: Callable[[Decoder], Iterable[Parameter]] | None = None,
+    config: Callable[[Fields], Decoder] | None = None,
+    inputs: type[InputsOfInfer] | None = None,
 ) -> None:
-    """Add a family: from now on a folder whose config.json has this model_type is a model.
+    """Add an architecture: from now on a folder whose config.json has this model_type is a model.
 
-    `network` is a Cell as models/decoder.py has one: made of (Decoder, weights by name,
-    BuildOptions), called with tokens [R, T], position and length [R] and slot [R] or None, to
-    logits [R, vocab]; its `blocks` hold an Attention each, where beams find the cache. `tensors`
-    tells the name and shape of every weight, but not of a head that is not tied, which is
-    lm_head.weight. `config` reads config.json. `inputs` is what its exported pair takes.
+    An Architecture is described, as those of lite_runner/architectures are, and is run, quantized,
+    cut and exported as they are.
 
-    Registering it again replaces it. Raises ConfigError for a name that is built in.
+    A network that no description fits is given by its name and three things: `network`, a Cell
+    made of (Decoder, weights by name, BuildOptions) and called with tokens [R, T], position and
+    length [R] and slot [R] or None, to logits [R, vocab], whose `blocks` hold an Attention each,
+    where beams find the cache; `tensors`, the name and shape of every weight, but not of a head
+    that is not tied, which is lm_head.weight; `config`, which reads config.json. It runs by
+    MindSpore's operators.
+
+    `inputs` is what the exported pair takes; not given: an Architecture's own, else those of BLOOM
+    and GPT-2. Registering it again replaces it. Raises ConfigError for a name that is built in.
     """
-    if not re.fullmatch(r"\w[\w.-]*", family):
-        raise ConfigError(f"register: got the name {family!r}, expected letters, digits and . _ -")
-    known = KNOWN.get(family)
-    if (known is not None and known.own is None) or (known is None and family in MAPPING):
-        raise ConfigError(f"register: {family} is there already", "choose another name")
-    style, own = _style(inputs), OwnNetwork(network, tensors, _code_of(network))
-    MAPPING[family] = style
-    KNOWN[family] = Architecture(family, config, own=own)
+    _check_name(architecture if isinstance(architecture, str) else architecture.name)
+    if isinstance(architecture, Architecture):
+        given = (network, tensors, config)
+        if given != (None, None, None):
+            raise ConfigError(
+                f"register: {architecture.name} is described",
+                "network=, tensors= and config= are for a name with a network of its own",
+            )
+        added = architecture
+    elif network is None or tensors is None or config is None:
+        raise ConfigError(
+            f"register: {architecture!r} without network=, tensors= and config=",
+            "give them, or an Architecture: docs/python-api.md",
+        )
+    else:
+        own = OwnNetwork(network, tensors, _code_of(network))
+        added = Architecture(architecture, config, own=own)
+    if inputs is not None or added.mindformers is None:
+        MAPPING[added.name] = _style(inputs or CommonInputsOfInfer)
+    KNOWN[added.name] = added
+    _REGISTERED.add(added.name)
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ConfigError(f"register: got the name {name!r}, expected letters, digits and . _ -")
+    if name not in _REGISTERED and (name in KNOWN or name in MAPPING):
+        raise ConfigError(f"register: {name} is there already", "choose another name")
 
 
 def register_inputs(name: str, inputs: type[InputsOfInfer], *, steps: Steps | None = None) -> None:
@@ -55,14 +84,16 @@ def register_inputs(name: str, inputs: type[InputsOfInfer], *, steps: Steps | No
     run. Raises ConfigError where the name, or the names of the inputs, mean another style.
     """
     style = _style(inputs)
-    known = KNOWN.get(name)
-    built_in = known is not None and known.own is None
+    built_in = name in KNOWN and name not in _REGISTERED
     if built_in or (name in MAPPING and MAPPING[name].names != style.names):
         raise ConfigError(f"register_inputs: {name} is there already", "choose another name")
     if steps is not None and steps.keys() != _GRAPHS:
         raise ConfigError(f"steps: got {sorted(steps)}, expected {sorted(_GRAPHS)}")
     MAPPING[name] = style
     if steps is not None:
+        # Here, since it brings MindSpore with it, which takes most of a second.
+        from lite_runner.export.static_pair import STEPS
+
         STEPS[style.names] = steps
 
 

@@ -40,6 +40,7 @@ FLAGS = (
     *("register_path", "modal_type", "transform_process_num", "resume_training", "remote_save_url"),
     *("trust_remote_code", *FLAG_KEYS),
 )
+_PLUGIN_KEYS = ("plugins=", "register_path=")  # the second is run_mindformer's name
 # Flags that take several values.
 _SEVERAL = ("predict_data", "input_data", "adapter_id", "modal_type", "options")
 _OWN_FLAGS = {
@@ -87,7 +88,7 @@ class CommandLine:
     config: Mapping[str, Any] | None = None  # what such a file holds, from a script
     config_dirs: list[str] = field(default_factory=list)  # with options of the user's own
     shown: str = "job"  # by --cfg: one of CFG_PARTS
-    register_path: str | None = None  # Python files to run first; in no yaml
+    plugins: list[str] = field(default_factory=list)  # Python files to run first; in no yaml
     bare: list[str] = field(default_factory=list)  # words that are no key=value
     faults: list[str] = field(default_factory=list)
 
@@ -129,8 +130,8 @@ def parse(args: Sequence[str], heads: Collection[str]) -> CommandLine:
         word = words.next()
         if _is_flag(word):
             _read_flag(word, words, line, heads)
-        elif word.startswith("register_path="):
-            line.register_path = word.partition("=")[2]
+        elif word.startswith(_PLUGIN_KEYS):
+            line.plugins += word.partition("=")[2].split(",")
         elif "=" in word or word.startswith("~"):
             line.settings.append(_override(word))
         elif word.startswith("-") and len(word) > 1:
@@ -220,7 +221,7 @@ def _read_setting(
     elif name == "config":
         line.config_files.append(values[0])
     elif name == "register_path":
-        line.register_path = values[0]
+        line.plugins += values
     elif name == "options":
         line.settings += [_override(value) for value in values]
     elif name == "modal_type":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from lite_runner.architectures import KNOWN, architecture_of
@@ -26,7 +27,8 @@ def model_config_from_hf(raw: dict[str, Any], where: str) -> Decoder:
             f"{where}: the weights are quantized (quantization_config), which is not supported",
             "take the unquantized checkpoint, or a GGUF file",
         )
-    return architecture.read(fields)
+    # A description that is registered under another name is that name's.
+    return replace(architecture.read(fields), architecture=architecture.name)
 
 
 def special_tokens_from_hf(raw: dict[str, Any], where: str, vocab_size: int) -> dict[str, Any]:
@@ -58,4 +60,5 @@ def hf_from_model_config(model: Decoder) -> dict[str, Any]:
         "eos_token_id": eos[0] if len(eos) == 1 else list(eos) or None,
         "pad_token_id": model.pad_token_id,
         **write(model),
+        "model_type": model.architecture,
     }

@@ -78,6 +78,7 @@ _NO_EXPERTS = "models of experts do not run here"
 _NOT_HERE = "of no model that runs here"
 OFF: dict[str, tuple[tuple[Any, ...], str]] = {
     "profile": ((False, None), "there is no profiler; result.json has the times of a run"),
+    "plugins": (("", None, []), "it runs code, so it is taken from the command line only"),
     "register_path": (("", None), "it runs code, so it is taken from the command line only"),
     "moe_config.expert_num": ((1, None), _NO_EXPERTS),
     "model.model_config.moe_config.expert_num": ((1, None), _NO_EXPERTS),

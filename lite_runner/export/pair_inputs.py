@@ -89,7 +89,9 @@ MAPPING: dict[str, InputsOfInfer] = {"common": COMMON, "llama": LLAMA}
 def inputs_style(model: Decoder) -> InputsOfInfer:
     """The style of the graphs that a model is exported to."""
     theirs = architecture_of(model).mindformers
-    return MAPPING[model.architecture if theirs is None else theirs.inputs]
+    if model.architecture in MAPPING or theirs is None:
+        return MAPPING[model.architecture]
+    return MAPPING[theirs.inputs]
 
 
 def arrays_of(

@@ -96,7 +96,7 @@ def test_bloom_config_takes_the_sizes_given() -> None:
 def test_llama_config_works_out_the_feed_forward_width() -> None:
     small = LlamaConfig(num_layers=2, hidden_size=32, num_heads=2, seq_length=512)
     model = small.run_config().model_config()
-    assert model is not None and (model.family, model.head_dim, model.seq_length) == (
+    assert model is not None and (model.architecture, model.head_dim, model.seq_length) == (
         *("llama", 16, 512),
     )
     assert small.intermediate_size == 256 and small.checkpoint_name_or_path == "random"

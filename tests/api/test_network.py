@@ -116,11 +116,13 @@ def test_models_made_of_configs() -> None:
     ids = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 1}
     small = GPT2Config(seq_length=32, **sizes, **ids)
     assert isinstance(AutoModel.from_config(small), GPT2LMHeadModel)
-    with pytest.raises(ConfigError, match="got the config of a bloom model, expected a llama"):
+    with pytest.raises(
+        ConfigError, match="got the config of a BloomLMHeadModel, expected a LlamaForCausalLM"
+    ):
         LlamaForCausalLM(config)
     named = LlamaForCausalLM.from_pretrained("tiny_llama")
     assert type(named) is LlamaForCausalLM
-    with pytest.raises(ConfigError, match="expected a gpt2"):
+    with pytest.raises(ConfigError, match="expected a GPT2LMHeadModel"):
         GPT2LMHeadModel.from_pretrained("tiny_llama")
 
 

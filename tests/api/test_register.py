@@ -289,7 +289,7 @@ def test_an_unknown_family_is_refused(folder: Path) -> None:
 def test_online_and_exported_logits_are_right(folder: Path, tmp_path: Path, arrays: Arrays) -> None:
     register_toy()
     config = model_config_of(folder)
-    assert config is not None and config.family == "toy"
+    assert config is not None and config.architecture == "toy"
     assert parameter_count(config) == sum(array.size for array in arrays.values())
     weights = ReadAhead(open_checkpoint(folder, config))
     check_logits(OnlineBackend(config, weights, OnlineOptions(slots=2, length=LENGTH)), arrays)

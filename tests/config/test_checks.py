@@ -240,10 +240,10 @@ def test_the_type_to_compute_in_follows_the_device(resolve: Resolve) -> None:
 def test_sizes_resolve_to_a_model(resolve: Resolve) -> None:
     model = resolve(TINY, "predict_data=x").model_config()
     assert model is not None
-    assert (model.family, model.n_kv_heads, model.head_dim) == ("llama", 2, 24)
+    assert (model.architecture, model.n_kv_heads, model.head_dim) == ("llama", 2, 24)
     model = resolve("model=bloom_560m", "predict_data=x").model_config()
     assert model is not None
-    assert (model.family, model.n_kv_heads, model.head_dim) == ("bloom", 16, 64)
+    assert (model.architecture, model.n_kv_heads, model.head_dim) == ("bloom", 16, 64)
     assert model.intermediate_size == 4096
 
 

@@ -190,7 +190,7 @@ def write_gguf() -> Callable[..., Path]:
         writer.add_embedding_length(config.hidden_size)
         writer.add_feed_forward_length(config.intermediate_size)
         writer.add_head_count(config.num_heads)
-        if config.family == "llama":
+        if config.rotary is not None:
             writer.add_head_count_kv(config.n_kv_heads)
             writer.add_key_length(config.head_dim)
             writer.add_rope_freq_base(config.rotary.theta)

@@ -98,8 +98,8 @@ def test_models_keep_their_blocks(
 
 def turned(config: Decoder) -> set[str]:
     """bloom's and gpt2's layers that MindFormers holds [in, out]."""
-    if config.family == "llama":
+    if config.rotary is not None:
         return set()
     layers = ("attention.projection", "output.mapping", "output.projection")
-    stem = "blocks" if config.family == "bloom" else "backbone.blocks"
+    stem = "blocks" if config.attention.alibi else "backbone.blocks"
     return {f"{stem}.{i}.{name}.weight" for i in range(config.num_layers) for name in layers}
