@@ -101,11 +101,6 @@ class Decoder:
     pad_token_id: int | None = None
 
     @property
-    def family(self) -> str:
-        """What the interpreters that are not yet derived go by."""
-        return "llama" if self.architecture == "qwen2" else self.architecture
-
-    @property
     def num_layers(self) -> int:
         return len(self.blocks)
 

@@ -23,7 +23,7 @@ def with_last(model: Decoder, **changes: object) -> Decoder:
     )
 
 
-@pytest.mark.parametrize("case", [*references.computed(), *references.NOT_COMPUTED])
+@pytest.mark.parametrize("case", references.every())
 def test_what_it_can(case: str, reference: Reference) -> None:
     assert unsupported(reference(case).config) == []
 
