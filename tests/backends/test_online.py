@@ -102,6 +102,22 @@ def test_a_prompt_in_chunks_equals_the_whole(
     assert relative_error(model.forward([Row(2, tokens[33:], 33)]), whole) < 1e-5
 
 
+@pytest.mark.parametrize("case", ["mistral_long", "qwen2_window"])
+def test_a_window_over_chunks_and_in_more_room(
+    case: str, reference: Reference, relative_error: Error
+) -> None:
+    """Chunks shorter than the window and longer; and what a network of less room has become."""
+    known = reference(case)
+    model, last = known.online(1, 12), len(known.prompts) - 1
+    model.forward([Row(0, known.prompts[0][:5], 0)])
+    model.grow(len(known.prompts), known.length)
+    assert relative_error(known.run(model), known.logits) <= TOLERANCE
+    prompt = known.prompts[last]
+    for start, end in ((0, 5), (5, 9), (9, len(prompt) - 2), (len(prompt) - 2, len(prompt))):
+        logits = model.forward([Row(0, prompt[start:end], start)])
+    assert relative_error(logits[0], known.logits[last, 0]) <= TOLERANCE
+
+
 def test_copy_reads_all_slots_before_it_writes(model: OnlineBackend, tokens: NDArray) -> None:
     model.forward([Row(0, tokens[:20], 0), Row(1, tokens[30:50], 0)])
     rows = [Row(slot, tokens[60:61], 20) for slot in (0, 1)]
@@ -125,7 +141,7 @@ def test_an_absent_device_is_an_environment_fault(reference: Reference) -> None:
         reference("llama").online(1, 10, device="Ascend")
 
 
-@pytest.mark.parametrize("case", ["bloom_6_heads", "gpt2", "llama", "qwen2"])
+@pytest.mark.parametrize("case", ["bloom_6_heads", "gpt2", "llama", "qwen2", "qwen2_window"])
 def test_scores_equal_transformers(case: str, reference: Reference) -> None:
     """The forced tokens' likelihood, by the logits that transformers gave before each of them."""
     known = reference(case)
