@@ -23,8 +23,8 @@ from lite_runner.config.compose import resolve as resolve_line
 from lite_runner.errors import ConfigError, RunnerError
 
 OUTCOMES = Path(__file__).with_name("mindformers_yaml_outcomes.yaml")
-QWEN2 = Path(__file__).parents[1] / "fixtures/reference/qwen2"
-OURS = {"BloomLMHeadModel", "GPT2LMHeadModel", "LlamaForCausalLM"}
+REFERENCE = Path(__file__).parents[1] / "fixtures/reference"
+OURS = {"BloomLMHeadModel", "GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM"}
 HERE = ("--run_mode", "predict", "--device_target", "CPU", "--use_parallel", "False")
 RANDOM = ("--load_checkpoint", "random", "--predict_data", "hello")
 Packages = Callable[[str], Path]
@@ -98,15 +98,15 @@ def test_each_file_of_a_folder_runs_or_says_what_the_model_is(
     configs, expected = package(release), outcomes()["folder"][release]
     assert {name for name, folder in files_of_ours(configs) if folder} == expected.keys()
     for name, kind in expected.items():
-        folder = QWEN2
-        if kind != "qwen2":
+        folder = REFERENCE / kind
+        if not folder.is_dir():
             folder = tmp_path / kind
             folder.mkdir()
             (folder / "config.json").write_text(json.dumps({"model_type": kind}))
         line = ["--config", str(configs / f"{name}.yaml"), *HERE, *RANDOM]
         config, _ = resolve_line(parse([*line, "--pretrained_model_dir", str(folder)], heads()))
-        if kind == "qwen2":
-            assert model_files.locate(config).model.attention.qkv_bias
+        if folder.parent == REFERENCE:
+            assert model_files.locate(config).model.architecture == kind
         else:
             with pytest.raises(RunnerError, match=f"model_type.*{kind}"):
                 model_files.locate(config)
