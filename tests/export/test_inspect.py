@@ -77,7 +77,7 @@ def changed(source: Path, target: Path, change: Callable[[Any], object]) -> Path
     return target
 
 
-@pytest.mark.parametrize("case", ["bloom", "llama", "gpt2"])
+@pytest.mark.parametrize("case", ["bloom", "llama", "gpt2", "qwen3"])
 def test_a_pair_is_known_by_its_graphs(exported: Callable[..., Export], case: str) -> None:
     one = exported(case)
     manifest = foreign_manifest(paths(one), one[0], "tiny")
@@ -137,7 +137,7 @@ def test_a_dynamic_graph_tells_its_slots(exported: Callable[..., Export], slots:
         foreign_manifest(paths(one), more, "tiny")
 
 
-@pytest.mark.parametrize("case", ["bloom", "llama", "gpt2"])
+@pytest.mark.parametrize("case", ["bloom", "llama", "gpt2", "qwen2_window"])
 def test_a_resizable_graph(exported: Callable[..., Export], case: str) -> None:
     one = exported(case, "resizable")
     manifest = foreign_manifest(paths(one), one[0], "tiny")
