@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lite_runner.architectures import bloom, gpt2, llama
+from lite_runner.architectures import bloom, gpt2, llama_like
 from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
 
 _CLASSIC = {"bloom": bloom.decoder, "gpt2": gpt2.decoder}
@@ -47,7 +47,7 @@ def ModelConfig(
     }
     if family in _CLASSIC:
         return _CLASSIC[family](**sizes)
-    return llama.decoder(
+    return llama_like.decoder(
         architecture="" if family == "llama" else family,
         n_kv_heads=n_kv_heads,
         rotary=Rotary(theta, rope_scaling),

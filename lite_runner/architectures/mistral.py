@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lite_runner.architectures import llama
+from lite_runner.architectures import llama, llama_like
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 
@@ -13,15 +13,17 @@ from lite_runner.architectures.spec import Decoder
 def read(fields: Fields) -> Decoder:
     """Of config.json."""
     fields = fields.otherwise(num_key_value_heads=8, sliding_window=4096)
-    sizes = llama.sizes(fields, positions=131072)
+    sizes = llama_like.sizes(fields, positions=131072)
     none = fields.raw["sliding_window"] is None
     window = None if none else fields.integer("sliding_window")
-    return llama.decoder(architecture="mistral", windows=(window,) * sizes["num_layers"], **sizes)
+    return llama_like.decoder(
+        architecture="mistral", windows=(window,) * sizes["num_layers"], **sizes
+    )
 
 
 def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
-    return llama.shared(model) | {
+    return llama_like.shared(model) | {
         "model_type": "mistral",
         "architectures": ["MistralForCausalLM"],
         "sliding_window": model.attention.window,

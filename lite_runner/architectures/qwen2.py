@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lite_runner.architectures import llama, windows
+from lite_runner.architectures import llama, llama_like, windows
 from lite_runner.architectures.architecture import GGUF
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
@@ -13,8 +13,8 @@ from lite_runner.architectures.spec import Decoder
 
 def read(fields: Fields) -> Decoder:
     """Of config.json."""
-    sizes = llama.sizes(fields, positions=32768)
-    return llama.decoder(
+    sizes = llama_like.sizes(fields, positions=32768)
+    return llama_like.decoder(
         architecture="qwen2",
         qkv_bias=True,
         windows=windows.read(fields, sizes["num_layers"]),
@@ -25,7 +25,7 @@ def read(fields: Fields) -> Decoder:
 def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     return (
-        llama.shared(model)
+        llama_like.shared(model)
         | windows.written(model)
         | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
     )
@@ -36,5 +36,5 @@ QWEN2 = dataclasses.replace(
     name="qwen2",
     read=read,
     write=write,
-    gguf=GGUF(llama.KEYS, told=llama.told_by_gguf),
+    gguf=GGUF(llama_like.KEYS, told=llama.told_by_gguf),
 )

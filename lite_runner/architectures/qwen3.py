@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from lite_runner.architectures import llama, windows
+from lite_runner.architectures import llama, llama_like, llama_settings, windows
 from lite_runner.architectures.architecture import GGUF, MindFormers
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
 
 NAMES: Names = {
-    **llama.NAMES,
+    **llama_like.NAMES,
     "query_norm": Name("model.layers.{}.attention.q_norm", "model.layers.{}.self_attn.q_norm"),
     "key_norm": Name("model.layers.{}.attention.k_norm", "model.layers.{}.self_attn.k_norm"),
 }
@@ -22,9 +22,9 @@ NAMES: Names = {
 def read(fields: Fields) -> Decoder:
     """Of config.json."""
     fields = fields.otherwise(head_dim=128, num_key_value_heads=32)
-    sizes = llama.sizes(fields, positions=32768)
+    sizes = llama_like.sizes(fields, positions=32768)
     bias = fields.flag("attention_bias", False)
-    return llama.decoder(
+    return llama_like.decoder(
         architecture="qwen3",
         qkv_bias=bias,
         out_bias=bias,
@@ -37,7 +37,7 @@ def read(fields: Fields) -> Decoder:
 def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     return (
-        llama.shared(model)
+        llama_like.shared(model)
         | windows.written(model)
         | {
             "model_type": "qwen3",
@@ -48,8 +48,10 @@ def write(model: Decoder) -> dict[str, Any]:
 
 
 def of_settings(given: Mapping[str, Any]) -> Decoder:
-    """Of a yaml, with what llama.of_settings reads."""
-    return llama.decoder(architecture="qwen3", qk_norm=True, **llama.sizes_of_settings(given))
+    """Of a yaml, with what llama_settings.of_settings reads."""
+    return llama_like.decoder(
+        architecture="qwen3", qk_norm=True, **llama_settings.sizes_of_settings(given)
+    )
 
 
 QWEN3 = dataclasses.replace(
@@ -59,10 +61,10 @@ QWEN3 = dataclasses.replace(
     names=NAMES,
     write=write,
     mindformers=MindFormers(
-        "Qwen3Config", "Qwen3ForCausalLM", "llama", llama.settings, of_settings
+        "Qwen3Config", "Qwen3ForCausalLM", "llama", llama_settings.settings, of_settings
     ),
     gguf=GGUF(
-        llama.KEYS,
+        llama_like.KEYS,
         told=lambda tensors, given: {"attention_bias": "blk.0.attn_q.bias" in tensors},
     ),
 )

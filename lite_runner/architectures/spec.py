@@ -173,7 +173,8 @@ class Decoder:
     def sizes(self) -> dict[str, Any]:
         """What tells models apart, by MindFormers' names: for messages, and to compare."""
         attention, rotary = self.attention, self.rotary or Rotary()
-        sizes = {
+        windows = self.windows
+        return {
             "family": self.architecture,
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
@@ -191,13 +192,11 @@ class Decoder:
             "attn_proj_has_bias": attention.out_bias,
             "mlp_has_bias": self.feed_forward.bias,
             "qk_layernorm": attention.qk_norm is not None,
+            "sliding_window": windows if len(set(windows)) > 1 else windows[0],
             "bos_token_id": self.bos_token_id,
             "eos_token_id": self.eos_token_id,
             "pad_token_id": self.pad_token_id,
         }
-        if len(set(self.windows)) > 1:
-            return sizes | {"windows": self.windows}
-        return sizes | {"window": self.windows[0]}
 
 
 def alike(block: Block, layers: int) -> tuple[Block, ...]:

@@ -44,7 +44,8 @@ def is_transformers(model: Decoder) -> bool:
 def hf_from_model_config(model: Decoder) -> dict[str, Any]:
     """The config.json of a model, in words that transformers 4 and 5 both read.
 
-    ConfigError for an architecture that transformers does not have.
+    ConfigError for an architecture that transformers does not have, and for a model that it would
+    compute otherwise.
     """
     write = architecture_of(model).write
     if write is None:
@@ -53,7 +54,7 @@ def hf_from_model_config(model: Decoder) -> dict[str, Any]:
             "convert_format=ckpt or convert_format=safetensors",
         )
     eos = model.eos_token_id
-    return {
+    raw = {
         "vocab_size": model.vocab_size,
         "tie_word_embeddings": model.tie_word_embeddings,
         "bos_token_id": model.bos_token_id,
@@ -62,3 +63,23 @@ def hf_from_model_config(model: Decoder) -> dict[str, Any]:
         **write(model),
         "model_type": model.architecture,
     }
+    lost = _lost(model, raw)
+    if lost:
+        raise ConfigError(
+            f"{model.architecture}: its config.json has no words for {', '.join(lost)}",
+            "convert_format=ckpt or convert_format=safetensors",
+        )
+    return raw
+
+
+def _lost(model: Decoder, raw: dict[str, Any]) -> list[str]:
+    """What a config.json does not say of the model that it was written for; how far it goes and
+    its special tokens are a run's own."""
+    tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
+    free = ("seq_length", "rope_scaling", *tokens)
+    read = model_config_from_hf(raw | dict.fromkeys(tokens), "config.json").sizes()
+    return [
+        f"{name}={value}"
+        for name, value in model.sizes().items()
+        if name not in free and read[name] != value
+    ]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lite_runner.architectures.flat import ModelConfig
 from lite_runner.architectures.spec import Decoder, Norm, RopeScaling, Rotary
 from lite_runner.config.hf import hf_from_model_config, model_config_from_hf
-from lite_runner.errors import ArtifactError
+from lite_runner.errors import ArtifactError, ConfigError
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -415,6 +415,20 @@ def test_biases_of_llama() -> None:
 def test_written_config_reads_back(config: Decoder) -> None:
     raw = json.loads(json.dumps(hf_from_model_config(config)))
     assert model_config_from_hf(raw, "config.json") == config
+
+
+def test_what_no_config_json_can_say_is_not_written() -> None:
+    """A yaml may ask for blocks that no architecture of transformers has."""
+    model = read(MISTRAL | {"sliding_window": 8})
+    full = replace(model.blocks[0], attention=replace(model.attention, window=None))
+    mixed = replace(model, blocks=(full, *model.blocks[1:]))
+    with pytest.raises(ConfigError, match="has no words for sliding_window="):
+        hf_from_model_config(mixed)
+    wide = read(BLOOM)
+    width = replace(wide.feed_forward, width=3 * wide.hidden_size)
+    wide = replace(wide, blocks=tuple(replace(one, feed_forward=width) for one in wide.blocks))
+    with pytest.raises(ConfigError, match=r"bloom: .* no words for intermediate_size=3072"):
+        hf_from_model_config(wide)
 
 
 json_values = st.recursive(

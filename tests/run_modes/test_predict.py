@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from lite_runner.app import main
+from lite_runner.text.tokenizer import byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., dict[str, Any]]
@@ -199,6 +200,20 @@ def test_another_model_than_the_checkpoint_ends_in_4(
     message = capsys.readouterr().err
     assert "theta: the config says 500000.0, the checkpoint 10000.0" in message
     assert "model=auto" in message
+
+
+def test_a_mistral_without_a_window_is_what_mindformers_calls_a_llama(
+    write_tiny_llama: WriteModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = write_tiny_llama("model")
+    for name, text in byte_tokenizer().files().items():
+        (folder / name).write_text(text, encoding="utf-8")
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    settings |= {"model_type": "mistral", "sliding_window": None}
+    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    options = ["load_checkpoint=model", "predict_data=hi", "max_new_tokens=2"]
+    assert main(["model=tiny_llama", *options]) == 0
 
 
 def test_a_checkpoint_without_tokenizer_ends_in_4_before_it_is_loaded(

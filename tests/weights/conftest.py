@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lite_runner.architectures import llama
+from lite_runner.architectures import llama_like
 from lite_runner.architectures.flat import ModelConfig
 from lite_runner.architectures.spec import Decoder, Rotary
 from lite_runner.weights.random import random_checkpoint
@@ -39,7 +39,7 @@ CONFIGS = {
         family="llama", **(SIZES | GROUPED | {"head_dim": 16, "tie_word_embeddings": False})
     ),
     "qwen2": ModelConfig(family="llama", **(SIZES | GROUPED), qkv_has_bias=True),
-    "qwen3": llama.decoder(
+    "qwen3": llama_like.decoder(
         architecture="qwen3",
         rotary=Rotary(1e6),
         qkv_bias=True,
@@ -48,7 +48,7 @@ CONFIGS = {
         windows=(None, 8),
         **(SIZES | GROUPED | {"head_dim": 16}),
     ),
-    "mistral": llama.decoder(
+    "mistral": llama_like.decoder(
         architecture="mistral", rotary=Rotary(), windows=(8, 8), **(SIZES | GROUPED)
     ),
 }

@@ -1,0 +1,49 @@
+"""MindFormers' LlamaConfig, both ways. It has no windows: those have Hugging Face's names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from lite_runner.architectures import windows
+from lite_runner.architectures.architecture import shared_settings
+from lite_runner.architectures.llama_like import decoder
+from lite_runner.architectures.spec import Decoder, Rotary
+
+
+def settings(model: Decoder) -> dict[str, Any]:
+    """What stands there beside the settings of every model."""
+    rotary = model.rotary or Rotary()
+    return {
+        "n_kv_heads": model.n_kv_heads,
+        "head_dim": model.head_dim,
+        "intermediate_size": model.intermediate_size,
+        "rms_norm_eps": model.norm_eps,
+        "theta": rotary.theta,
+        "rope_scaling": None if rotary.scaling is None else dataclasses.asdict(rotary.scaling),
+        "qkv_has_bias": model.attention.qkv_bias,
+        "attn_proj_has_bias": model.attention.out_bias,
+        "mlp_bias": model.feed_forward.bias,
+        **windows.written(model),
+    }
+
+
+def of_settings(given: Mapping[str, Any]) -> Decoder:
+    """What `settings` wrote."""
+    return decoder(**sizes_of_settings(given))
+
+
+def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, as `decoder` takes it."""
+    return shared_settings(given) | {
+        "n_kv_heads": given["n_kv_heads"] or given["num_heads"],
+        "head_dim": given["head_dim"] or given["hidden_size"] // given["num_heads"],
+        "intermediate_size": given["intermediate_size"],
+        "norm_eps": given["rms_norm_eps"],
+        "rotary": Rotary(given["theta"], given["rope_scaling"]),
+        "qkv_bias": given["qkv_has_bias"],
+        "out_bias": given["attn_proj_has_bias"],
+        "mlp_bias": given["mlp_bias"],
+        "windows": windows.of_settings(given),
+    }
