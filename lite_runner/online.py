@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from functools import cache
 
 from lite_runner import environment, kernels, memory, progress
-from lite_runner.architectures import own_network
+from lite_runner.architectures import limits, own_network
 from lite_runner.backends.base import Backend
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.kernels.packed_model import unsupported
 from lite_runner.model_files import ModelFiles
-from lite_runner.models import limits
 from lite_runner.weights import rounding
 from lite_runner.weights.adapter import Adapter
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
@@ -78,12 +77,10 @@ def check_supported(config: RunConfig, files: ModelFiles, device: str, ranks: Ra
     """Raises ConfigError for what is asked of operators that do not serve here, or a model that
     none can compute, and EnvironmentFault for a `quant` that this machine's Ascend processors have
     none for."""
-    reasons = limits.unsupported(files.model)
-    if reasons and (fallback := _without_kernels(config, files, device, ranks)):
+    if reasons := limits.unsupported(files.model):
         raise ConfigError(
-            f"{files.model.architecture}: MindSpore's operators cannot compute it: "
-            f"{'; '.join(reasons)}; nor do this project's own: {fallback.why}",
-            fallback.remedy,
+            f"{files.model.architecture}: neither MindSpore's operators nor this project's own can"
+            f" compute the model: {'; '.join(reasons)}"
         )
     for key, exact in ("kv_cache", "fp32"), ("adapter_dtype", "auto"):
         wanted = getattr(config, key)

@@ -99,16 +99,17 @@ def target_of(flags: argparse.Namespace) -> Path:
 def model_of(path: Path, flags: argparse.Namespace) -> Decoder:
     """The model's sizes, as its files say. Raises ArtifactError, ConfigError for other flags."""
     model = model_config_of(path) or _measured(path, tensors_at(path), flags.n_head)
-    theirs = architecture_of(model).mindformers
     asked = {
         "n_head": (flags.n_head, model.num_heads),
         "hidden_size": (flags.hidden_size, model.hidden_size),
         "layers": (flags.layers, model.num_layers),
-        "model": (FAMILIES.get(flags.model), None if theirs is None else theirs.network),
     }
     for name, (wanted, held) in asked.items():
         if wanted not in (None, held):
             raise ConfigError(f"--{name}: got {wanted}, but {path} is of {held}")
+    theirs = architecture_of(model).mindformers
+    if flags.model and theirs and FAMILIES[flags.model] != theirs.network:
+        raise ConfigError(f"--model: got {flags.model}, but {path} is of {model.architecture}")
     return model
 
 

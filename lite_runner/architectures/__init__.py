@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from lite_runner.architectures.architecture import Architecture as Architecture
 from lite_runner.architectures.architecture import MindFormers
@@ -77,18 +77,9 @@ def _parameters(architecture: Architecture, model: Decoder) -> tuple[Parameter, 
     return (*own.tensors(model), *head)
 
 
-class TensorNames:
-    """The canonical names of a model's tensors, by their place."""
+Place: TypeAlias = tuple[Role | None, int | None, Part]  # role, layer, weight or bias
 
-    def __init__(self, model: Decoder) -> None:
-        self._names = {
-            (one.role, one.layer, one.kind): one.name for one in parameters(model) if one.role
-        }
 
-    def of(self, role: Role, layer: int | None = None, kind: Part = "weight") -> str:
-        """A tensor's name; KeyError where the model has none there."""
-        return self._names[role, layer, kind]
-
-    def has(self, role: Role, layer: int | None = None, kind: Part = "weight") -> bool:
-        """Whether the model has such a tensor."""
-        return (role, layer, kind) in self._names
+def by_place(model: Decoder) -> dict[Place, Parameter]:
+    """Every tensor of a described model, by where it is in it."""
+    return {(one.role, one.layer, one.kind): one for one in parameters(model)}

@@ -53,9 +53,7 @@ class Architecture:
     mindformers: MindFormers | None = None
     gguf: GGUF | None = None
     conv1d: bool = False  # transformers holds its linear layers [in, out]
-    fused_by_head: bool = (
-        False  # in transformers' q, k and v each head's three parts are neighbours
-    )
+    fused_by_head: bool = False  # transformers' q, k and v: each head's three are neighbours
     always_tied: bool = False  # there is no head but the embedding
     own: OwnNetwork | None = None
 

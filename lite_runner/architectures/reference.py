@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures import parameters
+from lite_runner.architectures import by_place
 from lite_runner.architectures.naming import Part, Role
 from lite_runner.architectures.positions import alibi_slopes, dynamic_exponents, frequencies
 from lite_runner.architectures.spec import Attention, Decoder, FeedForward, Norm, Rotary
@@ -47,10 +47,8 @@ class Weights:
 
     def __init__(self, model: Decoder, tensors: Mapping[str, NDArray[Any]]) -> None:
         self._all = {
-            (one.role, one.layer, one.kind): tensors[one.name].T
-            if one.layout == "in_out"
-            else tensors[one.name]
-            for one in parameters(model)
+            place: tensors[one.name].T if one.layout == "in_out" else tensors[one.name]
+            for place, one in by_place(model).items()
         }
 
     def __getitem__(self, place: tuple[Role, int | None, Part]) -> Floats:

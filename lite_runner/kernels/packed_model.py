@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from lite_runner.architectures import TensorNames, own_network, spec
-from lite_runner.architectures.naming import HEAD, Role
+from lite_runner.architectures import by_place, limits, own_network, spec
+from lite_runner.architectures.naming import HEAD, Part, Role
 from lite_runner.architectures.positions import alibi_slopes
 from lite_runner.kernels import packing
 from lite_runner.kernels.adapters import LoraSize, PoolLayout, Target
@@ -22,14 +22,7 @@ def unsupported(model: spec.Decoder) -> list[str]:
     """Why our own operators cannot compute a model; nothing where they can."""
     if own_network(model) is not None:
         return [f"{model.architecture} has a network of its own"]
-    reasons, attentions = [], [block.attention for block in model.blocks]
-    if len({(one.heads, one.kv_heads, one.head_dim) for one in attentions}) > 1:
-        reasons.append("heads differ between its layers")
-    if len({one.rotary for one in attentions}) > 1:  # a step has one table of angles
-        reasons.append("rotary positions differ between its layers")
-    if model.rotary is not None and model.head_dim % 2:
-        reasons.append(f"rotary positions need an even head_dim, got {model.head_dim}")
-    return reasons
+    return limits.unsupported(model)
 
 
 class Weights(Protocol):
@@ -95,13 +88,13 @@ class _Packer:
     ) -> None:
         self._model, self._weights, self._lora = model, weights, lora
         self._integer_input, self._widen = integer_input, widen
-        self._names = TensorNames(model)
+        self._parameters = by_place(model)
 
     def embedding(self) -> Packed:
-        model, name = self._model, self._names.of("embedding")
+        model, name = self._model, self._name("embedding")
         positions = None
         if model.learned_positions:
-            positions = self._weights.vector(self._names.of("positions"))
+            positions = self._weights.vector(self._name("positions"))
         norm = None
         if model.embedding_norm is not None:
             norm = self._norm(model.embedding_norm, "embedding_norm")
@@ -187,8 +180,11 @@ class _Packer:
         block = packing.head(matrix, norm, layout, hidden=model.hidden_size)
         return Packed(block.block(), layout)
 
+    def _name(self, role: Role, layer: int | None = None, kind: Part = "weight") -> str:
+        return self._parameters[role, layer, kind].name
+
     def _target(self, role: Role, layer: int, inputs: int, outputs: int) -> Target:
-        return Target(self._names.of(role, layer), inputs, outputs)
+        return Target(self._name(role, layer), inputs, outputs)
 
     def _layout(self, targets: Sequence[Target | None]) -> PoolLayout | None:
         """The pool of a layer, for those of its matrices that any adapter changes."""
@@ -201,16 +197,16 @@ class _Packer:
         return PoolLayout(size.rank, tuple(changed), size.bfloat16)
 
     def _matrix(self, role: Role, layer: int) -> Weight:
-        return self._weights.matrix(self._names.of(role, layer))
+        return self._weights.matrix(self._name(role, layer))
 
     def _bias(self, role: Role, layer: int) -> Floats:
-        return self._weights.vector(self._names.of(role, layer, "bias"))
+        return self._weights.vector(self._name(role, layer, "bias"))
 
     def _norm(self, norm: spec.Norm, role: Role, layer: int | None = None) -> Norm:
-        gain = self._weights.vector(self._names.of(role, layer))
+        gain = self._weights.vector(self._name(role, layer))
         shift = None
         if norm.kind == "layer":
-            shift = self._weights.vector(self._names.of(role, layer, "bias"))
+            shift = self._weights.vector(self._name(role, layer, "bias"))
         return Norm(gain, shift, norm.eps)
 
     def _packed(

@@ -50,7 +50,7 @@ def test_attributes_may_be_read_and_changed() -> None:
         ("seq_length", "long", "expected an integer"),
         ("seq_length", 0, ">= 1"),
         ("batch_size", 0, "batch_size: got 0"),
-        ("attn_proj_has_bias", True, "not available"),
+        ("post_layernorm_residual", True, "not available"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(name: str, value: object, said: str) -> None:

@@ -30,7 +30,6 @@ PLAIN = Attention(4, 2, 8, Rotary())
         PLAIN,
         replace(PLAIN, window=8, qk_norm=Norm("rms", 1e-6)),
         replace(PLAIN, out_bias=True),
-        replace(PLAIN, alibi=True),
     ],
 )
 def test_layers_may_differ_in_what_each_says_for_itself(other: Attention) -> None:
@@ -41,8 +40,8 @@ def test_layers_may_differ_in_what_each_says_for_itself(other: Attention) -> Non
     ("attentions", "reason"),
     [
         ((PLAIN, replace(PLAIN, kv_heads=4)), "heads differ between its layers"),
-        ((PLAIN, replace(PLAIN, rotary=Rotary(1e6))), "rotary positions differ between its layers"),
-        ((PLAIN, replace(PLAIN, rotary=None)), "rotary positions differ between its layers"),
+        ((PLAIN, replace(PLAIN, rotary=Rotary(1e6))), "positions differ between its layers"),
+        ((PLAIN, replace(PLAIN, rotary=None)), "positions differ between its layers"),
         ((replace(PLAIN, head_dim=7),), "rotary positions need an even head_dim, got 7"),
     ],
 )

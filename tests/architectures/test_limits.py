@@ -1,4 +1,4 @@
-"""What MindSpore's networks say that they cannot compute."""
+"""What no way to run a model computes is said."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from lite_runner.architectures.limits import unsupported
 from lite_runner.architectures.spec import Attention, Decoder, Rotary
-from lite_runner.models.limits import unsupported
 from tests import references
 
 Reference = Callable[[str], Any]

@@ -1,4 +1,4 @@
-"""What MindSpore's networks cannot compute. MindSpore is not needed to know it."""
+"""What nothing here computes, though a description can say it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from lite_runner.architectures.spec import Decoder
 
 
 def unsupported(model: Decoder) -> list[str]:
-    """Why `decoder.DecoderCell` cannot compute a model; nothing where it can, or where the model
-    has a network of its own."""
+    """Why neither MindSpore's network nor our own operators can compute a model; nothing where they
+    can, or where the model has a network of its own."""
     if own_network(model) is not None:
         return []
     reasons, attentions = [], [block.attention for block in model.blocks]
