@@ -55,8 +55,9 @@ struct Seen {  // by a row of queries: keys of these positions
 
 // One chunk of keys for `rows` queries [rows][dim], already scaled. slope[r] is ALiBi's, or slope
 // is nullptr. What a row does not see, though another does, has a weight of 0, which changes no bit
-// of its sums; where it sees nothing of the chunk its total is 0.
-template <class F>  // not inlined: two copies might round differently
+// of its sums; where it sees nothing of the chunk its total is 0. Only with `windowed` does a row not
+// see all that is before it.
+template <class F, bool windowed>  // not inlined: two copies might round differently
 __attribute__((noinline)) void attend_chunk(const Keys& keys, const float* queries, int64_t rows,
                          const Seen* seen, const float* slope, int64_t first,
                          float* work, Running result) {
@@ -64,7 +65,7 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const float* queri
   float* scores = work;                     // [4][rows][32]
   float* weights = scores + rows * kChunk;  // [rows][128]
   // Rows are at rising positions: none sees keys before those of the first, or behind the last's.
-  const int64_t begin = larger_of<int64_t>(0, seen[0].first - first);
+  const int64_t begin = windowed ? larger_of<int64_t>(0, seen[0].first - first) : 0;
   const int64_t end = smaller_of<int64_t>(kChunk, seen[rows - 1].last - first + 1);
   for (int64_t p = begin / kPanel; p * kPanel < end; ++p)
     product<F>(scores + p * rows * kPanel, queries, rows, keys.dim,
@@ -87,17 +88,17 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const float* queri
       const Ints key = lane + static_cast<int32_t>(k);
       if (key_scales) score = score * load(key_scales + k);
       if (slope) score = score + slope[r] * to_float(key - last);
-      score = (key >= from) & (key <= last) ? score : lowest;
+      score = key <= last ? score : lowest;
+      if constexpr (windowed) score = key >= from ? score : lowest;
       store(row + k, score);
       most = larger(most, score);
     }
-    const float bound = largest(most);
-    result.most[r] = bound;
+    const float bound = result.most[r] = largest(most);
+    // What is not seen has the lowest score, and so the weight 0, also where there is nothing else.
+    const float subtracted = bound == lowest[0] ? 0.0f : bound;
     Floats total{};
     for (int64_t k = begin / kLanes * kLanes; k < end; k += kLanes) {
-      Floats weight = exponential(load(row + k) - bound);
-      const Ints key = lane + static_cast<int32_t>(k);
-      weight = (key >= from) & (key <= last) ? weight : Floats{};
+      Floats weight = exponential(load(row + k) - subtracted);
       total = total + weight;
       if (value_scales) weight = weight * load(value_scales + k);
       store(row + k, weight);
@@ -244,8 +245,10 @@ struct Attention {
       gather(item.token, item.tokens, item.head, queries);
       const auto attend = [&](int64_t chunk, Running to) {
         with_numbers(cache.type, [&](auto numbers) {
-          attend_chunk<decltype(numbers)>(keys_of(item), x, used, queries.seen,
-                                          layer.slopes ? slope : nullptr, chunk * kChunk, work, to);
+          const auto attend_one = window ? attend_chunk<decltype(numbers), true>
+                                         : attend_chunk<decltype(numbers), false>;
+          attend_one(keys_of(item), x, used, queries.seen, layer.slopes ? slope : nullptr,
+                     chunk * kChunk, work, to);
         });
       };
       if (item.chunk >= 0) {
