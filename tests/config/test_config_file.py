@@ -117,7 +117,7 @@ def test_a_folder_adds_models_and_options(resolve: Resolve, own: Path) -> None:
 
 
 def test_a_sweep_over_ones_own_models(own: Path) -> None:
-    line = parse(["-m", "-cd", str(own), "model=glob(mi*)", HI, "seed=1,2"], compose.heads())
+    line = parse(["-m", "-cd", str(own), "model=glob(min*)", HI, "seed=1,2"], compose.heads())
     assert [config.model_name for _, config, _ in jobs_of(line)] == ["mine", "mine"]
 
 
