@@ -29,7 +29,7 @@ class Launched:
         self.notes: list[Note] = []
         self.effect: Callable[[RunConfig], int] = lambda _config: 0
 
-    def launch(self, config: RunConfig, notes: Sequence[Note] = ()) -> int:
+    def launch(self, config: RunConfig, notes: Sequence[Note], plugins: Sequence[str]) -> int:
         self.configs.append(config)
         self.notes += notes
         return self.effect(config)
@@ -330,7 +330,7 @@ def test_a_job_of_a_sweep_is_a_process_whose_exit_code_counts(tmp_path: Path) ->
     hook.write_text(
         "import os, sys, types\n"
         "module = types.ModuleType('lite_runner.launch')\n"
-        "def launch(config, notes=()):\n"
+        "def launch(config, notes, plugins):\n"
         "    print(os.getpid(), config.predict_data, config.seed, flush=True)\n"
         "    if config.seed == 3: os.kill(os.getpid(), 9)\n"
         "    return config.seed\n"
