@@ -35,7 +35,7 @@ def of_settings(config: str, given: Mapping[str, Any]) -> Decoder:
     return _of_mindformers(config).read(given)
 
 
-def network_of(config: str) -> str:
+def network_name(config: str) -> str:
     """MindFormers' network of the type `config`."""
     return _of_mindformers(config).network
 

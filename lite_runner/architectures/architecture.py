@@ -49,7 +49,8 @@ class Architecture:
     name: str  # model_type of config.json, and general.architecture of GGUF
     read: Callable[[Fields], Decoder]  # of config.json
     names: Names = field(default_factory=dict)
-    write: Callable[[Decoder], dict[str, Any]] | None = None  # config.json; None: not transformers'
+    # config.json, but for what all models have in it; None: not transformers'.
+    write: Callable[[Decoder], dict[str, Any]] | None = None
     mindformers: MindFormers | None = None
     gguf: GGUF | None = None
     conv1d: bool = False  # transformers holds its linear layers [in, out]

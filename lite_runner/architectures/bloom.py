@@ -60,7 +60,6 @@ def read(fields: Fields) -> Decoder:
 def write(model: Decoder) -> dict[str, Any]:
     """config.json, in words that transformers 4 and 5 both read."""
     return {
-        "model_type": "bloom",
         "architectures": ["BloomForCausalLM"],
         "hidden_size": model.hidden_size,
         "n_layer": model.num_layers,

@@ -14,7 +14,6 @@ from lite_runner.architectures.spec import (
     Decoder,
     FeedForward,
     Norm,
-    alike,
 )
 
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")  # names of one function
@@ -56,7 +55,7 @@ def decoder(
     attention = Attention(num_heads, num_heads, head_dim, alibi=alibi, qkv_bias=True, out_bias=True)
     block = Block(norm, attention, FeedForward(intermediate_size, gated=False, bias=True))
     rest.setdefault("learned_positions", not alibi)
-    return Decoder(architecture, blocks=alike(block, num_layers), norm=norm, **rest)
+    return Decoder(architecture, blocks=(block,) * num_layers, norm=norm, **rest)
 
 
 def read(fields: Fields) -> Decoder:
@@ -96,7 +95,6 @@ def sizes(fields: Fields, hidden: int) -> dict[str, Any]:
 def write(model: Decoder) -> dict[str, Any]:
     """config.json, in words that transformers 4 and 5 both read."""
     return {
-        "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
         "n_embd": model.hidden_size,
         "n_layer": model.num_layers,

@@ -27,7 +27,6 @@ def read(fields: Fields) -> Decoder:
 def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     return shared(model) | {
-        "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": model.attention.out_bias,
         "mlp_bias": model.feed_forward.bias,

@@ -24,7 +24,6 @@ def read(fields: Fields) -> Decoder:
 def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     return llama_like.shared(model) | {
-        "model_type": "mistral",
         "architectures": ["MistralForCausalLM"],
         "sliding_window": model.attention.window,
     }

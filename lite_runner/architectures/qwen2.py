@@ -25,9 +25,7 @@ def read(fields: Fields) -> Decoder:
 def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     return (
-        llama_like.shared(model)
-        | windows.written(model)
-        | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+        llama_like.shared(model) | windows.written(model) | {"architectures": ["Qwen2ForCausalLM"]}
     )
 
 

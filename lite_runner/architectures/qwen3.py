@@ -40,7 +40,6 @@ def write(model: Decoder) -> dict[str, Any]:
         llama_like.shared(model)
         | windows.written(model)
         | {
-            "model_type": "qwen3",
             "architectures": ["Qwen3ForCausalLM"],
             "attention_bias": model.attention.qkv_bias,
         }

@@ -197,8 +197,3 @@ class Decoder:
             "eos_token_id": self.eos_token_id,
             "pad_token_id": self.pad_token_id,
         }
-
-
-def alike(block: Block, layers: int) -> tuple[Block, ...]:
-    """The blocks of a model whose layers are all one."""
-    return (block,) * layers

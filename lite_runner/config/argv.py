@@ -40,7 +40,6 @@ FLAGS = (
     *("register_path", "modal_type", "transform_process_num", "resume_training", "remote_save_url"),
     *("trust_remote_code", *FLAG_KEYS),
 )
-_PLUGIN_KEYS = ("plugins=", "register_path=")  # the second is run_mindformer's name
 # Flags that take several values.
 _SEVERAL = ("predict_data", "input_data", "adapter_id", "modal_type", "options")
 _OWN_FLAGS = {
@@ -130,8 +129,10 @@ def parse(args: Sequence[str], heads: Collection[str]) -> CommandLine:
         word = words.next()
         if _is_flag(word):
             _read_flag(word, words, line, heads)
-        elif word.startswith(_PLUGIN_KEYS):
+        elif word.startswith("plugins="):
             line.plugins += word.partition("=")[2].split(",")
+        elif word.startswith("register_path="):  # run_mindformer's name, of a single path
+            line.plugins.append(word.partition("=")[2])
         elif "=" in word or word.startswith("~"):
             line.settings.append(_override(word))
         elif word.startswith("-") and len(word) > 1:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-from lite_runner.architectures import network_of
+from lite_runner.architectures import network_name
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ascend import ascend_faults
 from lite_runner.config.cluster import cluster_faults
@@ -143,7 +143,7 @@ def _unavailable(config: RunConfig) -> Iterator[Fault]:
 def _model(config: RunConfig) -> Iterator[Fault]:
     settings = config.model.model_config
     prefix = "model.model_config."
-    network = "auto" if settings.type == "auto" else network_of(settings.type)
+    network = "auto" if settings.type == "auto" else network_name(settings.type)
     if network != config.model.arch.type:
         yield fault(
             "model",

@@ -60,8 +60,8 @@ def hf_from_model_config(model: Decoder) -> dict[str, Any]:
         "bos_token_id": model.bos_token_id,
         "eos_token_id": eos[0] if len(eos) == 1 else list(eos) or None,
         "pad_token_id": model.pad_token_id,
-        **write(model),
         "model_type": model.architecture,
+        **write(model),
     }
     lost = _lost(model, raw)
     if lost:
