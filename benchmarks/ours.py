@@ -85,7 +85,7 @@ def main() -> None:
     settings = (setting.partition("=") for setting in arguments.overrides)
     ways = [value for key, _, value in settings if key in NAMED]
     Measurement.of(
-        f"lite-runner ({', '.join([backend.engine, *ways])})",
+        f"lite-runner ({', '.join([backend.info.engine, *ways])})",
         arguments.prompts,
         greedy(backend, prompts, arguments.new_tokens),
         first_token_s=first_token_s,

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from lite_runner import model_files, progress, session
 from lite_runner.adapters import AdapterJob
-from lite_runner.backends.base import Row
+from lite_runner.backends.base import BASE, Row
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
 from lite_runner.weights.adapter import open_adapters
@@ -145,26 +145,28 @@ def one_process(job: dict[str, Any], dtype: str) -> None:
     adapters = list(open_adapters(Path(job["adapters"]), files.model).values())
     cases: dict[int, Callable[[int], None]] = {}
     for case in job["cases"]:
-        numbers = [1 + row % case if case else 0 for row in range(len(prompts))]
-        wanted = AdapterJob(adapters[:case], numbers) if case else None
+        names = [adapters[row % case].name if case else None for row in range(len(prompts))]
+        wanted = AdapterJob(adapters[:case], names) if case else None
         work = session.Job(
             *((), prompts, config.generation(files.model), len(prompts), PROMPT + steps),
             adapters=wanted,
         )
         backend = session.load(config, files, "CPU", work)
         backend.prepare()
+        known = {name: backend.adapters.pin(name) for name in names if name and backend.adapters}
+        places = [known.get(name, BASE) for name in names]
         rows = [
-            Row(slot, np.array(ids, np.int32), 0, numbers[slot]) for slot, ids in enumerate(prompts)
+            Row(slot, np.array(ids, np.int32), 0, places[slot]) for slot, ids in enumerate(prompts)
         ]
         last = backend.forward(rows).argmax(-1)
 
         def step(
-            position: int, backend: Any = backend, numbers: Any = numbers, last: Any = last
+            position: int, backend: Any = backend, places: Any = places, last: Any = last
         ) -> None:
             last[:] = backend.forward(
                 [
-                    Row(slot, last[slot : slot + 1].astype(np.int32), position, number)
-                    for slot, number in enumerate(numbers)
+                    Row(slot, last[slot : slot + 1].astype(np.int32), position, place)
+                    for slot, place in enumerate(places)
                 ]
             ).argmax(-1)
 

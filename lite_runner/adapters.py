@@ -26,13 +26,12 @@ class AdapterJob:
     """Every adapter that a prompt wants, in the order of their first prompts."""
 
     adapters: Sequence[Adapter]
-    of_prompts: Sequence[int]  # which of them, from 1; 0: the base model
+    of_prompts: Sequence[str | None]  # their names; None: the base model
     cut: bool = False  # whether they are the first rank's pieces, cut by an earlier run
 
     def name(self, prompt: int) -> str | None:
         """Of a prompt's adapter; None: the base model."""
-        number = self.of_prompts[prompt]
-        return self.adapters[number - 1].name if number else None
+        return self.of_prompts[prompt]
 
     def share(self, first: int, end: int) -> AdapterJob:
         """The same for some of the prompts."""
@@ -53,13 +52,10 @@ def open_wanted(
     cut = is_cut(path)
     if cut:  # those of the first rank stand for all
         ranks, vocab_parallel = replace(ranks_of(config), rank=0), config.vocab_parallel
-        first = open_cut(path, model, ranks, wanted, vocab_parallel=vocab_parallel)
-        opened = {adapter.name: adapter for adapter in first}
+        opened = open_cut(path, model, ranks, wanted, vocab_parallel=vocab_parallel)
     else:
-        opened = model_files.adapters_of(config, model, wanted)
-    numbers: dict[str | None, int] = {name: number for number, name in enumerate(opened, 1)}
-    of_prompts = [numbers.get(name, 0) for name in names]
-    return AdapterJob(list(opened.values()), of_prompts, cut)
+        opened = list(model_files.adapters_of(config, model, wanted).values())
+    return AdapterJob(opened, names, cut)
 
 
 def check_values(job: AdapterJob, files: ModelFiles) -> None:
@@ -93,9 +89,9 @@ def pieces_of(job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks) 
 
 
 def pool_bytes(
-    job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks, places: int, dtype: DType
+    job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks, slots: int, dtype: DType
 ) -> int:
-    """Bytes of the pool of `places` in each of `ranks`, every adapter filled up to the largest r.
+    """Bytes of as many adapter slots in each of `ranks`, each with room for the largest r.
 
     Only shapes are looked at, of which all ranks have the same.
     """
@@ -103,7 +99,7 @@ def pool_bytes(
     pairs = [item for adapter in pieces for item in adapter.pairs.items()]
     widths = {name: pair.a.shape[1] + pair.b.shape[0] for name, pair in pairs}
     largest = max((pair.rank for _, pair in pairs), default=0)
-    return places * largest * sum(widths.values()) * BYTES_OF[dtype]
+    return slots * largest * sum(widths.values()) * BYTES_OF[dtype]
 
 
 def _cut_now(job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks) -> list[Adapter]:

@@ -13,6 +13,7 @@ from lite_runner.backends.base import Backend
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.kernels.adapters import LoraSize
 from lite_runner.kernels.packed_model import unsupported
 from lite_runner.model_files import ModelFiles
 from lite_runner.weights import rounding
@@ -149,10 +150,11 @@ def open_online(
     own: bool,
     slots: int,
     length: int,
-    loaded_adapters: int,
+    lora: LoraSize | None,
 ) -> Backend:
-    """The backend with its weights, of `slots` rows of `length` tokens; `own` is what
-    `kernels_serve` says, `advance` is told how many tensors have been read."""
+    """The backend with its weights, of `slots` rows of `length` tokens, with room for adapters as
+    `lora` says; `own` is what `kernels_serve` says, `advance` is told how many tensors have been
+    read."""
     rounds_inputs = files.quantization.quant == "a8w8"
     weights: ReadAhead | QuantizedWeights
     if own or integers_serve(config, files, device, ranks):
@@ -172,8 +174,7 @@ def open_online(
                 threads=config.context.threads,
                 cache=config.kv_cache,
                 integer_input=rounds_inputs,
-                loaded_adapters=loaded_adapters,
-                round_adapters=config.adapter_dtype == "bf16",
+                lora=lora,
                 widen=files.quantization.quant == "none",
             )
             return FusedBackend(files.model, weights, fused, adapters)
@@ -190,7 +191,7 @@ def open_online(
             pynative=config.context.mode == 1,
             ranks=ranks,
             vocab_parallel=config.vocab_parallel,
-            loaded_adapters=loaded_adapters,
+            lora=lora,
             integer_input=rounds_inputs,
         )
         return OnlineBackend(files.model, weights, options, adapters)

@@ -5,7 +5,6 @@ On a terminal a line above each of several texts names its prompt; elsewhere the
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections import deque
@@ -13,7 +12,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from lite_runner import progress
-from lite_runner.config.generation import GenerationConfig, of_each
+from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion
 from lite_runner.report import Result, RowResult, RunFolder
 from lite_runner.session import Job
@@ -71,9 +70,11 @@ class Printer:
         """`of_all`: how many texts the whole run makes, of which `job` may be a share."""
         self._job, self._of_all, self._form, self._step = job, of_all, form, step
         self._returns = job.generation.num_return_sequences
-        prompts = range(job.first, job.first + len(job.tokens))
-        keys = itertools.product(prompts, range(self._returns))
-        self._transcripts = {key: Transcript(tokenizer, job.generation.stop) for key in keys}
+        self._transcripts = {
+            (prompt, part): Transcript(tokenizer, options.stop)
+            for prompt, options in enumerate(job.each, job.first)
+            for part in range(self._returns)
+        }
         self._waiting = deque(self._transcripts)
         self._rows: dict[tuple[int, int], RowResult] = {}
         self._beams = job.generation.num_beams > 1  # their tokens are sure only at the end
@@ -144,6 +145,7 @@ def row_of(job: Job, completion: Completion, text: str) -> RowResult:
         adapter=job.adapter_name(completion.prompt_index),
         id=request.id,
         messages=request.chat("") if request.messages else None,
+        cached_tokens=completion.cached_tokens,
     )
 
 
@@ -170,7 +172,7 @@ def advice(rows: Sequence[RowResult], job: Job, *, chat: bool, tokenizer: Tokeni
     """What the user of these texts should know: that they were cut, or that a chat was meant."""
     lines = []
     returns = job.generation.num_return_sequences
-    each = of_each(job.generation, job.own, len(job.tokens))
+    each = job.each
     cut = [
         _limit(row, each[place // returns])
         for place, row in enumerate(rows)

@@ -22,20 +22,19 @@ from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 import lite_runner
 from lite_runner import memory
+from lite_runner.config.generation import FinishReason
 from lite_runner.errors import EnvironmentFault, RunnerError
 
 if TYPE_CHECKING:
     from lite_runner.config.schema import RunConfig
 
 logger = logging.getLogger("lite_runner")
-
-FinishReason = Literal["stop", "length", "interrupted"]
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 PROBE_BYTES = 1 << 20  # more than a run writes besides artefacts, logs of long runs apart
@@ -54,6 +53,7 @@ class RowResult:
     adapter: str | None = None  # None: the base model
     id: int | str | None = None  # of the prompt, where it was given one
     messages: Sequence[Mapping[str, str]] | None = None  # of a chat; prompt is the last of them
+    cached_tokens: int = 0  # of prompt_tokens, those that another prompt's cache had already
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from lite_runner import footprint, model_files, progress
 from lite_runner.adapters import AdapterJob, check_values, open_wanted, pieces_of, pool_bytes
@@ -16,19 +17,18 @@ from lite_runner.backends.likelihood import rows_at_once
 from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.checks import fits_model
 from lite_runner.config.compose import raise_faults
-from lite_runner.config.generation import GenerationConfig, OwnOptions, of_each
+from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.plan import Lever, Memory, check_memory
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.request import Request
 from lite_runner.config.schema import RunConfig
-from lite_runner.generation import check_lengths, longest_prompt
+from lite_runner.generation import Request as GenerationRequest
+from lite_runner.generation import check_lengths, longest_prompt, longest_sequence
+from lite_runner.kernels.adapters import pool_size
 from lite_runner.model_files import RANDOM, ModelFiles
 from lite_runner.online import kernels_serve, open_online, own_operators
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.quantization import describe
-
-if TYPE_CHECKING:
-    from lite_runner.backends.adapter_pool import AdapterPool
 
 PROMPTS_AT_ONCE = 32  # where predict_batch_size leaves it open
 
@@ -47,9 +47,25 @@ class Job:
     scores: bool = False  # logits after every token are wanted, not only after the last
 
     @property
-    def own(self) -> list[OwnOptions]:
-        """What each prompt has of its own."""
-        return [request.own for request in self.requests]
+    def each(self) -> list[GenerationConfig]:
+        """The options of each prompt."""
+        return options_of(self.generation, self.requests, len(self.tokens))
+
+    def asked(self, *, keep_logits: bool = False) -> list[GenerationRequest]:
+        """The prompts as the scheduler takes them. One with a seed of its own draws as if it were
+        the only one."""
+        own = [request.seed is not None for request in self.requests] or [False] * len(self.tokens)
+        return [
+            GenerationRequest(
+                np.array(tokens, np.int32),
+                options,
+                None if self.adapters is None else self.adapters.name(place),
+                (options.seed, 0 if own[place] else self.first + place),
+                keep_logits=keep_logits,
+                name=f"prompt {self.first + place}",
+            )
+            for place, (tokens, options) in enumerate(zip(self.tokens, self.each, strict=True))
+        ]
 
     def adapter_name(self, prompt_index: int) -> str | None:
         """Of a prompt's adapter; None: the base model."""
@@ -95,8 +111,7 @@ def fit(
         ends = model_files.end_tokens(files.model, tokenizer)
         generation = replace(generation, eos_token_id=ends)
     context = files.model.seq_length
-    own = [request.own for request in requests]
-    each = of_each(generation, own, len(tokens))
+    each = options_of(generation, requests, len(tokens))
     if config.truncate == "left":
         bos = files.model.bos_token_id if tokenizer is None else tokenizer.bos_token_id
         longest = [longest_prompt(mine, context) for mine in each]
@@ -104,8 +119,8 @@ def fit(
         if cut != tokens:
             progress.note(f"truncate=left: prompts cut to their last {min(longest)} tokens")
         tokens = cut
-    check_lengths([len(ids) for ids in tokens], generation, context, own)
-    length = longest_sequence([len(ids) for ids in tokens], each, context)
+    check_lengths([len(ids) for ids in tokens], each, context)
+    length = longest_of([len(ids) for ids in tokens], each, context)
     return Job(requests, tokens, generation, slots_for(config, generation, len(tokens)), length)
 
 
@@ -116,17 +131,17 @@ def truncated(ids: list[int], longest: int, bos: int | None) -> list[int]:
     return [ids[0], *ids[1 - longest :]] if ids[0] == bos else ids[-longest:]
 
 
-def sequence_length(prompt: int, generation: GenerationConfig, context: int) -> int:
-    """Tokens that a sequence may reach."""
-    room = min(context, generation.max_length or context)
-    new = generation.max_new_tokens
-    return room if new is None else min(room, prompt + new)
+def options_of(
+    shared: GenerationConfig, requests: Sequence[Request], prompts: int
+) -> list[GenerationConfig]:
+    """The options of each of so many prompts; those that came as tokens have none of their own."""
+    return [request.options(shared) for request in requests] or [shared] * prompts
 
 
-def longest_sequence(prompts: Sequence[int], each: Sequence[GenerationConfig], context: int) -> int:
+def longest_of(prompts: Sequence[int], each: Sequence[GenerationConfig], context: int) -> int:
     """Tokens of the longest sequence, of prompts of so many tokens with options of their own."""
     pairs = zip(prompts, each, strict=True)
-    return max(sequence_length(prompt, mine, context) for prompt, mine in pairs)
+    return max(longest_sequence(prompt, mine, context) for prompt, mine in pairs)
 
 
 def slots_for(
@@ -153,7 +168,7 @@ def share(config: RunConfig, job: Job, ranks: Ranks) -> Job:
     )
 
 
-def places_for(config: RunConfig, job: Job) -> int:
+def adapter_slots_for(config: RunConfig, job: Job) -> int:
     """Adapters to hold on the device at a time; by default as many as can run together."""
     if job.adapters is None:
         return 0
@@ -165,10 +180,10 @@ def adapter_bytes(config: RunConfig, model: Decoder, job: Job, device: str, rank
     """What the adapters of this rank's job take on its device."""
     if job.adapters is None:
         return 0
-    places, dtype = places_for(config, job), config.compute_dtype(device)
+    slots, dtype = adapter_slots_for(config, job), config.compute_dtype(device)
     if config.adapter_dtype == "bf16":
         dtype = "bfloat16"
-    return pool_bytes(job.adapters, config, model, ranks, places, dtype)
+    return pool_bytes(job.adapters, config, model, ranks, slots, dtype)
 
 
 def memory_need(
@@ -259,6 +274,10 @@ def load(
             lambda: memory_levers(config, files, job, device, ranks),
         )
     adapters = pieces_of(job.adapters, config, files.model, ranks) if job.adapters else []
+    lora = None
+    if adapters:
+        rounded = config.adapter_dtype == "bf16"
+        lora = pool_size(adapters, adapter_slots_for(config, job), rounded=rounded)
     tensors = files.tensors(ranks, vocab_parallel=config.vocab_parallel)
     if files.quantization.quant != "none":
         progress.note(describe(tensors, files.quantization))
@@ -277,7 +296,7 @@ def load(
             own=own,
             slots=job.slots,
             length=job.length,
-            loaded_adapters=places_for(config, job),
+            lora=lora,
         )
 
 
@@ -289,24 +308,12 @@ def grown(backend: Backend, config: RunConfig, files: ModelFiles, device: str, j
     """
     if not isinstance(backend, Growing) or own_network(files.model):
         return False
-    pool = pool_of(backend, job)
-    if pool is not None and pool.places < places_for(config, job):
+    if backend.adapters is not None and backend.adapters.slots < adapter_slots_for(config, job):
         return False
     if device == "CPU":
-        held = replace(job, slots=backend.slots, length=backend.max_length)
+        info = backend.info
+        held = replace(job, slots=info.slots, length=info.max_length)
         now, then = (memory_need(config, files, one, device, Ranks()).cache for one in (held, job))
         check_memory(Memory(0, max(0, then - now)))
     backend.grow(job.slots, job.length)
     return True
-
-
-def pool_of(backend: Backend, job: Job) -> AdapterPool | None:
-    """Where the backend has its adapters; None for the base model alone."""
-    if job.adapters is None:
-        return None
-    from lite_runner.backends.fused import FusedBackend
-    from lite_runner.backends.online import OnlineBackend
-
-    # The only ones that have them, which checks saw to.
-    assert isinstance(backend, OnlineBackend | FusedBackend)
-    return backend.adapters

@@ -189,6 +189,18 @@ def reference() -> Callable[[str], Reference]:
 
 
 @pytest.fixture(scope="session")
+def scores() -> Callable[[Backend, NDArray[np.int32]], NDArray[np.float64]]:
+    """`scores(model, tokens)`: of each token but the first its log-likelihood [n - 1]."""
+    from lite_runner.backends.likelihood import log_likelihoods, logits_of_text
+
+    def of(model: Backend, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
+        logits = np.concatenate(list(logits_of_text(model, tokens[:-1])))
+        return log_likelihoods(logits, tokens[1:])[0]
+
+    return of
+
+
+@pytest.fixture(scope="session")
 def relative_error() -> Callable[[NDArray, NDArray], float]:
     """The largest difference, as a part of what is largest in the second."""
     return lambda got, expected: float(np.abs(got - expected).max() / np.abs(expected).max())

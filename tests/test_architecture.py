@@ -78,7 +78,7 @@ ALLOWED: dict[str, set[str]] = {
     "footprint": {"backends", "config", "errors", "model_files", "online", "weights"},
     "session": {
         *("adapters", "offline", "backends", "config", "errors", "footprint", "generation"),
-        *("model_files", "online", "progress", "text", "weights"),
+        *("kernels", "model_files", "online", "progress", "text", "weights"),
     },
     "printer": {"config", "generation", "progress", "report", "session", "text"},
     "run_modes": {

@@ -7,10 +7,9 @@ import json
 
 import pytest
 
-from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.generation import FinishReason, GenerationConfig
 from lite_runner.config.request import Message, Request
 from lite_runner.generation import Completion
-from lite_runner.generation.result import FinishReason
 from lite_runner.printer import Format, Printer, advice
 from lite_runner.session import Job
 from lite_runner.text.tokenizer import byte_tokenizer

@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_perplexity_equals_transformers(backend: OnlineBackend) -> None:
     """Token by token through the cache, so that every decode step counts; each slot takes a part
     of the text, behind all that is before it."""
     ids = np.array(REFERENCE["perplexity"]["token_ids"], np.int32)
-    parts = [list(part) for part in np.array_split(range(len(ids) - 1), backend.slots)]
+    parts = [list(part) for part in np.array_split(range(len(ids) - 1), backend.info.slots)]
     for slot, part in enumerate(parts):
         if part[0] > 0:
             backend.forward([Row(slot, ids[: part[0]], 0)])
@@ -120,9 +121,9 @@ def test_sliding_windows_equal_transformers(
     assert found.perplexity == pytest.approx(case["value"], rel=1e-5)
 
 
-def test_scores_equal_transformers(backend: OnlineBackend) -> None:
+def test_scores_equal_transformers(backend: OnlineBackend, scores: Callable) -> None:
     ids = np.array(REFERENCE["perplexity"]["token_ids"], np.int32)
-    assert -backend.scores(ids).mean() == pytest.approx(REFERENCE["perplexity"]["mean_nll"], 1e-5)
+    assert -scores(backend, ids).mean() == pytest.approx(REFERENCE["perplexity"]["mean_nll"], 1e-5)
 
 
 def test_three_ranks_say_the_same(smollm2_gguf: Path, tmp_path: Path) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from lite_runner.adapters import AdapterJob, check_adapters, open_wanted
+from lite_runner.adapters import AdapterJob, check_adapters, open_wanted, pieces_of
+from lite_runner.architectures.spec import Decoder
+from lite_runner.backends.base import AdapterSlots
+from lite_runner.config.ranks import Ranks
 from lite_runner.config.request import adapter_name
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
@@ -51,16 +55,13 @@ class OpenAdapters:
         path = Path(config.adapter_path).expanduser()
         if is_cut(path):
             return open_wanted(config, files.model, names)
-        place = (config.adapter_path, config.adapter_root)
-        if place != self._of or not self._opened.keys() >= set(wanted):
+        of = (config.adapter_path, config.adapter_root)
+        if of != self._of or not self._opened.keys() >= set(wanted):
             self._open(config, files, wanted)
-            self._of = place
+            self._of = of
         check_adapters([self._opened[n] for n in wanted if n not in self._checked], files)
         self._checked.update(wanted)
-        numbers: dict[str | None, int] = {
-            name: number for number, name in enumerate(self._opened, 1)
-        }
-        return AdapterJob(list(self._opened.values()), [numbers.get(name, 0) for name in names])
+        return AdapterJob(list(self._opened.values()), names)
 
     def _open(self, config: RunConfig, files: ModelFiles, wanted: Sequence[str]) -> None:
         found = adapters_of(config, files.model, wanted)
@@ -74,6 +75,30 @@ class OpenAdapters:
                     continue  # told when it is asked for
         self._opened = {name: found[name] for name in listed if name in found}
         self._checked.clear()
+
+
+def taken(
+    slots: AdapterSlots | None,
+    known: Sequence[Adapter],
+    job: AdapterJob | None,
+    config: RunConfig,
+    model: Decoder,
+    ranks: Ranks,
+) -> bool:
+    """Whether the adapter slots of a running backend, which knows those of a job before (`known`),
+    have all of this one's now: new ones are added. False where one does not fit."""
+    there = {(one.name, one.folder) for one in known}
+    new = [one for one in job.adapters if (one.name, one.folder) not in there] if job else []
+    if job is None or not new:
+        return True
+    if slots is None:
+        return False
+    try:
+        for piece in pieces_of(replace(job, adapters=new), config, model, ranks):
+            slots.add(piece)
+    except ConfigError:
+        return False
+    return True
 
 
 def names_of(ids: AdapterIds, prompts: int) -> list[str | None]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lite_runner import environment, model_files
-from lite_runner.api.adapters import AdapterIds, OpenAdapters, names_of
+from lite_runner.api.adapters import AdapterIds, OpenAdapters, names_of, taken
 from lite_runner.api.config import AutoConfig, PretrainedConfig, settings_of
 from lite_runner.api.ids import rows_of
 from lite_runner.api.options import OPTIONS, checked_options, merged_options
@@ -21,12 +21,12 @@ from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.backends.base import Backend
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.generation import Completion, generate
-from lite_runner.generation.result import OnLogits
+from lite_runner.generation import Completion, OnLogits, Scheduler, generate
 from lite_runner.model_files import ModelFiles
-from lite_runner.session import Job, fit, grown, load, pool_of, share, with_backend
+from lite_runner.session import Job, fit, grown, load, share, with_backend
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.text.transcript import Transcript
+from lite_runner.weights.adapter import Adapter
 
 if TYPE_CHECKING:
     from lite_runner.api.network import Network
@@ -59,7 +59,8 @@ class PreTrainedModel:
         self.config = config.copy()
         self._lock = threading.Lock()
         self._backend: Backend | None = None
-        self._loaded: tuple[str, ...] = ()  # the adapters that the backend has
+        self._scheduler: Scheduler | None = None  # of the backend, which knows what its slots hold
+        self._known: Sequence[Adapter] = ()  # the adapters that the backend knows
         self._adapters = OpenAdapters()
         self._missing: tuple[RunConfig, ArtifactError] | None = None  # a tokenizer, and for what
         self._settings = lasting(self.config.run_config())
@@ -244,7 +245,7 @@ class PreTrainedModel:
         job = share(config, call.job, ranks)
         if not job.tokens:  # fewer prompts than copies of the model
             return from_all([], ranks)
-        backend = self._room_for(config, job, tokenizer)
+        scheduler = self._scheduler_of(self._room_for(config, job, tokenizer), config)
         transcripts: dict[tuple[int, int], Transcript] = {}
         prompts = [list(ids) for ids in job.tokens]
         turn = InTurn(call.streamer, prompts) if call.streamer is not None else None
@@ -264,12 +265,9 @@ class PreTrainedModel:
 
         try:
             outcome = generate(
-                backend,
-                job.tokens,
-                job.generation,
+                scheduler,
+                job.asked(keep_logits=call.on_logits is not None),
                 first_index=job.first,
-                adapters=None if job.adapters is None else job.adapters.of_prompts,
-                pool=pool_of(backend, job),
                 on_token=on_token,
                 on_finish=on_finish,
                 on_logits=call.on_logits,
@@ -281,29 +279,37 @@ class PreTrainedModel:
             raise KeyboardInterrupt
         return from_all(outcome.completions, ranks)
 
+    def _scheduler_of(self, backend: Backend, config: RunConfig) -> Scheduler:
+        """The scheduler of former calls, whose texts new ones may go on from, or a new one."""
+        if self._scheduler is None:
+            self._scheduler = Scheduler(backend, prefix_cache=config.prefix_cache == "auto")
+        return self._scheduler
+
     def _room_for(self, config: RunConfig, job: Job, tokenizer: Tokenizer | None) -> Backend:
         """The backend: grown where it lacks slots or length, built anew where it lacks adapters."""
         files, backend = self._weights(), self._backend
         device = environment.resolve_device(config.context.device_target)
-        loaded = tuple(one.name for one in job.adapters.adapters) if job.adapters else ()
         room = replace(job, slots=max(job.slots, self.config.batch_size))
         if backend is not None:
-            fits = backend.slots >= job.slots and backend.max_length >= job.length
-            if fits and loaded == self._loaded:
-                return backend
-            slots, length = max(room.slots, backend.slots), max(job.length, backend.max_length)
-            room = replace(room, slots=slots, length=length)
-            if loaded == self._loaded and self._grow(backend, config, device, room):
-                return backend
+            info, ranks = backend.info, own_ranks(config)
+            if taken(backend.adapters, self._known, job.adapters, config, files.model, ranks):
+                self._known = job.adapters.adapters if job.adapters else self._known
+                if info.slots >= job.slots and info.max_length >= job.length:
+                    return backend
+                slots, length = max(room.slots, info.slots), max(job.length, info.max_length)
+                room = replace(room, slots=slots, length=length)
+                if self._grow(backend, config, device, room):
+                    return backend
             backend = None
             self._drop()
         config = with_backend(config, files, room)
         backend = load(config, files, device, room, tokenizer, own_ranks(config))
         backend.prepare()
-        self._backend, self._loaded = backend, loaded
+        self._backend, self._known = backend, job.adapters.adapters if job.adapters else ()
         return backend
 
     def _grow(self, backend: Backend, config: RunConfig, device: str, room: Job) -> bool:
+        self._scheduler = None
         try:
             if not grown(backend, config, self._files, device, room):
                 return False
@@ -314,6 +320,7 @@ class PreTrainedModel:
         return True
 
     def _drop(self) -> None:
+        self._scheduler = None
         if self._backend is not None:
             self._backend.close()
             self._backend = None

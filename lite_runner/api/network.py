@@ -17,7 +17,7 @@ from lite_runner.api.model import AutoModel, PreTrainedModel, lasting
 from lite_runner.api.parameters import Parameters
 from lite_runner.api.ranks import cut_by_hand, own_ranks
 from lite_runner.architectures import architecture_of
-from lite_runner.backends.base import Scorer
+from lite_runner.backends.likelihood import logits_of_text
 from lite_runner.errors import ConfigError
 from lite_runner.model_files import ModelFiles
 from lite_runner.session import Job
@@ -104,11 +104,13 @@ class Network(PreTrainedModel, nn.Cell):
             job = Job((), (), config.generation(self._files.model), slots=1, length=ids.shape[1])
             names = self._adapters.job(config, self._files, [])
             backend = self._room_for(config, replace(job, adapters=names), None)
-            if not isinstance(backend, Scorer):
+            if not backend.info.most_logits:
                 raise ConfigError(
                     "logits of every token: not with an exported model", "backend='ms'"
                 )
-            rows = [np.concatenate(list(backend.logits(row.astype(np.int32)))) for row in ids]
+            rows = [
+                np.concatenate(list(logits_of_text(backend, row.astype(np.int32)))) for row in ids
+            ]
         if batch_valid_length is None:
             return Tensor(np.stack(rows))
         lengths = np.asarray(as_arrays(batch_valid_length)).reshape(-1)

@@ -48,6 +48,11 @@ class Rotary:
     theta: float = 10000.0  # base of the frequencies
     scaling: RopeScaling | None = None
 
+    @property
+    def dynamic(self) -> RopeScaling | None:
+        """The scaling by which a token's angles depend on how long its text is, too."""
+        return self.scaling if self.scaling and self.scaling.type == "dynamic" else None
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -137,6 +142,11 @@ class Decoder:
     @property
     def rotary(self) -> Rotary | None:
         return self.attention.rotary
+
+    @property
+    def by_length(self) -> bool:
+        """Whether what is cached of a token depends on how long its text is, too."""
+        return self.rotary is not None and self.rotary.dynamic is not None
 
     @property
     def windows(self) -> tuple[int | None, ...]:

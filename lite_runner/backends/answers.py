@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.backends.base import Row
 from lite_runner.errors import ArtifactError
 
 
@@ -35,6 +36,12 @@ def logits_of(
             return np.equal(token[:, None], np.arange(vocab)).astype(np.float32)
     got = ", ".join(f"{output.dtype} {list(output.shape)}" for output in outputs)
     raise ArtifactError(f"the graph answers {got}, expected logits of {vocab} tokens, or tokens")
+
+
+def wanted_of(logits: NDArray[np.float32], rows: Sequence[Row]) -> NDArray[np.float32]:
+    """Of logits [rows, V] after each row's last token those that the rows want [k, V]."""
+    wanted = [index for index, row in enumerate(rows) if row.logits]
+    return logits if len(wanted) == len(rows) else logits[wanted]
 
 
 def _place(positions: int, last: NDArray[np.int32]) -> NDArray[np.int32]:

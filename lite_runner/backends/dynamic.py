@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Row
+from lite_runner.backends.answers import wanted_of
+from lite_runner.backends.base import AdapterSlots, BackendInfo, Row
 from lite_runner.backends.engines.base import Engine
-from lite_runner.backends.sizes import chunk_length
+from lite_runner.backends.sizes import chunk_length, step_budget
 from lite_runner.errors import ConfigError
 from lite_runner.export.manifest import Manifest
 
@@ -18,16 +19,24 @@ from lite_runner.export.manifest import Manifest
 class DynamicBackend:
     """See `lite_runner.backends.base.Backend`."""
 
+    adapters: AdapterSlots | None = None
+
     def __init__(self, manifest: Manifest, engine: Engine, slots: int) -> None:
         """`slots`: rows held at once; more than were exported is a ConfigError."""
         check_slots(manifest, slots)
-        self.engine = engine.name
-        self.vocab_size = manifest.model.vocab_size
-        self.max_length = manifest.seq_length
-        self.slots = slots
+        chunk = chunk_length(manifest.model.num_heads, manifest.seq_length)
+        self.info = BackendInfo(
+            engine=engine.name,
+            vocab_size=manifest.model.vocab_size,
+            slots=slots,
+            max_length=manifest.seq_length,
+            budget=step_budget(slots, chunk),
+            chunk=chunk,
+            can_copy=False,
+            can_continue=not manifest.model.by_length,
+        )
         self.compile_s = 0.0
         self._engine = engine
-        self._chunk = chunk_length(manifest.model.num_heads, self.max_length)
 
     def prepare(self) -> None:
         """Compile the graph, before any row is in the cache."""
@@ -37,15 +46,14 @@ class DynamicBackend:
             self.compile_s = time.perf_counter() - start
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        """Logits [len(rows), vocab] after each row's last token."""
+        """Logits [rows that want them, vocab] after each one's last token."""
         self.prepare()
-        logits = np.empty((len(rows), self.vocab_size), np.float32)
+        logits = np.empty((len(rows), self.info.vocab_size), np.float32)
         for index, row in enumerate(rows):
-            length = row.position + len(row.tokens)
-            for start in range(0, len(row.tokens), self._chunk):
-                piece = row.tokens[start : start + self._chunk]
-                logits[index] = self._run(piece, row.position + start, length, row.slot)
-        return logits
+            for start in range(0, len(row.tokens), self.info.chunk):
+                piece = row.tokens[start : start + self.info.chunk]
+                logits[index] = self._run(piece, row.position + start, row.end, row.slot)
+        return wanted_of(logits, rows)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """A ConfigError: the cache is inside the graph."""

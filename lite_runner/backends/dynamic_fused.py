@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Row
+from lite_runner.backends.base import AdapterSlots, BackendInfo, Row
 from lite_runner.backends.dynamic import cannot_copy, check_slots
 from lite_runner.backends.engines.base import Engine
 from lite_runner.backends.step_words import RowTokens, StepWords
@@ -19,15 +19,23 @@ from lite_runner.export.manifest import Manifest, Operators
 class DynamicFusedBackend:
     """See `lite_runner.backends.base.Backend`."""
 
+    adapters: AdapterSlots | None = None
+
     def __init__(
         self, manifest: Manifest, operators: Operators, engine: Engine, slots: int
     ) -> None:
         """`slots`: rows held at once; more than were exported is a ConfigError."""
         check_slots(manifest, slots)
-        self.engine = engine.name
-        self.vocab_size = manifest.model.vocab_size
-        self.max_length = manifest.seq_length
-        self.slots = slots
+        self.info = BackendInfo(
+            engine=engine.name,
+            vocab_size=manifest.model.vocab_size,
+            slots=slots,
+            max_length=manifest.seq_length,
+            budget=operators.capacity,
+            chunk=1,
+            can_copy=False,
+            can_continue=not manifest.model.by_length,
+        )
         self.compile_s = 0.0
         self._engine, self._capacity = engine, operators.capacity
         self._most = manifest.batch_size  # rows of logits that the graph gives
@@ -50,16 +58,17 @@ class DynamicFusedBackend:
             self.compile_s = time.perf_counter() - start
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        """Logits [len(rows), vocab] after each row's last token."""
+        """Logits [sum of row.logits, vocab], in the order of the rows."""
         self.prepare()
-        logits = np.empty((len(rows), self.vocab_size), np.float32)
         every = RowTokens.of(rows)
-        for part, here, ends in every.parts(self._capacity):
-            words, table = self._words.of(every, part, ends, self._most)
+        logits = np.empty((len(every.wanted), self.info.vocab_size), np.float32)
+        for part, here in every.parts(self._capacity, self._most):
+            wanted = every.wanted[here]
+            words, table = self._words.of(every, part, wanted, self._most)
             self._inputs[0][...] = words
             if self._words.new_tables:
                 self._inputs[1][...] = table
-            logits[here] = self._engine.run("model")[0][: len(here)]
+            logits[here] = self._engine.run("model")[0][: len(wanted)]
         return logits
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 
@@ -18,16 +18,17 @@ from numpy.typing import NDArray
 
 from lite_runner import kernels, progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.adapter_pool import AdapterPool, pool_size
-from lite_runner.backends.base import Row
+from lite_runner.backends.adapter_slots import LoraSlots
+from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row
 from lite_runner.backends.device import set_device
 from lite_runner.backends.graph_cache import GraphCache
-from lite_runner.backends.likelihood import log_likelihoods_of, rows_at_once
+from lite_runner.backends.likelihood import rows_at_once
 from lite_runner.backends.memory import give_back, untie
 from lite_runner.backends.sizes import cache_length, step_capacity
 from lite_runner.backends.slots import copy_slots
 from lite_runner.backends.step_words import RowTokens, StepWords
 from lite_runner.config.quantization import CacheType
+from lite_runner.kernels.adapters import LoraSize
 from lite_runner.kernels.packed_model import Weights
 from lite_runner.models.fused import FusedNetwork, FusedSizes, FusedStep, cached_positions
 from lite_runner.signals import deferred
@@ -43,13 +44,12 @@ class FusedOptions:
     threads: int | None = None  # None: as many as there are processors for this process
     cache: CacheType = "fp32"
     integer_input: bool = False  # a8w8: what is multiplied with int8 weights is rounded too
-    loaded_adapters: int = 0  # of the adapters, how many are in memory at a time
-    round_adapters: bool = False  # to bfloat16, those too that it does not hold without a loss
+    lora: LoraSize | None = None  # room for adapters; None: the base model alone
     widen: bool = False  # quant=none: the integers of a file become float32
 
 
 class FusedBackend:
-    """See `lite_runner.backends.base.Scorer`."""
+    """See `lite_runner.backends.base.Backend`."""
 
     def __init__(
         self,
@@ -58,34 +58,37 @@ class FusedBackend:
         options: FusedOptions,
         adapters: Sequence[Adapter] = (),
     ) -> None:
-        """A row's adapter is one of `adapters`, counted from 1."""
+        """`adapters` are those that are known from the start, where `options` have room."""
         self._network: FusedNetwork | None = None
         self._steps: dict[int, FusedStep] = {}  # compiled, by the rows of logits they give
         set_device("CPU", 0, options.threads)
         kernels.set_threads(options.threads)
-        self.engine = f"mindspore, {kernels.instructions()} kernels"
-        self.vocab_size = config.vocab_size
         self.compile_s = 0.0
         self._config = config
-        pool = None
-        if adapters:
-            places, rounded = options.loaded_adapters, options.round_adapters
-            pool = pool_size(adapters, places, rounded=rounded)
         length = cached_positions(cache_length(options.length, config.seq_length))
-        sizes = FusedSizes(
-            options.slots, length, options.cache, options.integer_input, pool, options.widen
-        )
+        lora, widen = options.lora, options.widen
+        sizes = FusedSizes(options.slots, length, options.cache, options.integer_input, lora, widen)
         network = self._network = FusedNetwork(config, weights, sizes)
-        self.adapters = AdapterPool(network, adapters, pool) if pool else None
+        self.adapters: AdapterSlots | None
+        self.adapters = LoraSlots(network, adapters, lora) if lora else None
         self._lay_out(network, sizes, options.length)
 
     def _lay_out(self, network: FusedNetwork, sizes: FusedSizes, wanted: int) -> None:
         """All that depends on the room which the network has, of rows of `wanted` tokens."""
         untie(network)
-        self._sizes, self.slots = sizes, sizes.slots
-        self.max_length = cache_length(wanted, self._config.seq_length)
+        self._sizes, config = sizes, self._config
         self._capacity = step_capacity(sizes.slots)
-        self._words = StepWords(self._config, self.max_length, self._capacity)
+        self.info = BackendInfo(
+            engine=f"mindspore, {kernels.instructions()} kernels",
+            vocab_size=config.vocab_size,
+            slots=sizes.slots,
+            max_length=cache_length(wanted, config.seq_length),
+            budget=self._capacity,
+            chunk=1,
+            most_logits=rows_at_once(config.vocab_size, self._capacity),
+            can_continue=not config.by_length,
+        )
+        self._words = StepWords(config, self.info.max_length, self._capacity)
         self._table = Tensor(self._words.table)
         self._graphs = GraphCache(
             {
@@ -93,7 +96,7 @@ class FusedBackend:
                 "weights": [[*one.shape, str(one.dtype)] for one in network.get_parameters()],
                 "sizes": [
                     asdict(replace(sizes, lora=None)),
-                    self._config.hidden_size,
+                    config.hidden_size,
                     self._capacity,
                 ],
                 "adapters": [layout is not None for layout in network.layouts],
@@ -111,40 +114,22 @@ class FusedBackend:
         give_back()
 
     def prepare(self) -> None:
-        """Compile the graph of all steps."""
-        self._compiled(self.slots)
+        """Compile the graph of all steps that give few logits."""
+        self._compiled(self.info.slots)
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        """Logits [len(rows), vocab] after each row's last token."""
-        self.prepare()
-        began = time.perf_counter()
-        logits = np.empty((len(rows), self.vocab_size), np.float32)
+        """Logits [sum of row.logits, vocab], in the order of the rows and of their tokens."""
         every = RowTokens.of(rows)
-        for part, here, ends in every.parts(self._capacity):
-            logits[here] = self._run(every, part, ends, self.slots)
-        if self.adapters is not None:
-            self.adapters.spent(time.perf_counter() - began, [row.adapter for row in rows])
+        logits = np.empty((len(every.wanted), self.info.vocab_size), np.float32)
+        most = max(self.info.slots, self.info.most_logits)
+        for part, here in every.parts(self._capacity, most):
+            logits[here] = self._run(every, part, every.wanted[here])
         return logits
-
-    def logits(self, tokens: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
-        """Logits after each of `tokens` [n], in parts [k, vocab]. Slot 0 is overwritten."""
-        every = RowTokens.of([Row(0, tokens, 0)])
-        wanted = rows_at_once(self.vocab_size, self._capacity)
-        for start in range(0, len(tokens), wanted):
-            part = slice(start, min(start + wanted, len(tokens)))
-            yield self._run(every, part, np.arange(part.start, part.stop), wanted)
-
-    def scores(self, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Log-likelihood of each of tokens[1:] given those before it [n - 1].
-
-        Slot 0 is overwritten.
-        """
-        return log_likelihoods_of(self.logits(tokens[:-1]), tokens[1:])
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Slot targets[i] becomes slot sources[i]; all are read before any is written."""
         assert self._network is not None
-        copy_slots(self._network.caches, self.slots, sources, targets)
+        copy_slots(self._network.caches, self.info.slots, sources, targets)
 
     def close(self) -> None:
         """Let go of the network, and of its memory."""
@@ -158,28 +143,29 @@ class FusedBackend:
         if not finalizing():
             self.close()
 
-    def _run(
-        self, every: RowTokens, part: slice, wanted: NDArray[np.int64], most: int
-    ) -> NDArray[np.float32]:
-        """One step over a part of the tokens -> logits after those that are `wanted`, of which
-        there are `most` at most."""
+    def _run(self, every: RowTokens, part: slice, wanted: NDArray[np.int64]) -> NDArray[np.float32]:
+        """One step over a part of the tokens -> logits after those that are `wanted`."""
+        most = self._most(len(wanted))
         words, angles = self._words.of(every, part, wanted, most)
         table = Tensor(angles) if self._words.new_tables else self._table
-        places = self._places(every.rows, every.owner[part])
+        adapter_slots = self._adapter_slots(every.rows, every.owner[part])
         graph = self._compiled(most)
-        logits: NDArray[np.float32] = graph(Tensor(words), table, Tensor(places)).asnumpy()
+        logits: NDArray[np.float32] = graph(Tensor(words), table, Tensor(adapter_slots)).asnumpy()
         return logits[: len(wanted)]
 
-    def _places(self, rows: Sequence[Row], owner: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Where the adapter of each token is [capacity]; -1: the base."""
+    def _most(self, wanted: int) -> int:
+        """Rows of logits that the graph for a step gives which wants so many: the smaller of the
+        two, but for one that would have to be compiled where the larger has been."""
+        sizes = sorted({self.info.slots, self.info.most_logits})
+        enough = [size for size in sizes if size >= wanted]
+        return next((size for size in enough if size in self._steps), enough[0])
+
+    def _adapter_slots(self, rows: Sequence[Row], owner: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The adapter slot of each token [capacity]."""
         if self.adapters is None:
             return np.zeros(1, np.int32)
-        found = np.full(self._capacity, -1, np.int32)
-        here = np.unique(owner)
-        places = np.full(len(rows), -1, np.int32)
-        places[here] = self.adapters.places_of([rows[index].adapter for index in here])
-        found[: len(owner)] = places[owner]
-        found[found == self.adapters.places] = -1
+        found = np.full(self._capacity, BASE, np.int32)
+        found[: len(owner)] = np.array([row.adapter_slot for row in rows])[owner]
         return found
 
     def _compiled(self, wanted: int) -> FusedStep:
@@ -190,11 +176,11 @@ class FusedBackend:
         graph = FusedStep(self._network, self._capacity, wanted)
         graph.set_train(False)
         words = Tensor(self._words.empty(wanted))
-        with self._graphs.entry("generate" if wanted == self.slots else "score") as cached:
+        with self._graphs.entry("generate" if wanted == self.info.slots else "score") as cached:
             shown = nullcontext() if cached else progress.step("compile the graph")
             with shown, deferred():  # interrupted, MindSpore leaves a dump and goes on
-                places = np.zeros(1 if self.adapters is None else self._capacity, np.int32)
-                graph.compile(words, self._table, Tensor(places))
+                slots = np.zeros(1 if self.adapters is None else self._capacity, np.int32)
+                graph.compile(words, self._table, Tensor(slots))
         self._steps[wanted] = graph
         self.compile_s += time.perf_counter() - start
         return graph

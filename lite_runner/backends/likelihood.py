@@ -1,11 +1,13 @@
-"""From logits to the log-likelihood of the token that follows, for any backend that scores."""
+"""From logits to the log-probability of the token that follows, and of the most likely ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lite_runner.backends.base import Backend, Row
 
 BLOCK_BYTES = 8 << 20  # logits worked on at a time: they stay in the processor's cache
 LOGITS_BYTES = 64 << 20  # logits that a backend makes at a time
@@ -17,35 +19,48 @@ def rows_at_once(vocab: int, longest: int) -> int:
     return min(longest, 1 << (fits.bit_length() - 1))
 
 
+def logits_of_text(backend: Backend, tokens: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
+    """Logits of the base model after each of `tokens` [n], in parts [k, vocab] that together are
+    [n, vocab], by a backend that has `most_logits`. Slot 0 is overwritten."""
+    step = backend.info.most_logits
+    for start in range(0, len(tokens), step):
+        part = tokens[start : start + step]
+        yield backend.forward([Row(0, part, start, logits=len(part), length=len(tokens))])
+
+
 def log_likelihoods(
-    logits: NDArray[np.float32], following: NDArray[np.int32]
-) -> NDArray[np.float64]:
-    """Natural log-softmax of logits [n, vocab] at the tokens `following` [n] -> [n].
+    logits: NDArray[np.float32], following: NDArray[np.int32], top: int = 0
+) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.float64]]:
+    """Natural log-softmax of logits [n, vocab]: at the tokens `following` [n]; and of the `top` k
+    most likely tokens, from the most likely on, the ids [n, k] and theirs [n, k].
 
     The largest logit is subtracted and exp taken in float32; the sum is float64. Logits that are
     not finite give NaN, and a vocabulary never takes more than one block of memory.
     """
     count, vocab = logits.shape
-    found = np.empty(count)
+    top = min(top, vocab)
+    found, ids, best = np.empty(count), np.empty((count, top), np.int32), np.empty((count, top))
     step = max(1, BLOCK_BYTES // (4 * vocab))
     for start in range(0, count, step):
-        block = logits[start : start + step]
-        best = block.max(axis=1, keepdims=True)
+        here = slice(start, start + step)
+        block = logits[here]
         with np.errstate(invalid="ignore"):  # inf - inf
-            shifted = block - best
-        chosen = np.take_along_axis(shifted, following[start : start + step, None], axis=1)
-        total = np.exp(shifted, out=shifted).sum(axis=1, dtype=np.float64)
-        found[start : start + step] = chosen[:, 0] - np.log(total)
+            shifted = block - block.max(axis=1, keepdims=True)
+        chosen = np.take_along_axis(shifted, following[here, None], axis=1)
+        if top:
+            ids[here] = _largest(shifted, top)
+            best[here] = np.take_along_axis(shifted, ids[here], axis=1)
+        total = np.log(np.exp(shifted, out=shifted).sum(axis=1, dtype=np.float64))
+        found[here] = chosen[:, 0] - total
+        best[here] -= total[:, None]
+    return found, ids, best
+
+
+def _largest(block: NDArray[np.float32], top: int) -> NDArray[np.int64]:
+    """Places of the `top` largest of each row [n, top], the largest first; of equals the first."""
+    least = np.partition(block, -top, axis=1)[:, -top]
+    found = np.empty((len(block), top), np.int64)
+    for index, row in enumerate(block):
+        places = np.flatnonzero(~(row < least[index]))  # more than `top`, where some are equal
+        found[index] = places[np.argsort(-row[places], kind="stable")[:top]]
     return found
-
-
-def log_likelihoods_of(
-    parts: Iterable[NDArray[np.float32]], following: NDArray[np.int32]
-) -> NDArray[np.float64]:
-    """The same for the logits of a whole text, in parts [k, vocab] that together are [n, vocab]."""
-    found: list[NDArray[np.float64]] = []
-    start = 0
-    for logits in parts:
-        found.append(log_likelihoods(logits, following[start : start + len(logits)]))
-        start += len(logits)
-    return np.concatenate(found)

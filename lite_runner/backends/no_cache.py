@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.answers import logits_of
-from lite_runner.backends.base import Row
+from lite_runner.backends.answers import logits_of, wanted_of
+from lite_runner.backends.base import AdapterSlots, BackendInfo, Row
 from lite_runner.backends.engines.base import Engine
 from lite_runner.errors import ConfigError
 from lite_runner.export.manifest import Manifest
@@ -24,41 +24,41 @@ class NoCacheBackend:
     The graph takes the ids [b, s] of whole texts, as MindFormers' use_past=False does.
     """
 
+    adapters: AdapterSlots | None = None
+
     def __init__(self, manifest: Manifest, engine: Engine) -> None:
-        self.engine = engine.name
-        self.vocab_size = manifest.model.vocab_size
-        self.max_length = manifest.seq_length
-        self.slots = manifest.batch_size
+        self.info = whole_prompts(manifest, engine)
         self.compile_s = 0.0
         self._engine = engine
-        self._ids = np.zeros((self.slots, self.max_length), np.int32)  # of each slot, so far
+        # Of each slot, so far.
+        self._ids = np.zeros((self.info.slots, self.info.max_length), np.int32)
 
     def prepare(self) -> None:
         """Compile the graph, on padding."""
         if self.compile_s == 0.0:
             start = time.perf_counter()
-            self._run(np.ones(self.slots, np.int32))
+            self._run(np.ones(self.info.slots, np.int32))
             self.compile_s = time.perf_counter() - start
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        """Logits [len(rows), vocab] after each row's last token.
+        """Logits [rows that want them, vocab] after each one's last token.
 
         A text longer than the exported sequence is a ConfigError.
         """
-        lengths = np.ones(self.slots, np.int32)
+        lengths = np.ones(self.info.slots, np.int32)
         for row in rows:
             length = row.position + len(row.tokens)
-            if length > self.max_length:
+            if length > self.info.max_length:
                 raise ConfigError(
                     f"a row of {length} tokens, but the model was exported for sequences of "
-                    f"{self.max_length}",
+                    f"{self.info.max_length}",
                     "export it again with a larger sequence length, or shorten the prompt",
                 )
             self._ids[row.slot, row.position : length] = row.tokens
             self._ids[row.slot, length:] = 0  # of a longer text that was here; seen by nothing
             lengths[row.slot] = length
         self.prepare()
-        return self._run(lengths)[[row.slot for row in rows]]
+        return wanted_of(self._run(lengths)[[row.slot for row in rows]], rows)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Slot targets[i] becomes slot sources[i]."""
@@ -71,4 +71,21 @@ class NoCacheBackend:
     def _run(self, lengths: NDArray[np.int32]) -> NDArray[np.float32]:
         (bound,) = self._engine.bind("model", [self._ids.shape])
         bound[...] = self._ids
-        return logits_of(self._engine.run("model"), self.slots, self.vocab_size, lengths - 1)
+        found = self._engine.run("model")
+        return logits_of(found, self.info.slots, self.info.vocab_size, lengths - 1)
+
+
+def whole_prompts(manifest: Manifest, engine: Engine, *, can_copy: bool = True) -> BackendInfo:
+    """Of a backend over graphs whose steps run all rows of the exported batch, each prompt as
+    long as any may be."""
+    slots, length = manifest.batch_size, manifest.seq_length
+    return BackendInfo(
+        engine=engine.name,
+        vocab_size=manifest.model.vocab_size,
+        slots=slots,
+        max_length=length,
+        budget=slots * length,
+        chunk=length,
+        can_copy=can_copy,
+        can_continue=not manifest.model.by_length,
+    )

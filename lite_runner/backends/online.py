@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 
 import mindspore as ms
@@ -22,22 +22,30 @@ from numpy.typing import NDArray
 from lite_runner import environment, progress
 from lite_runner.architectures import network_code
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.adapter_pool import AdapterPool, pool_size
-from lite_runner.backends.base import Row
+from lite_runner.backends.adapter_slots import LoraSlots
+from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row
 from lite_runner.backends.collectives import tensor_parallel
 from lite_runner.backends.device import choose_attention, set_device
 from lite_runner.backends.graph_cache import GraphCache
-from lite_runner.backends.likelihood import log_likelihoods_of, rows_at_once
+from lite_runner.backends.likelihood import rows_at_once
 from lite_runner.backends.memory import give_back, untie
-from lite_runner.backends.sizes import cache_length, chunk_length
+from lite_runner.backends.sizes import cache_length, chunk_length, step_budget
 from lite_runner.backends.slots import copy_slots
 from lite_runner.config.ranks import Ranks
+from lite_runner.kernels.adapters import LoraSize
+from lite_runner.models import networks
 from lite_runner.models.layers import BuildOptions, CacheSize, Weights, resize
-from lite_runner.models.networks import Decode, LoraDecode, LoraPrefill, Prefill, Score, network_of
 from lite_runner.models.quantized import LinearIntegers
 from lite_runner.signals import deferred
 from lite_runner.weights.adapter import Adapter
 from lite_runner.weights.read_ahead import QuantizedWeights
+
+# The graphs, without adapters and with them.
+_CELLS: dict[str, tuple[type[nn.Cell], type[nn.Cell]]] = {
+    "prefill": (networks.Prefill, networks.LoraPrefill),
+    "decode": (networks.Decode, networks.LoraDecode),
+    "score": (networks.Score, networks.LoraScore),
+}
 
 
 @dataclass(frozen=True)
@@ -53,19 +61,17 @@ class OnlineOptions:
     use_past: bool = True  # False: no cache, every step computes the whole row anew
     ranks: Ranks = Ranks()  # noqa: RUF009  (frozen)
     vocab_parallel: bool = True  # several ranks: the embedding and the head are cut too
-    loaded_adapters: int = 0  # of the adapters, how many are on the device at a time
+    lora: LoraSize | None = None  # room for adapters; None: the base model alone
     integer_input: bool = False  # a8w8, where the weights are integers
     pynative: bool = False  # operators one by one: nothing is compiled, and each step is slower
 
 
 class OnlineBackend:
-    """See `lite_runner.backends.base.Scorer`.
+    """See `lite_runner.backends.base.Backend`.
 
     Of several ranks each has a backend of its own; those that share a copy of the model get the
     same rows in the same order, and compute the same logits.
     """
-
-    engine = "mindspore"
 
     def __init__(
         self,
@@ -74,9 +80,9 @@ class OnlineBackend:
         options: OnlineOptions,
         adapters: Sequence[Adapter] = (),
     ) -> None:
-        """`config` is the whole model's, `weights` give this rank's pieces, as do `adapters`:
-        a row's adapter is one of these, counted from 1. QuantizedWeights are for Ascend, whose
-        operators multiply by integers.
+        """`config` is the whole model's, `weights` give this rank's pieces, as do `adapters`, those
+        that are known from the start. QuantizedWeights are for Ascend, whose operators multiply by
+        integers.
 
         Several ranks must have met before: see `lite_runner.backends.collectives`.
         """
@@ -87,26 +93,25 @@ class OnlineBackend:
         fused = environment.has_fused_operators(options.device)
         if fused:
             choose_attention()
-        self.vocab_size = config.vocab_size
         self.compile_s = 0.0  # so far; a part of the forward that it happened in
         length = cache_length(options.length, config.seq_length)
         size = CacheSize(options.slots, length) if options.use_past else None
         parallel = tensor_parallel(options.ranks, cut_vocabulary=options.vocab_parallel)
-        pool = pool_size(adapters, options.loaded_adapters) if adapters else None
         build = BuildOptions(
             size,
             getattr(ms, options.dtype),
             parallel,
-            pool,
+            options.lora,
             fused,
             options.integer_input,
         )
         local = config.shard(options.ranks.tensor)
         if isinstance(weights, QuantizedWeights):
             weights = LinearIntegers(weights, config)
-        network = self._network = network_of(local, weights, build)
-        self.adapters = AdapterPool(network, adapters, pool) if pool else None
-        self._config, self._pool, self._heads = config, pool, local.num_heads
+        network = self._network = networks.network_of(local, weights, build)
+        self.adapters: AdapterSlots | None
+        self.adapters = LoraSlots(network, adapters, options.lora) if options.lora else None
+        self._config, self._heads = config, local.num_heads
         self._fused = fused
         self._use_past = options.use_past
         self._pynative = options.pynative
@@ -116,22 +121,35 @@ class OnlineBackend:
     def _lay_out(self, network: nn.Cell, options: OnlineOptions) -> None:
         """All that depends on the room which the network has."""
         untie(network)
-        self._options, self.slots, self.max_length = options, options.slots, options.length
-        pool = self._pool
+        self._options, config = options, self._config
+        chunk = most = options.length
+        if self._use_past:
+            chunk = chunk_length(self._heads, options.length)
+            most = rows_at_once(config.vocab_size, chunk)
+        self.info = BackendInfo(
+            engine="mindspore",
+            vocab_size=config.vocab_size,
+            slots=options.slots,
+            max_length=options.length,
+            budget=step_budget(options.slots, chunk),
+            chunk=chunk,
+            most_logits=most,
+            can_continue=not config.by_length,
+        )
+        lora = options.lora
         self._graphs = GraphCache(
             {
-                "model": asdict(self._config),
-                "options": asdict(options) | {"threads": None},
+                "model": asdict(config),
+                "options": asdict(replace(options, lora=None)) | {"threads": None},
                 "fused": self._fused,
-                "adapters": pool and [pool.places, pool.rank, sorted(pool.targets)],
+                "adapters": lora and [lora.slots, lora.rank, sorted(lora.targets)],
                 # Integers, by column or by group, are multiplied by other operators than floats.
                 "weights": [
                     [one.name, list(one.shape), str(one.dtype)] for one in network.get_parameters()
                 ],
-                "network": network_code(self._config),
+                "network": network_code(config),
             }
         )
-        self._chunk = chunk_length(self._heads, self.max_length)
 
     def grow(self, slots: int, length: int) -> None:
         """Room for other rows, and as long ones; the weights and the adapters stay."""
@@ -152,45 +170,31 @@ class OnlineBackend:
         where it is read from the cache; compiling it would interrupt the text for seconds. Of
         several ranks one may have it in its cache and keep the others waiting.
         """
+        if "prefill" in self._compiled:
+            return
         cached = self._compile("prefill")
         if self._use_past and (not cached or self._ranks.size > 1):
             self._compile("decode")
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        """Logits [len(rows), vocab] after each row's last token."""
-        logits = np.empty((len(rows), self.vocab_size), np.float32)
+        """Logits [sum of row.logits, vocab], in the order of the rows and of their tokens.
+
+        Every rank computes the same.
+        """
+        ends = np.cumsum([row.logits for row in rows])
+        logits = np.empty((ends[-1], self.info.vocab_size), np.float32)
         decoded = []
         for index, row in enumerate(rows):
-            if self._use_past and row.position > 0 and len(row.tokens) == 1:
+            one = self._use_past and row.position > 0 and len(row.tokens) == 1
+            if one and not row.length:  # no chunk of a prompt
                 decoded.append(index)
             else:
-                with self._timed([row]):
-                    logits[index] = self._prefill(row)
+                self._prefill(row, logits[ends[index] - row.logits : ends[index]])
         if decoded:
-            together = [rows[index] for index in decoded]
-            with self._timed(together):
-                logits[decoded] = self._decode(together)
+            found = self._decode([rows[index] for index in decoded])
+            wanted = [place for place, index in enumerate(decoded) if rows[index].logits]
+            logits[ends[decoded][wanted] - 1] = found[wanted]
         return logits
-
-    def logits(self, tokens: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
-        """Logits of the base model after each of `tokens` [n], in parts [k, vocab].
-
-        Slot 0 is overwritten. Every rank computes the same.
-        """
-        return self._logits(tokens, len(tokens))
-
-    def scores(self, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Log-likelihood of each of tokens[1:] given those before it, by the base model [n - 1].
-
-        Slot 0 is overwritten. Every rank computes the same.
-        """
-        return log_likelihoods_of(self._logits(tokens[:-1], len(tokens)), tokens[1:])
-
-    def _logits(self, tokens: NDArray[np.int32], length: int) -> Iterator[NDArray[np.float32]]:
-        """Those of the first tokens of a text of so many, for which dynamic positions are."""
-        step = rows_at_once(self.vocab_size, self._chunk) if self._use_past else len(tokens)
-        for start in range(0, len(tokens), step):
-            yield self._run("score", tokens[None, start : start + step], [start], [length], [0])
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Slot targets[i] becomes slot sources[i]; all are read before any is written."""
@@ -203,7 +207,7 @@ class OnlineBackend:
         assert self._network is not None
         layers = [block.attention for block in self._network.blocks]
         caches = [cache for layer in layers for cache in (layer.keys, layer.values)]
-        copy_slots(caches, self.slots, sources, targets)
+        copy_slots(caches, self.info.slots, sources, targets)
 
     def close(self) -> None:
         """Let go of the network, and of its memory."""
@@ -218,51 +222,50 @@ class OnlineBackend:
         if not finalizing():
             self.close()
 
-    @contextmanager
-    def _timed(self, rows: Sequence[Row]) -> Iterator[None]:
-        """Count the time of a step, without compiling, for the adapters of its rows."""
-        began, compiled = time.perf_counter(), self.compile_s
-        yield
-        if self.adapters is not None:
-            seconds = time.perf_counter() - began - (self.compile_s - compiled)
-            self.adapters.spent(seconds, [row.adapter for row in rows])
-
-    def _prefill(self, row: Row) -> NDArray[np.float32]:
+    def _prefill(self, row: Row, logits: NDArray[np.float32]) -> None:
+        """Compute a row, and fill in the logits [row.logits, vocab]."""
         tokens, position = row.tokens, row.position
         if not self._use_past:
             tokens = np.concatenate([self._history.get(row.slot, tokens[:0])[:position], tokens])
             self._history[row.slot] = tokens
             position = 0
-        length = position + len(tokens)
-        step = self._chunk if self._use_past else len(tokens)
-        logits: NDArray[np.float32]
-        for start in range(0, len(tokens), step):
-            piece = tokens[None, start : start + step]
-            inputs = [piece, [position + start], [length], [row.slot]]
-            if self.adapters is not None:
-                inputs.append(self.adapters.places_of([row.adapter]))
-            logits = self._run("prefill", *inputs)[0]
-        return logits
+        wanted = turn = len(tokens) - row.logits  # from here on
+        if row.logits == 0 or (row.logits == 1 and self._compiled.keys() != {"score"}):
+            turn = len(tokens)  # a graph that gives the last one's logits will do
+        elif not self._use_past:
+            turn = 0  # it is computed whole
+        adapter = np.array([row.adapter_slot], np.int32)
+        for kind, first, end, step in (
+            ("prefill", 0, turn, self.info.chunk),
+            ("score", turn, len(tokens), self.info.most_logits),
+        ):
+            for start in range(first, end, step):
+                piece = tokens[None, start : min(start + step, end)]
+                found = self._run(kind, adapter, piece, [position + start], [row.end], [row.slot])
+                if kind == "score":
+                    found = found[max(0, wanted - start) :]
+                    logits[max(0, start - wanted) :][: len(found)] = found
+                elif turn == len(tokens):
+                    logits[:] = found
 
     def _decode(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         slots = [row.slot for row in rows]
-        tokens = np.zeros((self.slots, 1), np.int32)
-        position = np.full(self.slots, self.max_length - 1, np.int32)  # the scratch place
+        tokens = np.zeros((self.info.slots, 1), np.int32)
+        position = np.full(self.info.slots, self.info.max_length - 1, np.int32)  # the scratch place
         tokens[slots, 0] = [row.tokens[0] for row in rows]
         position[slots] = [row.position for row in rows]
-        inputs = [tokens, position, position + 1]
-        if self.adapters is not None:
-            place = np.full(self.slots, self.adapters.places, np.int32)
-            place[slots] = self.adapters.places_of([row.adapter for row in rows])
-            inputs.append(place)
-        logits = self._run("decode", *inputs)
-        return logits if slots == list(range(self.slots)) else logits[slots]
+        adapters = np.full(self.info.slots, BASE, np.int32)
+        adapters[slots] = [row.adapter_slot for row in rows]
+        logits = self._run("decode", adapters, tokens, position, position + 1)
+        return logits if slots == list(range(self.info.slots)) else logits[slots]
 
-    def _run(self, kind: str, *arrays: object) -> NDArray[np.float32]:
-        if not self._compiled and kind != "score":
+    def _run(self, kind: str, adapters: NDArray[np.int32], *arrays: object) -> NDArray[np.float32]:
+        if kind != "score":
             self.prepare()
         if kind not in self._compiled:
             self._compile(kind)
+        if self.adapters is not None:
+            arrays = (*arrays, adapters)
         inputs = [Tensor(np.asarray(array, np.int32)) for array in arrays]
         logits: NDArray[np.float32] = self._compiled[kind](*inputs).asnumpy()
         return logits
@@ -270,20 +273,14 @@ class OnlineBackend:
     def _compile(self, kind: str) -> bool:
         """Compile a graph, or read it from the cache, which the answer tells."""
         start = time.perf_counter()
-        one = Tensor(np.zeros(1, np.int32))
-        graph: nn.Cell
+        graph: nn.Cell = _CELLS[kind][self.adapters is not None](self._network)
+        rows = self.info.slots if kind == "decode" else 1
+        each = Tensor(np.zeros(rows, np.int32))
+        # Position, length, slot but for the decoding, and adapter.
+        each_row = [each] * (2 + (kind != "decode") + (self.adapters is not None))
+        inputs = [Tensor(np.zeros((rows, 1 + (kind != "decode")), np.int32)), *each_row]
         if kind != "decode":
-            by_base = self.adapters is None or kind == "score"
-            ones = [one] * (3 if by_base else 4)
-            prefill = Prefill if by_base else LoraPrefill
-            graph = (Score if kind == "score" else prefill)(self._network)
-            graph.set_inputs(Tensor(shape=[1, None], dtype=ms.int32), *ones)
-            inputs = [Tensor(np.zeros((1, 2), np.int32)), *ones]
-        else:
-            graph = (Decode if self.adapters is None else LoraDecode)(self._network)
-            each = Tensor(np.zeros(self.slots, np.int32))
-            each_row = [each] * (2 if self.adapters is None else 3)
-            inputs = [Tensor(np.zeros((self.slots, 1), np.int32)), *each_row]
+            graph.set_inputs(Tensor(shape=[1, None], dtype=ms.int32), *each_row)
         graph.set_train(False)
         if self._pynative:
             self._compiled[kind] = graph

@@ -9,15 +9,16 @@ engine bound are the cache then, and are copied out only when another shape is d
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Row
+from lite_runner.backends.answers import wanted_of
+from lite_runner.backends.base import AdapterSlots, BackendInfo, Row
 from lite_runner.backends.engines.base import Engine
-from lite_runner.backends.sizes import LONGEST_CHUNK, chunk_length
+from lite_runner.backends.sizes import LONGEST_CHUNK, chunk_length, step_budget
 from lite_runner.backends.step_inputs import Positions, gather_rows, score_bias
 from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import Manifest
@@ -37,15 +38,24 @@ SMALLEST_SPAN = 64  # keys of a decode; doubled when a row outgrows it
 class ResizableBackend:
     """See `lite_runner.backends.base.Backend`."""
 
+    adapters: AdapterSlots | None = None
+
     def __init__(self, manifest: Manifest, engine: Engine, slots: int) -> None:
         """Raises ArtifactError where the manifest's graph has other inputs than the layout."""
         self._model = model = manifest.model
         self._engine = engine
-        self.engine = engine.name
-        self.vocab_size, self.max_length = model.vocab_size, manifest.seq_length
-        self.slots = slots
+        length = manifest.seq_length
+        self.info = BackendInfo(
+            engine=engine.name,
+            vocab_size=model.vocab_size,
+            slots=slots,
+            max_length=length,
+            budget=step_budget(slots, LONGEST_CHUNK),
+            chunk=LONGEST_CHUNK,  # see `pieces`
+            can_continue=not model.by_length,
+        )
         self.compile_s = 0.0
-        self._positions = Positions(model, self.max_length)
+        self._positions = Positions(model, length)
         self._names = [spec.name for spec in manifest.graphs["model"].inputs]
         wanted = [spec.name for spec in inputs_of_any(model)]
         if self._names != wanted:
@@ -55,7 +65,7 @@ class ResizableBackend:
                 "export the model again",
             )
         self._filled = np.zeros(slots, np.int64)  # positions of each slot that were written
-        room = (slots, model.n_kv_heads, decode_span(self.max_length - 1), model.head_dim)
+        room = (slots, model.n_kv_heads, decode_span(length - 1), model.head_dim)
         # Pages of it exist only once they are written.
         self._cache = [np.zeros(room, np.float32) for _ in range(2 * model.num_layers)]
         self._decoding: Shape | None = None  # the bound arrays are the cache up to its `past`
@@ -66,15 +76,17 @@ class ResizableBackend:
         """Nothing is compiled."""
 
     def forward(self, rows: Sequence[Row]) -> Array:
-        """Logits [len(rows), vocab] after each row's last token."""
-        logits = np.empty((len(rows), self.vocab_size), np.float32)
-        decoded = [index for index, row in enumerate(rows) if len(row.tokens) == 1]
+        """Logits [rows that want them, vocab] after each one's last token."""
+        logits = np.empty((len(rows), self.info.vocab_size), np.float32)
+        decoded = []
         for index, row in enumerate(rows):
-            if len(row.tokens) > 1:
+            if len(row.tokens) == 1 and not row.length:  # no chunk of a prompt
+                decoded.append(index)
+            else:
                 logits[index] = self._prefill(row)
         if decoded:
             logits[decoded] = self._decode([rows[index] for index in decoded])
-        return logits
+        return wanted_of(logits, rows)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Slot targets[i] becomes slot sources[i]; all are read before any is written."""
@@ -91,34 +103,34 @@ class ResizableBackend:
 
     def _prefill(self, row: Row) -> Array:
         logits: Array
-        end, start = row.position + len(row.tokens), row.position
-        while start < end:
-            keys = start + LONGEST_CHUNK  # the graph grows with what is cached
-            count = min(end - start, chunk_length(self._model.num_heads, keys))
+        end = row.position + len(row.tokens)
+        for start, count in pieces(self._model.num_heads, row.position, end):
             # A size of zero is none: a single position that the bias hides stands for it.
             self._bind(Shape(1, count, max(start, 1)))
             for past, cache in zip(self._past, self._cache, strict=True):
                 past[:] = cache[row.slot, :, : past.shape[2]]
             at = start - row.position
             outputs = self._run(
-                row.tokens[None, at : at + count], np.array([start]), np.array([end])
+                row.tokens[None, at : at + count], np.array([start]), np.array([row.end])
             )
             for cache, new in zip(self._cache, self._by_layer(outputs[1]), strict=True):
                 cache[row.slot, :, start : start + count] = new[0]
             logits = outputs[0][0]
-            start += count
         self._filled[row.slot] = end
         return logits
 
     def _decode(self, rows: Sequence[Row]) -> Array:
         slots = [row.slot for row in rows]
         # Slots that sit out compute something of a token at position 0, which nobody reads.
-        tokens, position = np.zeros((self.slots, 1), np.int32), np.zeros(self.slots, np.int64)
+        tokens, position = (
+            np.zeros((self.info.slots, 1), np.int32),
+            np.zeros(self.info.slots, np.int64),
+        )
         tokens[slots, 0] = [row.tokens[0] for row in rows]
         position[slots] = [row.position for row in rows]
         span = decode_span(int(position.max()))
         if self._decoding is None or self._decoding.past < span - 1:
-            shape = Shape(self.slots, 1, span - 1)
+            shape = Shape(self.info.slots, 1, span - 1)
             self._bind(shape)
             for past, cache in zip(self._past, self._cache, strict=True):
                 past[:] = cache[:, :, : shape.past]
@@ -167,6 +179,16 @@ class ResizableBackend:
         for name, window in zip(bias_names(model), windows_of(model), strict=True):
             score_bias(inputs[name], start, count, slopes, window)
         return self._engine.run("model")
+
+
+def pieces(heads: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Where the pieces of a prompt's tokens start .. end begin that are computed at once, and how
+    many tokens each has. A prompt may be cut at multiples of LONGEST_CHUNK: they stay the same."""
+    while start < end:
+        keys = start + LONGEST_CHUNK  # the graph grows with what is cached
+        count = min(end - start, chunk_length(heads, keys))
+        yield start, count
+        start += count
 
 
 def decode_span(position: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 SMALLEST_CACHE = 256  # positions; sizes are powers of two, so that few graphs are made
 LONGEST_CHUNK = 512  # tokens; longer ones are no faster
+STEP_TOKENS = 2048  # of prompts in a step, beside the new token of every slot
 SCORE_BYTES = 64 << 20  # a chunk of a prompt is as long as keeps its attention scores below
 
 
@@ -18,6 +19,12 @@ def cache_length(wanted: int, longest: int) -> int:
 def step_capacity(slots: int) -> int:
     """Tokens that a step of our own operators takes: of prompts, or a new one of every slot."""
     return max(LONGEST_CHUNK, slots)
+
+
+def step_budget(slots: int, chunk: int) -> int:
+    """Tokens that a step takes at best where each prompt is computed by itself, `chunk` tokens at
+    a time: of more the machine makes nothing, and those who decode wait."""
+    return max(STEP_TOKENS, chunk) + slots
 
 
 def chunk_length(heads: int, length: int) -> int:

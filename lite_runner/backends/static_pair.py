@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.answers import logits_of
-from lite_runner.backends.base import Row
+from lite_runner.backends.answers import logits_of, wanted_of
+from lite_runner.backends.base import AdapterSlots, Row
 from lite_runner.backends.dynamic import cannot_copy
 from lite_runner.backends.engines.base import Engine
+from lite_runner.backends.no_cache import whole_prompts
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.export.manifest import GraphName, Manifest, TensorSpec
 from lite_runner.export.pair_inputs import (
@@ -33,18 +34,17 @@ class StaticPairBackend:
     logits are 1 for the token that was chosen, 0 for all others.
     """
 
+    adapters: AdapterSlots | None = None
+
     def __init__(self, manifest: Manifest, engine: Engine) -> None:
         """Raises ArtifactError for graphs whose inputs no class of pair_inputs gives."""
-        self.engine = engine.name
-        self.vocab_size = manifest.model.vocab_size
-        self.max_length = manifest.seq_length
-        self.slots = manifest.batch_size
+        self.info = whole_prompts(manifest, engine, can_copy=False)
         self.compile_s = 0.0
         self._engine = engine
         self._inputs = inputs_named([spec.name for spec in manifest.graphs["prefill"].inputs])
         self._shapes: dict[GraphName, list[tuple[int, ...]]] = {}
         for name, graph in manifest.graphs.items():
-            given = specs_of(self._inputs, name, self.slots, self.max_length)
+            given = specs_of(self._inputs, name, self.info.slots, self.info.max_length)
             self._shapes[name] = [spec.shape for spec in graph.inputs]
             if not same_but_for_ones(given, graph.inputs):
                 raise ArtifactError(
@@ -61,20 +61,20 @@ class StaticPairBackend:
             self.compile_s = time.perf_counter() - start
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        """Logits [len(rows), vocab] after each row's last token.
+        """Logits [rows that want them, vocab] after each one's last token.
 
         A prompt longer than the exported sequence is a ConfigError. A chunk behind a row's first
         one goes through the increment graph token by token.
         """
         for row in rows:
-            if (length := row.position + len(row.tokens)) > self.max_length:
+            if (length := row.position + len(row.tokens)) > self.info.max_length:
                 raise ConfigError(
                     f"a row of {length} tokens, but the model was exported for sequences of "
-                    f"{self.max_length}",
+                    f"{self.info.max_length}",
                     "export it again with a larger sequence length, or shorten the prompt",
                 )
         self.prepare()
-        logits = np.empty((len(rows), self.vocab_size), np.float32)
+        logits = np.empty((len(rows), self.info.vocab_size), np.float32)
         if first := [index for index, row in enumerate(rows) if row.position == 0]:
             logits[first] = self._prefill([rows[index] for index in first])
         later = [index for index, row in enumerate(rows) if row.position > 0]
@@ -85,7 +85,7 @@ class StaticPairBackend:
                 for row in (rows[index] for index in now)
             ]
             logits[now] = self._increment(pieces)
-        return logits
+        return wanted_of(logits, rows)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """A ConfigError: the cache is inside the graphs."""
@@ -96,16 +96,18 @@ class StaticPairBackend:
         self._engine.close()
 
     def _prefill(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        ids = np.zeros((self.slots, self.max_length), np.int32)
-        valid = np.zeros(self.slots, np.int32)
+        ids = np.zeros((self.info.slots, self.info.max_length), np.int32)
+        valid = np.zeros(self.info.slots, np.int32)
         for row in rows:
             ids[row.slot, : len(row.tokens)] = row.tokens
             valid[row.slot] = len(row.tokens)
         return self._run("prefill", ids, valid)[[row.slot for row in rows]]
 
     def _increment(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        ids = np.zeros((self.slots, 1), np.int32)
-        valid = np.full(self.slots, self.max_length, np.int32)  # padding: at the last position
+        ids = np.zeros((self.info.slots, 1), np.int32)
+        valid = np.full(
+            self.info.slots, self.info.max_length, np.int32
+        )  # padding: at the last position
         for row in rows:
             ids[row.slot] = row.tokens
             valid[row.slot] = row.position + 1
@@ -115,12 +117,12 @@ class StaticPairBackend:
         self, graph: GraphName, ids: NDArray[np.int32], valid: NDArray[np.int32]
     ) -> NDArray[np.float32]:
         """Logits [b, vocab] for ids [b, s or 1] and the tokens in each row, these included [b]."""
-        values = arrays_of(self._inputs, graph, ids, valid, self.max_length)
+        values = arrays_of(self._inputs, graph, ids, valid, self.info.max_length)
         bound = self._engine.bind(graph, self._shapes[graph])
         for array, value in zip(bound, values, strict=True):
             array[...] = value.reshape(array.shape)
         last = np.maximum(valid, 1) - 1
-        return logits_of(self._engine.run(graph), self.slots, self.vocab_size, last)
+        return logits_of(self._engine.run(graph), self.info.slots, self.info.vocab_size, last)
 
 
 def _shown(specs: Sequence[TensorSpec]) -> str:

@@ -33,8 +33,7 @@ class Positions:
             return
         self._frequencies, self._factor = positions.frequencies(rotary, model.head_dim)
         self._exponents = positions.dynamic_exponents(model.head_dim)
-        scaling = rotary.scaling
-        self._dynamic = scaling if scaling is not None and scaling.type == "dynamic" else None
+        self._dynamic = rotary.dynamic
         if self._dynamic is None:
             places = np.arange(length, dtype=np.float32)
             self._cos, self._sin = _halves(np.outer(places, self._frequencies), self._factor)

@@ -21,21 +21,29 @@ class RowTokens:
     rows: Sequence[Row]
     tokens: NDArray[np.int32]
     owner: NDArray[np.int64]  # index of each token's row
+    wanted: NDArray[np.int64]  # the places in `tokens` of those that logits are wanted after
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> RowTokens:
         lengths = [len(row.tokens) for row in rows]
         tokens = np.concatenate([row.tokens for row in rows])
-        return cls(rows, tokens, np.repeat(np.arange(len(rows)), lengths))
+        owner = np.repeat(np.arange(len(rows)), lengths)
+        left = np.cumsum(lengths)[owner] - np.arange(len(tokens))  # of its row, from each token on
+        wanted = np.flatnonzero(left <= np.array([row.logits for row in rows])[owner])
+        return cls(rows, tokens, owner, wanted)
 
-    def parts(self, capacity: int) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.int64]]]:
-        """Of each step of at most `capacity` tokens: which they are, the rows whose last token is
-        among them, and where in `tokens` those last ones are."""
-        ends = np.cumsum([len(row.tokens) for row in self.rows]) - 1
-        for start in range(0, len(self.tokens), capacity):
+    def parts(self, capacity: int, most: int) -> Iterator[tuple[slice, slice]]:
+        """Of each step of at most `capacity` tokens and `most` rows of logits: which of `tokens`
+        are its own, and which of `wanted`."""
+        start = first = 0
+        while start < len(self.tokens):
             end = min(start + capacity, len(self.tokens))
-            here = np.flatnonzero((ends >= start) & (ends < end))
-            yield slice(start, end), here, ends[here]
+            last = int(np.searchsorted(self.wanted, end))
+            if last > first + most:
+                last = first + most
+                end = int(self.wanted[last])
+            yield slice(start, end), slice(first, last)
+            start, first = end, last
 
 
 class StepWords:
@@ -86,8 +94,7 @@ class StepWords:
         first = np.cumsum([0, *(len(row.tokens) for row in rows[:-1])])
         offset = np.array([row.position for row in rows]) - first
         position[:] = np.arange(part.start, part.stop) + offset[owner]
-        lengths = np.array([row.position + len(row.tokens) for row in rows])[owner]
-        table = self._angles.of(position, lengths, angle)
+        table = self._angles.of(position, np.array([row.end for row in rows])[owner], angle)
         words[2 + 4 * capacity :][: len(wanted)] = wanted - part.start
         return words, table
 
@@ -96,15 +103,14 @@ class _Angles:
     """Rotary angles: a table by position, or with dynamic scaling of each token in a step."""
 
     def __init__(self, config: Decoder, length: int, capacity: int) -> None:
-        self.dynamic = False
+        self.dynamic = config.by_length
         self.table = np.zeros((1, 1), np.float32)
         rotary = config.rotary
         if rotary is None:
             return
         self._frequencies, factor = positions.frequencies(rotary, config.head_dim)
-        scaling = rotary.scaling
-        if scaling is not None and scaling.type == "dynamic":
-            self.dynamic = True
+        scaling = rotary.dynamic
+        if scaling is not None:
             self._original, self._factor = scaling.original_seq_length, scaling.factor
             self._exponents = positions.dynamic_exponents(config.head_dim)
             self.table = np.zeros((capacity, config.head_dim), np.float32)

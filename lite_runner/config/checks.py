@@ -37,7 +37,7 @@ from lite_runner.rank_table_file import read_rank_table
 _GENERATION = (
     *("do_sample", "max_new_tokens", "max_length", "min_new_tokens", "temperature", "top_k"),
     *("top_p", "min_p", "repetition_penalty", "num_beams", "length_penalty"),
-    *("num_return_sequences", "eos_token_id", "stop"),
+    *("num_return_sequences", "eos_token_id", "stop", "logprobs", "prompt_logprobs"),
 )
 _ONLY_IN = {  # keys that one or two run modes have
     "convert_format": ("convert",),

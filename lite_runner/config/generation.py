@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal
+
+# Why a text ended. "stop": an eos token or a stop text; "error": see Finished.error.
+FinishReason = Literal["stop", "length", "interrupted", "error"]
 
 
 @dataclass(frozen=True)
@@ -28,24 +31,5 @@ class GenerationConfig:
     pad_token_id: int | None = None
     stop: tuple[str, ...] = ()  # texts that end a completion; not part of the result
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class OwnOptions:
-    """What one prompt has of its own; None: as all of them."""
-
-    max_new_tokens: int | None = None
-    seed: int | None = None  # its text is drawn as if it were the only prompt
-
-    def over(self, shared: GenerationConfig) -> GenerationConfig:
-        """`shared` as it is for this prompt."""
-        if self.max_new_tokens is not None:
-            shared = replace(shared, max_new_tokens=self.max_new_tokens, max_length=None)
-        return shared if self.seed is None else replace(shared, seed=self.seed)
-
-
-def of_each(
-    shared: GenerationConfig, own: Sequence[OwnOptions], prompts: int
-) -> list[GenerationConfig]:
-    """The options of each of so many prompts; `own` is empty, or one for each."""
-    return [options.over(shared) for options in own] if own else [shared] * prompts
+    logprobs: int | None = None  # of each token, and of so many of the most likely ones; None: none
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens

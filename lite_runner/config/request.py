@@ -7,14 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 from lite_runner.config.fields import Range
-from lite_runner.config.generation import OwnOptions
+from lite_runner.config.generation import GenerationConfig
 
-BASE = ("", "null", "none", "base")  # what the model without an adapter may be called
+BASE = "base"  # what users call the model without an adapter; inside it is None
+_ALSO_BASE = ("", "none", "null")
 
 
 def adapter_name(given: str | None) -> str | None:
-    """None for one of the names of the base model."""
-    return None if given is None or given.lower() in BASE else given
+    """An adapter as a user names it; None: the base model, by one of its names in any case."""
+    return None if given is None or given.lower() in (BASE, *_ALSO_BASE) else given
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,11 @@ class Request:
         """What is shown as the prompt: of messages the last one."""
         return self.prompt or (self.messages[-1].content if self.messages else "")
 
-    @property
-    def own(self) -> OwnOptions:
-        """What generating its text has of its own."""
-        return OwnOptions(self.max_new_tokens, self.seed)
+    def options(self, shared: GenerationConfig) -> GenerationConfig:
+        """The options of its text: its own, and where it says nothing those of the run."""
+        if self.max_new_tokens is not None:
+            shared = replace(shared, max_new_tokens=self.max_new_tokens, max_length=None)
+        return shared if self.seed is None else replace(shared, seed=self.seed)
 
     def chat(self, system: str) -> list[dict[str, str]]:
         """Its messages, a prompt being the user's; behind `system` where they have none ("" : no
@@ -131,7 +133,7 @@ def faults_of(request: Request, *, chat: bool, adapters: bool) -> list[str]:
             found.append("a message without a role")
     if not all(map(is_utf8, texts)):
         found.append("not valid UTF-8")
-    if request.adapter is not None and adapter_name(request.adapter) and not adapters:
+    if adapter_name(request.adapter) is not None and not adapters:
         found.append(f"adapter {request.adapter!r} needs adapter_path=lora_adapter.json")
     return found
 

@@ -27,6 +27,7 @@ Seed = Annotated[int, Range(0, 2**32 - 1)]
 Index = Annotated[int, Range(0)]
 Positive = Annotated[float, Range(0, above=True)]
 Probability = Annotated[float, Range(0, 1)]
+TopLogprobs = Annotated[int, Range(0, 100)]
 TokenIds = Index | tuple[Index, ...] | None
 RunMode = Literal["predict", "convert", "eval", "export", "quantize", "shard", "slora"]
 DType = Literal["float32", "float16", "bfloat16"]
@@ -263,6 +264,7 @@ class RunConfig:
     adapter_id: str | tuple[str | None, ...] | None  # for all prompts, or one for each
     max_loaded_adapters: Count | None  # null: as many as run together
     adapter_dtype: Literal["auto", "bf16"]  # auto: without a loss
+    prefix_cache: Literal["auto", "none"]
     chat: bool
     system: str  # of chats that begin without one; "": none
     truncate: Literal["none", "left"]
@@ -284,6 +286,8 @@ class RunConfig:
     num_return_sequences: Count | None
     eos_token_id: TokenIds
     stop: str | tuple[str, ...] | None
+    logprobs: TopLogprobs | None
+    prompt_logprobs: TopLogprobs | None
     context: Context
     use_parallel: bool
     parallel: Parallel
@@ -456,6 +460,8 @@ class RunConfig:
             pad_token_id=model.pad_token_id if model else None,
             stop=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
             seed=self.seed or 0,  # a run that samples has one: see config/seeds.py
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
 

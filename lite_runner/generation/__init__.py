@@ -1,14 +1,33 @@
 """Generation: which tokens follow a prompt. NumPy and a Backend; no text, no framework."""
 
-from lite_runner.generation.loop import check_lengths, generate, longest_prompt
-from lite_runner.generation.result import Completion, FinishReason, Generation, GenerationTiming
+from lite_runner.generation.generate import OnFinish, OnLogits, OnToken, generate
+from lite_runner.generation.lengths import check_lengths, longest_prompt, longest_sequence
+from lite_runner.generation.request import (
+    Completion,
+    Event,
+    Finished,
+    Logprobs,
+    Request,
+    Token,
+)
+from lite_runner.generation.result import Generation, GenerationTiming
+from lite_runner.generation.scheduler import Scheduler
 
 __all__ = [
     "Completion",
-    "FinishReason",
+    "Event",
+    "Finished",
     "Generation",
     "GenerationTiming",
+    "Logprobs",
+    "OnFinish",
+    "OnLogits",
+    "OnToken",
+    "Request",
+    "Scheduler",
+    "Token",
     "check_lengths",
     "generate",
     "longest_prompt",
+    "longest_sequence",
 ]

@@ -8,15 +8,14 @@ min_new_tokens act on log-probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Row
-from lite_runner.config.generation import GenerationConfig
-from lite_runner.generation.result import Completion, FinishReason
+from lite_runner.config.generation import FinishReason
+from lite_runner.errors import RunnerError
+from lite_runner.generation.request import Completion, Event, Finished, Request
 from lite_runner.generation.sampling import Floats, check_finite, log_softmax, process_logits
 
 # Keeps the copies of the one beam there is at first from being chosen before its own tokens.
@@ -32,74 +31,68 @@ class _Hypothesis:
 
 
 class Beams:
-    """The beam search of one prompt. A `Job` of the loop."""
+    """The beam search of one prompt. A `Search` of the scheduler, with a lane for each beam."""
 
-    def __init__(
-        self,
-        prompt: NDArray[np.int32],
-        prompt_index: int,
-        config: GenerationConfig,
-        *,
-        limit: int,
-        adapter: int,
-    ) -> None:
-        self.prompt = prompt
-        self.prompt_index = prompt_index
-        self.adapter = adapter
-        self.width = config.num_beams
-        self._config = config
-        self._limit = limit
-        self._eos = frozenset(config.eos_token_id)
-        self._slots: list[int] = []
+    def __init__(self, id: int, request: Request, limit: int) -> None:
+        """Completions have at most `limit` tokens."""
+        self._id, self._request, self._limit = id, request, limit
+        self._options = options = request.options
+        self.width = options.num_beams
+        self._eos = frozenset(options.eos_token_id)
         self._tokens: list[list[int]] = [[] for _ in range(self.width)]
         self._scores = np.full(self.width, _UNLIKELY)
         self._scores[0] = 0.0
         self._finished: list[_Hypothesis] = []  # best first, at most `width`
         self._done = False
 
-    def begin(self, slots: Sequence[int], logits: NDArray[np.float32]) -> None:
-        """Choose the first tokens; each of `slots` holds the prompt, `logits` [vocab] follow it."""
-        self._slots = list(slots)
-        self._step(np.broadcast_to(logits, (self.width, len(logits))))
+    def begin(self, logits: NDArray[np.float32]) -> list[Event]:
+        """Choose the first tokens by `logits` [vocab], which follow the prompt."""
+        events, _ = self.advance(np.broadcast_to(logits, (self.width, len(logits))))
+        return events
 
-    def rows(self) -> list[Row]:
-        """The newest token of every beam."""
+    def newest(self) -> list[tuple[int, int, int]]:
+        """Of every beam: its lane, its newest token, and how many it has."""
+        return [(lane, self._tokens[lane][-1], len(self._tokens[lane])) for lane in self.lanes()]
+
+    def advance(self, logits: NDArray[np.float32]) -> tuple[list[Event], list[tuple[int, int]]]:
+        """Choose the next beams by `logits` [num_beams, vocab]; also (lane, lane that follows it)
+        of those that go on from another's tokens."""
+        try:
+            parents = self._step(logits)
+        except RunnerError as error:
+            return self._ended(error), []
         if self._done:
+            return self._ended(), []
+        return [], [(parent, beam) for beam, parent in enumerate(parents) if parent != beam]
+
+    def lanes(self) -> list[int]:
+        """Those that go on: all, or none."""
+        return [] if self._done else list(range(self.width))
+
+    def finish(self, reason: FinishReason, index: int | None = None) -> list[Event]:
+        """End the search: the running beams are given as they are. No beam ends alone."""
+        if self._done or index is not None:
             return []
-        position = len(self.prompt) + len(self._tokens[0]) - 1
-        return [
-            Row(slot, np.array(tokens[-1:], dtype=np.int32), position, self.adapter)
-            for slot, tokens in zip(self._slots, self._tokens, strict=True)
+        self._finished = [
+            _Hypothesis(tokens, self._normalized(score, max(len(tokens), 1)), reason)
+            for tokens, score in zip(self._tokens, self._scores, strict=True)
         ]
+        return self._ended()
 
-    def advance(self, logits: NDArray[np.float32]) -> tuple[list[int], list[int]]:
-        """Choose the next beams by `logits` [num_beams, vocab]; gives the slots to copy."""
-        parents = self._step(logits)
-        moved = [(parent, beam) for beam, parent in enumerate(parents) if parent != beam]
-        if self._done:
-            return [], []
-        return [self._slots[parent] for parent, _ in moved], [self._slots[b] for _, b in moved]
-
-    def slots_in_use(self) -> list[int]:
-        return [] if self._done else self._slots
-
-    def completions(self) -> list[Completion]:
-        """The best finished; where the search was interrupted, the running beams as they are."""
+    def _ended(self, error: RunnerError | None = None) -> list[Event]:
+        """The best of the finished ones."""
+        self._done = True
         best = self._finished
-        if not self._done:
-            best = [
-                _Hypothesis(tokens, self._normalized(score, max(len(tokens), 1)), "interrupted")
-                for tokens, score in zip(self._tokens, self._scores, strict=True)
-            ]
+        if error is not None:
+            best = [_Hypothesis(tokens, 0.0, "error") for tokens in self._tokens]
         return [
-            Completion(
-                self.prompt_index, index, list(h.tokens), h.finish_reason, h.score, h.end_token
+            Finished(
+                self._id,
+                Completion(self._id, index, list(h.tokens), h.finish_reason, h.score, h.end_token),
+                error,
             )
-            for index, h in enumerate(best[: self._config.num_return_sequences])
+            for index, h in enumerate(best[: self._options.num_return_sequences])
         ]
-
-    def finished(self) -> list[int]:
-        return list(range(len(self.completions()))) if self._done else []
 
     def _step(self, logits: Floats) -> list[int]:
         """Extend the beams by one token; gives each new beam's parent."""
@@ -133,11 +126,14 @@ class Beams:
         generated = len(self._tokens[0])
         # The largest tells of NaN anywhere in its row.
         for best in logits.max(axis=1):
-            check_finite(best, generated, self.prompt_index)
+            check_finite(best, generated, self._request.name)
         values = log_softmax(logits)
         rows = [
             process_logits(
-                row, np.append(self.prompt, np.array(tokens, np.int32)), generated, self._config
+                row,
+                np.append(self._request.prompt, np.array(tokens, np.int32)),
+                generated,
+                self._options,
             )
             for row, tokens in zip(values, self._tokens, strict=True)
         ]
@@ -154,7 +150,7 @@ class Beams:
         return self._normalized(running[0][2], length) > self._finished[-1].score
 
     def _normalized(self, score: float, length: int) -> float:
-        return float(score / length**self._config.length_penalty)
+        return float(score / length**self._options.length_penalty)
 
 
 def _best_first(values: Floats, count: int) -> NDArray[np.intp]:

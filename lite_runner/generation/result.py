@@ -1,46 +1,19 @@
-"""What a generation gives back, and the hooks that see it grow."""
+"""What a generation gives back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-FinishReason = Literal["stop", "length", "interrupted"]
-
-# (prompt index, return index, token id); a true answer ends the sequence.
-OnToken = Callable[[int, int, int], "bool | None"]
-# (prompt index, return index, logits [vocab], what the token was chosen by [vocab]).
-OnLogits = Callable[[int, int, NDArray[np.float32], NDArray[np.floating[Any]]], None]
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One continuation of one prompt."""
-
-    prompt_index: int
-    return_index: int  # which of the prompt's num_return_sequences; beams: best first
-    token_ids: list[int]  # what was generated: without the prompt and without the eos token
-    finish_reason: FinishReason  # "stop": an eos token, or the on_token hook said so
-    score: float | None = None  # beams: log-probability over length ** length_penalty
-    end_token: int | None = None  # the eos token that ended it; None: something else did
-
-    @property
-    def drawn(self) -> list[int]:
-        """Every token that was chosen: token_ids and the end token."""
-        return self.token_ids if self.end_token is None else [*self.token_ids, self.end_token]
-
-
-# Hears of each completion as soon as it is final.
-OnFinish = Callable[[Completion], None]
+from lite_runner.generation.request import Completion
 
 
 @dataclass
 class GenerationTiming:
-    """Where the time went; forward passes and the choice of tokens both count."""
+    """Where the time went; forward passes and the choice of tokens both count, compiling does not.
+
+    Of a step that computes prompts and new tokens together, each token has an equal part.
+    """
 
     prefill_s: float = 0.0
     decode_s: float = 0.0
@@ -64,3 +37,4 @@ class Generation:
     completions: list[Completion]
     timing: GenerationTiming = field(default_factory=GenerationTiming)
     interrupted: bool = False  # Ctrl-C: completions hold what there was
+    adapter_s: Mapping[str | None, float] = field(default_factory=dict)  # of the steps, by adapter

@@ -8,107 +8,115 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Row
-from lite_runner.config.generation import GenerationConfig
-from lite_runner.generation.result import Completion, FinishReason, OnLogits, OnToken
+from lite_runner.config.generation import FinishReason
+from lite_runner.errors import RunnerError
+from lite_runner.generation.logprobs import Places
+from lite_runner.generation.request import (
+    Completion,
+    Event,
+    Finished,
+    Request,
+    Token,
+)
 from lite_runner.generation.sampling import Sampler, warped
 
 
 @dataclass
 class _Sequence:
-    return_index: int
+    index: int
     sampler: Sampler
-    slot: int = -1
+    logprobs: Places | None
     tokens: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     end_token: int | None = None
 
 
 class Samples:
-    """Several completions of one prompt, drawn independently. A `Job` of the loop."""
+    """Several completions of one prompt, drawn independently. A `Search` of the scheduler."""
 
-    def __init__(
-        self,
-        prompt: NDArray[np.int32],
-        prompt_index: int,
-        returns: Sequence[int],
-        config: GenerationConfig,
-        *,
-        limit: int,
-        adapter: int,
-        alone: bool = False,
-        on_token: OnToken | None,
-        on_logits: OnLogits | None = None,
-    ) -> None:
-        self.prompt = prompt
-        self.prompt_index = prompt_index
-        self.adapter = adapter
-        self.width = len(returns)
-        self._limit = limit
-        self._eos = frozenset(config.eos_token_id)
-        self._on_token = on_token
-        self._on_logits = on_logits
-        self._config = config
+    def __init__(self, id: int, request: Request, returns: Sequence[int], limit: int) -> None:
+        """Those with the numbers `returns`, of at most `limit` tokens each."""
+        self._id, self._request, self._limit = id, request, limit
+        self._eos = frozenset(request.options.eos_token_id)
+        top = request.options.logprobs
         self._sequences = [
-            _Sequence(index, Sampler(config, prompt, prompt_index, index, alone=alone))
+            _Sequence(
+                index,
+                Sampler(request.options, request.prompt, (*request.seed_key, index), request.name),
+                None if top is None else Places(top),
+            )
             for index in returns
         ]
+        self.width = len(returns)
 
-    def begin(self, slots: Sequence[int], logits: NDArray[np.float32]) -> None:
-        """Choose the first tokens; each of `slots` holds the prompt, `logits` [vocab] follow it."""
-        for sequence, slot in zip(self._sequences, slots, strict=True):
-            sequence.slot = slot
-            self._extend(sequence, logits)
+    def begin(self, logits: NDArray[np.float32]) -> list[Event]:
+        """Choose the first tokens by `logits` [vocab], which follow the prompt."""
+        events: list[Event] = []
+        for sequence in self._going_on():
+            if self._limit == 0:
+                events.append(self._finished(sequence, "length"))
+            else:
+                events += self._extended(sequence, logits)
+        return events
 
-    def rows(self) -> list[Row]:
-        """The newest token of every sequence that goes on."""
+    def newest(self) -> list[tuple[int, int, int]]:
+        """Of every sequence that goes on: its lane, its newest token, and how many it has."""
         return [
-            Row(
-                slot=sequence.slot,
-                tokens=np.array(sequence.tokens[-1:], dtype=np.int32),
-                position=len(self.prompt) + len(sequence.tokens) - 1,
-                adapter=self.adapter,
-            )
-            for sequence in self._going_on()
+            (lane, sequence.tokens[-1], len(sequence.tokens))
+            for lane, sequence in enumerate(self._sequences)
+            if sequence.finish_reason is None
         ]
 
-    def advance(self, logits: NDArray[np.float32]) -> tuple[list[int], list[int]]:
-        """Choose the next tokens by `logits` [rows, vocab]; no slot is to be copied."""
+    def advance(self, logits: NDArray[np.float32]) -> tuple[list[Event], list[tuple[int, int]]]:
+        """Choose the next tokens by `logits` [sequences, vocab]; no lane follows another."""
+        events: list[Event] = []
         for sequence, row in zip(self._going_on(), logits, strict=True):
-            self._extend(sequence, row)
-        return [], []
+            events += self._extended(sequence, row)
+        return events, []
 
-    def slots_in_use(self) -> list[int]:
-        return [sequence.slot for sequence in self._going_on()]
+    def lanes(self) -> list[int]:
+        """Those that go on."""
+        return [lane for lane, one in enumerate(self._sequences) if one.finish_reason is None]
 
-    def completions(self) -> list[Completion]:
-        return [
-            Completion(
-                self.prompt_index,
-                sequence.return_index,
-                list(sequence.tokens),
-                sequence.finish_reason or "interrupted",
-                end_token=sequence.end_token,
-            )
-            for sequence in self._sequences
-        ]
-
-    def finished(self) -> list[int]:
-        return [s.return_index for s in self._sequences if s.finish_reason is not None]
+    def finish(self, reason: FinishReason, index: int | None = None) -> list[Event]:
+        """End the sequence with the number `index`, or all (None), as far as they go on."""
+        ended = [one for one in self._going_on() if index is None or one.index == index]
+        return [self._finished(sequence, reason) for sequence in ended]
 
     def _going_on(self) -> list[_Sequence]:
         return [sequence for sequence in self._sequences if sequence.finish_reason is None]
 
-    def _extend(self, sequence: _Sequence, logits: NDArray[np.float32]) -> None:
-        token = sequence.sampler.choose(logits)
-        if self._on_logits:
-            scores = warped(sequence.sampler.scores, self._config)
-            self._on_logits(self.prompt_index, sequence.return_index, logits, scores)
-        if token in self._eos:
-            sequence.finish_reason, sequence.end_token = "stop", token
-            return
+    def _extended(self, sequence: _Sequence, logits: NDArray[np.float32]) -> list[Event]:
+        try:
+            token = sequence.sampler.choose(logits)
+        except RunnerError as error:
+            return [self._finished(sequence, "error", error)]
+        if sequence.logprobs is not None:
+            sequence.logprobs.add(logits[None], np.array([token], np.int32))
+        is_end = token in self._eos
+        event = Token(self._id, sequence.index, token, is_end)
+        if self._request.keep_logits:
+            scores = warped(sequence.sampler.scores, self._request.options)
+            event = Token(self._id, sequence.index, token, is_end, logits, scores)
+        if is_end:
+            sequence.end_token = token
+            return [event, self._finished(sequence, "stop")]
         sequence.tokens.append(token)
-        if self._on_token and self._on_token(self.prompt_index, sequence.return_index, token):
-            sequence.finish_reason = "stop"
-        elif len(sequence.tokens) >= self._limit:
-            sequence.finish_reason = "length"
+        if len(sequence.tokens) < self._limit:
+            return [event]
+        return [event, self._finished(sequence, "length")]
+
+    def _finished(
+        self, sequence: _Sequence, reason: FinishReason, error: RunnerError | None = None
+    ) -> Finished:
+        sequence.finish_reason = reason
+        logprobs = None if sequence.logprobs is None else sequence.logprobs.all()
+        completion = Completion(
+            self._id,
+            sequence.index,
+            list(sequence.tokens),
+            reason,
+            end_token=sequence.end_token,
+            logprobs=logprobs,
+        )
+        return Finished(self._id, completion, error)

@@ -7,6 +7,7 @@ The meaning of each agrees with transformers' processor of that name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,47 +27,40 @@ _MARGINS = (2.0, 4.0, 6.0, 9.0, 13.0, np.inf)
 class Sampler:
     """Chooses the tokens of one sequence.
 
-    Draws come from the sequence's own generator, seeded by (seed, prompt, return), so that
-    a text depends neither on what else is in the batch nor on the order of the work.
+    Draws come from the sequence's own generator, so that a text depends neither on what else is in
+    the batch nor on the order of the work.
     """
 
     def __init__(
-        self,
-        config: GenerationConfig,
-        prompt: NDArray[np.int32],
-        prompt_index: int = 0,
-        return_index: int = 0,
-        *,
-        alone: bool = False,
+        self, options: GenerationConfig, prompt: Ids, seed_key: Sequence[int], name: str = ""
     ) -> None:
-        """With `alone` it draws as for the first prompt, whatever the prompt's index."""
-        self._config = config
+        """`seed_key` seeds the draws; `name` is the prompt's in messages."""
+        self._options = options
         self._seen = prompt
         self._chosen = 0
-        self._prompt_index = prompt_index
-        place = 0 if alone else prompt_index
-        self._random = np.random.default_rng([config.seed, place, return_index])
+        self._name = name
+        self._random = np.random.default_rng(list(seed_key)) if options.do_sample else None
         self.scores: Floats = np.zeros(0, np.float32)  # the last logits, processed [vocab]
 
     def choose(self, logits: Floats) -> int:
         """The next token. RunnerError where `logits` hold no usable number."""
-        config = self._config
-        self.scores = scores = process_logits(logits, self._seen, self._chosen, config)
+        options = self._options
+        self.scores = scores = process_logits(logits, self._seen, self._chosen, options)
         best = int(scores.argmax())  # also finds a NaN, which counts as the largest
-        check_finite(scores[best], self._chosen, self._prompt_index)
-        token = draw(scores, config, self._random) if config.do_sample else best
+        check_finite(scores[best], self._chosen, self._name)
+        token = best if self._random is None else draw(scores, options, self._random)
         self._chosen += 1
-        if config.repetition_penalty != 1.0:
+        if options.repetition_penalty != 1.0:
             self._seen = np.append(self._seen, np.int32(token))
         return token
 
 
-def check_finite(best: np.floating[Any], step: int, prompt_index: int) -> None:
+def check_finite(best: np.floating[Any], step: int, name: str) -> None:
     """RunnerError where the largest score of a row is no number to choose by."""
     if not np.isfinite(best):
         what = "NaN" if np.isnan(best) else f"no finite value (the largest is {best})"
         raise RunnerError(
-            f"the model's logits hold {what} at step {step} of prompt {prompt_index}",
+            f"the model's logits hold {what} at step {step} of {name or 'the prompt'}",
             hint="try another precision (compute_dtype=float32), and check the checkpoint",
         )
 

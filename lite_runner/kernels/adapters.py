@@ -1,4 +1,4 @@
-"""LoRA adapters as the operators read them: for each layer a pool, a row of numbers for a place.
+"""LoRA adapters as the operators read them: for each layer a pool, a row of numbers for a slot.
 
 A row has A [rank, in] and then B [out / 32, rank, 32] of each matrix of the layer that any adapter
 changes, the scale in B, ranks and outputs filled up with zeros.
@@ -6,12 +6,14 @@ changes, the scale in B, ranks and outputs filled up with zeros.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.errors import ConfigError
 from lite_runner.kernels.structs import MOST_MATRICES, PANEL, AdapterParts
 from lite_runner.weights.adapter import Adapter
 from lite_runner.weights.tensor import to_bfloat16
@@ -19,12 +21,59 @@ from lite_runner.weights.tensor import to_bfloat16
 
 @dataclass(frozen=True)
 class LoraSize:
-    """The pool of a model's adapters, and what it is for."""
+    """The slots for a model's adapters, and what fits them."""
 
-    places: int  # P, adapters that are loaded at a time
-    rank: int  # R, the largest of all adapters
-    targets: frozenset[str]  # canonical names of the weights that any adapter changes
+    slots: int  # P, adapters that are in memory at a time
+    rank: int  # R, the largest of an adapter
+    targets: frozenset[str]  # canonical names of the weights that adapters may change
     bfloat16: bool = False  # what our own operators hold them as; MindSpore's do not
+    rounded: bool = False  # to bfloat16, those too that it does not hold without a loss
+
+    def check(self, adapter: Adapter) -> None:
+        """Raise ConfigError for an adapter that does not fit a slot."""
+        faults, hint = [], "load the model anew: its adapters of then say what there is room for"
+        rank = max((pair.rank for pair in adapter.pairs.values()), default=0)
+        if rank > self.rank:
+            faults.append(f"got rank {rank}, expected {self.rank} at most")
+        if others := adapter.pairs.keys() - self.targets:
+            faults.append(
+                f"got {len(others)} weights besides those that adapters may change, such as"
+                f" {min(others)}"
+            )
+        if self.bfloat16 and not (self.rounded or adapter.bfloat16):
+            faults.append("got values that bfloat16 does not hold, as it does all the others'")
+            hint += ", and adapter_dtype=bf16 rounds any"
+        if faults:
+            raise ConfigError(
+                f"adapter {adapter.name}: {adapter.folder}: does not fit the slots that were made"
+                f" when the model was loaded: {'; '.join(faults)}",
+                hint,
+            )
+
+
+def pool_size(
+    adapters: Sequence[Adapter],
+    slots: int,
+    rank: int | None = None,
+    targets: Collection[str] | None = None,
+    *,
+    rounded: bool = False,
+) -> LoraSize:
+    """Room for `adapters`, `slots` of them at a time; `rounded`: to bfloat16.
+
+    `rank` and `targets`, canonical names of weights, are the maxima of adapters to come, needed
+    where there are none yet. Raises ConfigError for one of `adapters` that does not fit them.
+    """
+    pairs = [item for adapter in adapters for item in adapter.pairs.items()]
+    if rank is None:
+        rank = max(pair.rank for _, pair in pairs)
+    if targets is None:
+        targets = {name for name, _ in pairs}
+    exact = bool(adapters) and all(adapter.bfloat16 for adapter in adapters)
+    size = LoraSize(slots, rank, frozenset(targets), rounded or exact, rounded)
+    for adapter in adapters:
+        size.check(adapter)
+    return size
 
 
 @dataclass(frozen=True)
@@ -44,7 +93,7 @@ class Target:
 
 @dataclass(frozen=True)
 class PoolLayout:
-    """Where a place of a layer's pool has what."""
+    """Where a slot of a layer's pool has what."""
 
     rank: int
     targets: tuple[Target | None, ...]  # in the layer's order; None: no adapter changes that one
@@ -52,7 +101,7 @@ class PoolLayout:
 
     @property
     def width(self) -> int:
-        """Numbers of a place."""
+        """Numbers of a slot."""
         return sum(self.rank * (one.inputs + one.filled) for one in self.targets if one)
 
     @property
@@ -64,7 +113,7 @@ class PoolLayout:
         return {one.name for one in self.targets if one}
 
     def parts(self) -> AdapterParts:
-        """Where a place has A and B of each matrix."""
+        """Where a slot has A and B of each matrix."""
         down, up, at = [-1] * MOST_MATRICES, [-1] * MOST_MATRICES, 0
         for index, one in enumerate(self.targets):
             if one:
@@ -74,7 +123,7 @@ class PoolLayout:
         return AdapterParts(self.rank, tuple(down), tuple(up))
 
     def row(self, adapter: Adapter) -> NDArray[Any]:
-        """An adapter's place [width]."""
+        """An adapter's numbers in a slot [width]."""
         parts: list[NDArray[np.float32]] = []
         for one in self.targets:
             if one:

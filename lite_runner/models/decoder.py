@@ -221,17 +221,17 @@ class DecoderCell(nn.Cell):
         position: Tensor,
         length: Tensor,
         slot: Tensor | None,
-        place: Tensor | None = None,
+        adapter_slot: Tensor | None = None,
         every: bool = False,
     ) -> Tensor:
-        """tokens [R, T], position, length and place of the adapter [R] -> logits [R, vocab], or
+        """tokens [R, T], position, length and adapter slot [R] -> logits [R, vocab], or
         [n, vocab] after `every` token."""
         positions, rows, bias = self.inputs[0](tokens, position, length, slot)
         biases: tuple[Tensor, ...] = (bias,)
         for inputs in self.inputs[1:]:  # of other windows; positions and rows are the same
             biases = (*biases, inputs(tokens, position, length, slot)[2])
         angles = None if self.angles is None else self.angles(positions, length)
-        step = self.adapters(place, tokens, slot)
+        step = self.adapters(adapter_slot, slot)
         x = self.adapters.embedding(self.embedding(tokens), tokens, step)
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions)

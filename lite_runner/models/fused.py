@@ -56,11 +56,11 @@ def _zeros(shape: tuple[int, ...], dtype: type[np.generic], name: str) -> Parame
     return _parameter(np.zeros(shape, dtype), name)
 
 
-def _pool(places: int, layout: PoolLayout | None) -> NDArray[np.generic]:
+def _pool(slots: int, layout: PoolLayout | None) -> NDArray[np.generic]:
     if layout is None:
         return np.zeros((1, 1), np.float32)
-    size = places * layout.width * np.dtype(layout.dtype).itemsize
-    return aligned(size).view(layout.dtype).reshape(places, layout.width)
+    size = slots * layout.width * np.dtype(layout.dtype).itemsize
+    return aligned(size).view(layout.dtype).reshape(slots, layout.width)
 
 
 def _operator(name: str, width: int, rows: int) -> ops.Custom:
@@ -92,11 +92,11 @@ class FusedNetwork(nn.Cell):
             _parameter(layer.block, f"layer{index}") for index, layer in enumerate(layers)
         )
         self.format = format_of(one.block for pair in model.blocks for one in pair)
-        # By layer: the pool of its adapters [places, numbers]; one number where there are none.
+        # By layer: the slots of its adapters [slots, numbers]; one number where there are none.
         self.layouts: list[PoolLayout | None] = [layer.adapters for layer in layers]
-        places = 0 if sizes.lora is None else sizes.lora.places
+        slots = 0 if sizes.lora is None else sizes.lora.slots
         self.pools = ParameterTuple(
-            _parameter(_pool(places, layout), f"pool{index}")
+            _parameter(_pool(slots, layout), f"pool{index}")
             for index, layout in enumerate(self.layouts)
         )
         self.resize(sizes)
@@ -145,12 +145,12 @@ class FusedStep(nn.Cell):
         self.compute = _operator("Layers", network.hidden, capacity)
         self.predict = _operator("Head", network.vocab, wanted)
 
-    def construct(self, step: Tensor, rope: Tensor, places: Tensor) -> Tensor:
+    def construct(self, step: Tensor, rope: Tensor, adapter_slots: Tensor) -> Tensor:
         """`step`: see Step in kernels/src/layers.h; `rope` [rows, head_dim], cos and then sin;
-        `places` [capacity] of the tokens' adapters, below 0 the base -> logits [wanted, vocab]."""
+        `adapter_slots` [capacity] of the tokens, below 0 the base -> logits [wanted, vocab]."""
         net = self.network
         last = len(net.layers) - 1
-        x = self.embed(step, places, net.layers[0], *self.pool(0))
+        x = self.embed(step, adapter_slots, net.layers[0], *self.pool(0))
         blocks: tuple[Tensor, ...] = ()
         for index in range(last // 2):
             attention, feed_forward = 2 * index + 1, 2 * index + 2
@@ -165,8 +165,10 @@ class FusedStep(nn.Cell):
                 net.layers[feed_forward],
                 *self.pool(feed_forward),
             )
-        x = self.compute(x, step, rope, places, *blocks)
-        return self.predict(x, step, places, net.layers[last], net.layers[0], *self.pool(last))
+        x = self.compute(x, step, rope, adapter_slots, *blocks)
+        return self.predict(
+            x, step, adapter_slots, net.layers[last], net.layers[0], *self.pool(last)
+        )
 
     def pool(self, layer: int) -> tuple[Tensor, ...]:
         """The further input of a layer that adapters change."""

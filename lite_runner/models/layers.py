@@ -23,7 +23,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from numpy.typing import NDArray
 
-from lite_runner.models.lora import LoraSize
+from lite_runner.kernels.adapters import LoraSize
 from lite_runner.models.parallel import Combine, TensorParallel, shared_embedding, shared_logits
 
 MASKED = -1.0e9  # far below any score, yet finite: a row of nothing else stays a number

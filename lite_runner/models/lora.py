@@ -1,8 +1,8 @@
 """LoRA adapters in a network: a pool of them on the device, a different one for each row.
 
-P adapters are loaded at a time, each at a place of the pool, their ranks filled up with zeros to R;
-the scale is folded into B. A decode step multiplies every row with the A of all places, blanks the
-columns of the others' (a mask, made once a step) and multiplies that with the B of all places: two
+P adapters are loaded at a time, each in a slot of the pool, their ranks filled up with zeros to R;
+the scale is folded into B. A decode step multiplies every row with the A of all slots, blanks the
+columns of the others' (a mask, made once a step) and multiplies that with the B of all slots: two
 products and no gather, whatever the rows. A prefill, of one row, takes its adapter out of the pool.
 
 A row of the base model adds exact zeros to what the layer computes without adapters.
@@ -17,11 +17,11 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from lite_runner.kernels.adapters import LoraSize as LoraSize
+from lite_runner.kernels.adapters import LoraSize
 
 SIDE_BY_SIDE = 3  # layers at most that share an input: q, k and v
 
-# (place of each token [n], masks for 1, 2 and 3 layers, blocks of A's pool for as many or None)
+# (adapter slots of the rows, masks for 1, 2 and 3 layers, blocks of A for as many layers or None)
 Step: TypeAlias = tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...] | None]
 
 
@@ -34,34 +34,32 @@ class LoraInputs(nn.Cell):
 
     def __init__(self, size: LoraSize) -> None:
         super().__init__()
-        self.last = size.places - 1
-        own = np.eye(size.places + 1, size.places, dtype=np.float32)  # the base's row is all zero
+        own = np.eye(1 + size.slots, size.slots, -1, dtype=np.float32)  # by slot; first the base
         some = own.any(axis=1, keepdims=True).astype(np.float32)
         counts = range(1, SIDE_BY_SIDE + 1)
         decode = np.repeat(own, size.rank, axis=1)
         prefill = np.repeat(some, size.rank, axis=1)
         self.decode_masks = tuple(Tensor(np.tile(decode, (1, count))) for count in counts)
         self.prefill_masks = tuple(Tensor(np.tile(prefill, (1, count))) for count in counts)
-        blocks = [np.arange(count, dtype=np.int32) * size.places for count in counts]
+        blocks = [np.arange(count, dtype=np.int32) * size.slots for count in counts]
         self.blocks = tuple(Tensor(block) for block in blocks)
         self.gather = ops.Gather()
 
-    def construct(self, place: Tensor, tokens: Tensor, slot: Tensor | None) -> Step:
-        """Places of the rows' adapters [R], P for the base; tokens [R, T], of one row if any slot
-        is named."""
+    def construct(self, adapter_slot: Tensor, slot: Tensor | None) -> Step:
+        """Slots of the rows' adapters [R], below 0 the base; of one row if a cache `slot` is
+        named, however many tokens it has."""
         if slot is None:
-            return place, self.chosen(self.decode_masks, place), None
-        places = tokens.reshape(-1) * 0 + place
-        first = ops.minimum(place, self.last)
+            return adapter_slot, self.chosen(self.decode_masks, adapter_slot), None
+        first = ops.maximum(adapter_slot, 0)
         blocks: tuple[Tensor, ...] = ()
         for block in self.blocks:
             blocks = (*blocks, block + first)
-        return places, self.chosen(self.prefill_masks, places), blocks
+        return adapter_slot, self.chosen(self.prefill_masks, adapter_slot), blocks
 
-    def chosen(self, masks: tuple[Tensor, ...], places: Tensor) -> tuple[Tensor, ...]:
+    def chosen(self, masks: tuple[Tensor, ...], adapter_slots: Tensor) -> tuple[Tensor, ...]:
         found: tuple[Tensor, ...] = ()
         for mask in masks:
-            found = (*found, self.gather(mask, places, 0))
+            found = (*found, self.gather(mask, adapter_slots + 1, 0))
         return found
 
 
@@ -78,13 +76,13 @@ class Lora(nn.Cell):
         self.count, self.dtype = len(self.names), dtype
         if size is None or not self.names:
             return
-        self.places, self.rank = size.places, size.rank
+        self.slots, self.rank = size.slots, size.rank
         self.order = tuple(self.names.index(n) if n in self.names else -1 for n in layers)
         width = layers[self.names[0]][0]
         self.widths = [layers[name][1] for name in self.names]
-        self.a = zeros((self.count * self.places * self.rank, width), "a", dtype)
+        self.a = zeros((self.count * self.slots * self.rank, width), "a", dtype)
         self.b = ParameterTuple(
-            zeros((self.places * self.rank, out), f"b{index}", dtype)
+            zeros((self.slots * self.rank, out), f"b{index}", dtype)
             for index, out in enumerate(self.widths)
         )
         self.down, self.up = ops.MatMul(transpose_b=True), ops.MatMul()
@@ -97,7 +95,7 @@ class Lora(nn.Cell):
         _, masks, blocks = step
         a = self.a
         if blocks is not None:
-            height, width = self.count * self.places, self.a.shape[1]
+            height, width = self.count * self.slots, self.a.shape[1]
             a = self.gather(a.reshape(height, -1), blocks[self.count - 1], 0).reshape(-1, width)
         h = self.down(x.astype(self.dtype), a).astype(ms.float32) * masks[self.count - 1]
         parts = self.split(h) if self.count > 1 else (h,)
@@ -108,7 +106,7 @@ class Lora(nn.Cell):
             else:
                 b = self.b[index]
                 if blocks is not None:
-                    b = self.gather(b.reshape(self.places, -1), blocks[0], 0)
+                    b = self.gather(b.reshape(self.slots, -1), blocks[0], 0)
                     b = b.reshape(self.rank, -1)
                 added = (*added, self.up(parts[index].astype(self.dtype), b).astype(ms.float32))
         return added
@@ -117,7 +115,7 @@ class Lora(nn.Cell):
 class EmbeddingLora(nn.Cell):
     """What adapters add to the rows of an embedding: [n, hidden] for tokens [n].
 
-    A is kept as a table, a row of R for each token and place.
+    A is kept as a table, a row of R for each token and slot.
     """
 
     def __init__(
@@ -129,10 +127,10 @@ class EmbeddingLora(nn.Cell):
         self.dtype = dtype
         if size is None or not self.names:
             return
-        self.places, self.rank, self.vocabulary = size.places, size.rank, shape[0]
-        self.a = zeros((size.places * shape[0], size.rank), "a", dtype)
-        self.b = zeros((size.places * size.rank, shape[1]), "b", dtype)
-        spread = np.tile(np.eye(size.rank, dtype=np.float32), (1, size.places))
+        self.slots, self.rank, self.vocabulary = size.slots, size.rank, shape[0]
+        self.a = zeros((size.slots * shape[0], size.rank), "a", dtype)
+        self.b = zeros((size.slots * size.rank, shape[1]), "b", dtype)
+        spread = np.tile(np.eye(size.rank, dtype=np.float32), (1, size.slots))
         self.spread = Tensor(spread).astype(dtype)
         self.gather, self.matmul = ops.Gather(), ops.MatMul()
 
@@ -140,14 +138,14 @@ class EmbeddingLora(nn.Cell):
         """x [n, hidden], what the base's embedding gives."""
         if step is None or not self.names:
             return x
-        places, masks, blocks = step
-        first = ops.minimum(places, self.places - 1) * self.vocabulary
+        adapter_slots, masks, blocks = step
+        first = ops.maximum(adapter_slots, 0) * self.vocabulary
         h = self.gather(self.a, first + tokens.reshape(-1), 0)
         b = self.b
         if blocks is None:
             h = self.matmul(h, self.spread)
         else:
-            b = self.gather(b.reshape(self.places, -1), blocks[0], 0).reshape(self.rank, -1)
+            b = self.gather(b.reshape(self.slots, -1), blocks[0], 0).reshape(self.rank, -1)
         h = (h.astype(ms.float32) * masks[0]).astype(self.dtype)
         return x + self.matmul(h, b).astype(ms.float32)
 
@@ -170,8 +168,8 @@ class Adapters(nn.Cell):
         self.embedding = EmbeddingLora(size, table, shape, dtype)
         self.head = Lora(size, {"lm_head.weight": (shape[1], head_rows)}, dtype)
 
-    def construct(self, place: Tensor | None, tokens: Tensor, slot: Tensor | None) -> Step | None:
-        if place is None or self.inputs is None:
+    def construct(self, adapter_slot: Tensor | None, slot: Tensor | None) -> Step | None:
+        if adapter_slot is None or self.inputs is None:
             return None
-        step: Step = self.inputs(place, tokens, slot)
+        step: Step = self.inputs(adapter_slot, slot)
         return step

@@ -49,7 +49,7 @@ class Decode(nn.Cell):
 
 
 class Score(nn.Cell):
-    """Prefill of one row by the base model, with the logits after every token [T, vocab]."""
+    """Prefill of one row, with the logits after every token [T, vocab]."""
 
     def __init__(self, network: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
@@ -59,27 +59,40 @@ class Score(nn.Cell):
         return self.network(tokens, position, length, slot, None, True)
 
 
-class LoraPrefill(nn.Cell):
-    """Prefill of one row, by the adapter at its place of the pool [1]."""
+class LoraScore(nn.Cell):
+    """As Score, by the adapter in its slot [1], below 0 the base."""
 
     def __init__(self, network: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.network = network
 
     def construct(
-        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor, place: Tensor
+        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor, adapter_slot: Tensor
     ) -> Tensor:
-        return self.network(tokens, position, length, slot, place)
+        return self.network(tokens, position, length, slot, adapter_slot, True)
+
+
+class LoraPrefill(nn.Cell):
+    """Prefill of one row, by the adapter in its slot [1], below 0 the base."""
+
+    def __init__(self, network: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(
+        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor, adapter_slot: Tensor
+    ) -> Tensor:
+        return self.network(tokens, position, length, slot, adapter_slot)
 
 
 class LoraDecode(nn.Cell):
-    """As Decode, every slot by the adapter at its place of the pool [slots]."""
+    """As Decode, every row by the adapter in its slot [slots], below 0 the base."""
 
     def __init__(self, network: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.network = network
 
     def construct(
-        self, tokens: Tensor, position: Tensor, batch_valid_length: Tensor, place: Tensor
+        self, tokens: Tensor, position: Tensor, batch_valid_length: Tensor, adapter_slot: Tensor
     ) -> Tensor:
-        return self.network(tokens, position, batch_valid_length, None, place)
+        return self.network(tokens, position, batch_valid_length, None, adapter_slot)

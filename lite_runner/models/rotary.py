@@ -20,10 +20,9 @@ class Angles(nn.Cell):
         frequencies, factor = rope.frequencies(rotary, model.head_dim)
         self.heads = model.num_heads + model.n_kv_heads
         self.head_dim = model.head_dim
-        scaling = rotary.scaling
-        self.dynamic = False
-        if scaling is not None and scaling.type == "dynamic":
-            self.dynamic = True
+        scaling = rotary.dynamic
+        self.dynamic = scaling is not None
+        if scaling is not None:
             self.frequencies = Tensor(frequencies)
             self.exponents = Tensor(rope.dynamic_exponents(model.head_dim))
             self.factor, self.original = scaling.factor, scaling.original_seq_length

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lite_runner import environment, footprint, model_files, progress
-from lite_runner.backends.base import Scorer
+from lite_runner.backends.base import Backend
 from lite_runner.config.checks import fits_model
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.evaluation import read_text, window_of
+from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.plan import aligned, plan, readable
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError, RunnerError
+from lite_runner.generation import Request, Scheduler, generate
 from lite_runner.model_files import ModelFiles
 from lite_runner.report import Evaluation, Result, RunFolder, Timing
 from lite_runner.session import Job, load, memory_levers, memory_need
@@ -73,7 +75,6 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     config = replace(config, backend="ms")  # auto: no exported graph scores
     backend = load(config, files, device, job)
     load_s = time.perf_counter() - began
-    assert isinstance(backend, Scorer)
     with closing(backend):
         evaluation = evaluate(backend, ids, size, stride)
     evaluation = replace(evaluation, quant=str(files.quantization))
@@ -81,7 +82,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         run_mode=config.run_mode,
         model=config.model_name,
         backend=config.backend,
-        engine=backend.engine,
+        engine=backend.info.engine,
         load_checkpoint=files.source,
         results=[],
         evaluation=evaluation,
@@ -139,7 +140,7 @@ def _fitting(files: ModelFiles, config: RunConfig) -> ModelFiles:
     return files
 
 
-def evaluate(scorer: Scorer, ids: NDArray[np.int32], size: int, stride: int) -> Evaluation:
+def evaluate(backend: Backend, ids: NDArray[np.int32], size: int, stride: int) -> Evaluation:
     """The perplexity of a text in token ids [n], n >= 2.
 
     Ctrl-C ends it with the windows that are done, or is raised where there are none. Raises
@@ -147,11 +148,11 @@ def evaluate(scorer: Scorer, ids: NDArray[np.int32], size: int, stride: int) -> 
     """
     total, scored, computed, done = 0.0, 0, 0, 0
     interrupted = False
-    began, compiled = time.perf_counter(), scorer.compile_s
+    began, compiled = time.perf_counter(), backend.compile_s
     try:
         with progress.step("score", len(ids), "tokens") as step:
             for window in windows(len(ids), size, stride):
-                found = scorer.scores(ids[window.start : window.end])
+                found = log_likelihoods(backend, ids[window.start : window.end])
                 counted = found[window.first - window.start - 1 :]
                 if not np.isfinite(counted).all():
                     place = window.first + int(np.argmin(np.isfinite(counted)))
@@ -168,7 +169,7 @@ def evaluate(scorer: Scorer, ids: NDArray[np.int32], size: int, stride: int) -> 
         if not done:
             raise
         interrupted = True
-    seconds = time.perf_counter() - began - (scorer.compile_s - compiled)
+    seconds = time.perf_counter() - began - (backend.compile_s - compiled)
     mean = -total / scored
     try:
         perplexity = math.exp(mean)
@@ -188,3 +189,15 @@ def evaluate(scorer: Scorer, ids: NDArray[np.int32], size: int, stride: int) -> 
         tok_s=computed / seconds,
         interrupted=interrupted,
     )
+
+
+def log_likelihoods(backend: Backend, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Of each of ids[1:] given those before it [n - 1]."""
+    scheduler = Scheduler(backend, prefix_cache=False)
+    request = Request(ids, GenerationConfig(max_new_tokens=0, prompt_logprobs=0))
+    outcome = generate(scheduler, [request])
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    logprobs = outcome.completions[0].prompt_logprobs
+    assert logprobs is not None
+    return logprobs.chosen

@@ -6,30 +6,28 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from lite_runner import environment, footprint, model_files, progress
 from lite_runner.adapters import open_wanted
-from lite_runner.backends.base import Backend
+from lite_runner.backends.base import AdapterSlots, Backend
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.ge import FILE_NAME, ge_config, render
-from lite_runner.config.generation import of_each
 from lite_runner.config.plan import plan
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.requests import read_requests
 from lite_runner.config.scaling import ranks_plan
 from lite_runner.config.schema import RunConfig
-from lite_runner.generation import generate
+from lite_runner.generation import Generation, Scheduler, generate
 from lite_runner.model_files import ModelFiles
 from lite_runner.printer import Printer, advice, show, summary
 from lite_runner.report import AdapterReport, AdapterUse, Result, RowResult, RunFolder
 from lite_runner.session import (
     Job,
     load,
-    longest_sequence,
+    longest_of,
     memory_levers,
     memory_need,
-    pool_of,
+    options_of,
     prepare,
     share,
     slots_for,
@@ -37,9 +35,6 @@ from lite_runner.session import (
 )
 from lite_runner.shares import Share, gather, seed_of_all, wait_for_all
 from lite_runner.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from lite_runner.backends.adapter_pool import AdapterPool
 
 
 def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> None:
@@ -69,7 +64,7 @@ def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> Non
         wait_for_all(ranks)
         with closing(backend):
             mine, interrupted = _complete(config, backend, tokenizer, job, load_s, of_all)
-        engine = backend.engine
+        engine = backend.info.engine
     else:  # there are fewer prompts than copies of the model
         wait_for_all(ranks)
     if interrupted and ranks.size > 1:
@@ -116,7 +111,6 @@ def _complete(
     prepare_s = backend.compile_s
     total = len(job.tokens) * job.generation.num_return_sequences
     counted = progress.step("generate", total, "texts") if total > 1 else nullcontext()
-    pool = pool_of(backend, job)
     with counted as step:
         printer = Printer(
             tokenizer,
@@ -126,52 +120,47 @@ def _complete(
             form=config.output_format,
             step=step,
         )
+        scheduler = Scheduler(backend, prefix_cache=config.prefix_cache == "auto")
         outcome = generate(
-            backend,
-            job.tokens,
-            job.generation,
-            own=job.own,
-            adapters=None if job.adapters is None else job.adapters.of_prompts,
-            pool=pool,
+            scheduler,
+            job.asked(),
             first_index=job.first,
             on_token=printer.on_token,
             on_finish=printer.on_finish,
         )
     rows = printer.rows(outcome.completions)
-    # Compile time is not counted in any rate: what fell into decoding is taken out here.
-    outcome.timing.decode_s -= backend.compile_s - prepare_s
     done = Share(
         rows=rows,
         generation=outcome.timing,
         load_s=load_s,
         compile_s=backend.compile_s,
         prepare_s=prepare_s,
-        adapters=adapter_report(job, rows, pool),
+        adapters=adapter_report(job, rows, outcome, backend.adapters),
     )
     return done, outcome.interrupted
 
 
 def adapter_report(
-    job: Job, rows: Sequence[RowResult], pool: AdapterPool | None
+    job: Job, rows: Sequence[RowResult], outcome: Generation, slots: AdapterSlots | None
 ) -> AdapterReport | None:
     """What was done with each adapter; None for a run without."""
     if job.adapters is None:
         return None
-    names = [None, *(adapter.name for adapter in job.adapters.adapters)]
-    modules = [0, *(len(adapter.pairs) for adapter in job.adapters.adapters)]
     used = {}
-    for number, name in enumerate(names):
+    wanted = [job.adapters.name(place) for place in range(len(job.tokens))]
+    for adapter in (None, *job.adapters.adapters):
+        name = None if adapter is None else adapter.name
         mine = [row for row in rows if row.adapter == name]
         used[name or "base"] = AdapterUse(
-            modules=modules[number],
-            prompts=job.adapters.of_prompts.count(number),
+            modules=0 if adapter is None else len(adapter.pairs),
+            prompts=wanted.count(name),
             prompt_tokens=sum(row.prompt_tokens for row in mine),
             generated_tokens=sum(row.generated_tokens for row in mine),
-            seconds=pool.seconds[number] if pool is not None else 0.0,
+            seconds=outcome.adapter_s.get(name, 0.0),
         )
-    if pool is None:
+    if slots is None:
         return AdapterReport(0, 0, 0, used)
-    return AdapterReport(pool.places, pool.nbytes, pool.loads, used)
+    return AdapterReport(slots.slots, slots.nbytes, slots.loads, used)
 
 
 def with_ge_file(config: RunConfig, folder: RunFolder) -> RunConfig:
@@ -218,8 +207,8 @@ def planned_job(config: RunConfig) -> tuple[ModelFiles, Job]:
     model = files.model
     generation = config.generation(model)
     sizes = [request.size(config.system) for request in requests]
-    each = of_each(generation, [request.own for request in requests], len(requests))
-    length = min(model.seq_length, longest_sequence(sizes, each, model.seq_length))
+    each = options_of(generation, requests, len(requests))
+    length = min(model.seq_length, longest_of(sizes, each, model.seq_length))
     slots = slots_for(config, generation, len(requests))
     adapters = open_wanted(config, model, [request.adapter for request in requests])
     job = Job(requests, [()] * len(requests), generation, slots, length, adapters=adapters)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
+from lite_runner.config.request import adapter_name
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.adapter_config import NAMES, LoraSettings, read_settings
@@ -36,7 +37,6 @@ LISTING = "lora_adapter.json"
 PEFT_FILE, MINDFORMERS_FILE = "adapter_model.safetensors", "adapter_model.ckpt"
 PREFIX = "base_model.model."  # of every name in PEFT's files
 _NAME = re.compile(r"\w[\w .+@-]*")  # also the name of a folder
-_BASE_NAMES = ("null", "none", "base")  # what adapter_id= calls the model without an adapter
 _PEFT = re.compile(r"(.+)\.(?:lora_([AB])\.weight|lora_embedding_([AB])|base_layer\.weight)")
 _FAULTS_SHOWN = 5
 
@@ -143,10 +143,10 @@ def adapter_folders(path: Path, root: Path | None = None) -> dict[str, Path]:
 
 
 def _folder(listing: Path, name: str, entry: object, root: Path | None) -> Path:
-    if not _NAME.fullmatch(name) or name.lower() in _BASE_NAMES:
+    if not _NAME.fullmatch(name) or adapter_name(name) is None:
         raise ArtifactError(
             f"{listing}: {name!r} cannot be the name of an adapter",
-            f"use letters, digits and . _ - + @; {', '.join(_BASE_NAMES)} mean the base model",
+            "use letters, digits and . _ - + @; base, none and null mean the base model",
         )
     if not isinstance(entry, str) or not entry or "\0" in entry:
         raise ArtifactError(f"{listing}: {name}: got {entry!r}, expected the path of a folder")

@@ -20,7 +20,7 @@ from lite_runner.architectures.flat import ModelConfig
 from lite_runner.backends.device import set_device
 from lite_runner.models.decoder import DecoderCell
 from lite_runner.models.layers import BuildOptions, CacheSize
-from lite_runner.models.networks import Decode, LoraDecode, Prefill, Score
+from lite_runner.models.networks import Decode, LoraDecode, LoraPrefill, LoraScore, Prefill, Score
 from lite_runner.models.quantized import QuantizedLinear
 from lite_runner.weights.quantized import quantize
 from lite_runner.weights.random import random_checkpoint
@@ -327,6 +327,6 @@ def test_every_decode_has_them(step: type[nn.Cell]) -> None:
     assert "batch_valid_length" in inspect.signature(step.construct).parameters
 
 
-@pytest.mark.parametrize("step", [Prefill, Score])
+@pytest.mark.parametrize("step", [Prefill, Score, LoraPrefill, LoraScore])
 def test_no_other_step_has_them(step: type[nn.Cell]) -> None:
     assert not set(LENGTHS) & set(inspect.signature(step.construct).parameters)

@@ -64,7 +64,7 @@ def test_logits_and_tokens_equal_transformers(case: str, make: Make, reference: 
     logits, wanted = known.run(backend), known.logits
     assert np.abs(logits - wanted).max() <= TOLERANCE * np.abs(wanted).max()
     assert np.array_equal(logits.argmax(-1), wanted.argmax(-1))
-    assert backend.compile_s > 0 and backend.engine == "graph-cell"
+    assert backend.compile_s > 0 and backend.info.engine == "graph-cell"
 
 
 def test_slots_keep_apart_and_prompts_may_come_in_pieces(model: DynamicBackend) -> None:
@@ -74,6 +74,20 @@ def test_slots_keep_apart_and_prompts_may_come_in_pieces(model: DynamicBackend) 
     model.forward([Row(1, tokens[5:30], 0)])
     in_pieces = model.forward([Row(2, tokens[13:], 13)])
     assert np.abs(in_pieces - whole).max() <= 1e-5 * np.abs(whole).max()
+
+
+def test_a_chunk_is_rotated_by_the_length_of_its_text(make: Make, model: DynamicBackend) -> None:
+    """Dynamic NTK; and rows that want no logits have none."""
+    stretched = make("llama_rope_dynamic")
+    assert model.info.can_continue and not stretched.info.can_continue
+    tokens = np.arange(40, dtype=np.int32)
+    whole = stretched.forward([Row(0, tokens, 0)])
+    found = [
+        stretched.forward([Row(1, tokens[:16], 0, logits=0, length=40)]),
+        stretched.forward([Row(1, tokens[16:], 16, length=40), Row(2, tokens, 0, logits=0)]),
+    ]
+    assert [len(one) for one in found] == [0, 1]
+    assert np.abs(found[1] - whole).max() <= 1e-5 * np.abs(whole).max()
 
 
 def test_preparing_again_leaves_the_cache_alone(model: DynamicBackend) -> None:

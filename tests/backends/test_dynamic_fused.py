@@ -60,7 +60,9 @@ def answers(backend: FusedBackend | DynamicFusedBackend) -> NDArray[np.float32]:
     """Logits of three rows of different lengths together, of one alone, of the others."""
     tokens = np.random.default_rng(5).integers(0, 90, (SLOTS, 40)).astype(np.int32)
     lengths = (33, 4, 11)
+    assert backend.forward([Row(0, tokens[0, :20], 0, logits=0)]).shape == (0, 96)
     found = [
+        backend.forward([Row(1, tokens[1, :9], 0), Row(0, tokens[0, 20:30], 20, length=40)]),
         backend.forward([Row(slot, tokens[slot, :end], 0) for slot, end in enumerate(lengths)]),
         backend.forward([Row(1, tokens[1, 4:8], 4)]),
         backend.forward([Row(0, tokens[0, 33:34], 33), Row(2, tokens[2, 11:12], 11)]),
@@ -93,7 +95,7 @@ def test_the_bits_are_the_online_ones(
     backend = open_exported(manifest.paths(tmp_path), manifest, GRAPH_CELL, slots=SLOTS)
     online = reference(case).fused(SLOTS, LENGTH, quant, cache=cache)
     assert np.array_equal(answers(backend), answers(online))
-    assert backend.engine == "graph-cell" and backend.compile_s > 0
+    assert backend.info.engine == "graph-cell" and backend.compile_s > 0
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def test_what_it_was_not_exported_for(tmp_path: Path, export: Export) -> None:
     with pytest.raises(ConfigError, match="num_return_sequences"):
         backend.copy([0], [1])
     with pytest.raises(ValueError, match="token ids must be 0 to"):
-        backend.forward([Row(0, np.array([backend.vocab_size], np.int32), 0)])
+        backend.forward([Row(0, np.array([backend.info.vocab_size], np.int32), 0)])
 
 
 def test_a_cache_larger_than_the_memory_is_refused_before_it_is_made(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.base import Row
 from lite_runner.backends.fused import FusedBackend, FusedOptions
+from lite_runner.backends.likelihood import logits_of_text
 from lite_runner.config.quantization import Quant, Quantization, Scheme
 from lite_runner.config.schema import DType
 from lite_runner.errors import ArtifactError
@@ -248,13 +249,78 @@ def test_threads_change_no_bit(reference: Reference) -> None:
     assert len(found) == 1
 
 
-def test_scores_are_the_log_softmax_of_the_logits(model: FusedBackend) -> None:
+def test_logits_after_every_token_are_those_of_single_steps(model: FusedBackend) -> None:
     text = tokens(9, 50)
-    got = model.scores(text)
-    for end in range(1, len(text)):
-        logits = model.forward([Row(1, text[:end], 0)])[0].astype(np.float64)
-        wanted = logits[text[end]] - np.log(np.exp(logits).sum())
-        assert abs(got[end - 1] - wanted) <= 1e-6 * max(1.0, abs(wanted))
+    got = np.concatenate(list(logits_of_text(model, text)))
+    assert got.shape == (50, 96)
+    for place in range(50):
+        logits = model.forward([Row(1, text[place : place + 1], place)])
+        assert got[place].tobytes() == logits.tobytes()
+    last = model.forward([Row(2, text[:20], 0), Row(0, text[20:], 20, logits=7)])
+    assert last[1:].tobytes() == got[-7:].tobytes()
+
+
+def test_rows_that_want_no_logits_one_and_many(model: FusedBackend) -> None:
+    first, second, third = tokens(1, 40), tokens(2, 25), tokens(3, 12)
+    rows = [Row(0, first, 0), Row(1, second, 0, logits=25), Row(2, third, 0, logits=3)]
+    alone = [model.forward([row]) for row in rows]
+    none = model.forward([Row(0, first[:30], 0, logits=0)])
+    assert none.shape == (0, 96) and none.dtype == np.float32
+    together = [Row(0, first[30:35], 30, logits=0), *rows[1:]]
+    wanted = np.concatenate(alone[1:])
+    assert model.forward(together).tobytes() == wanted.tobytes()
+    assert model.forward([Row(0, first[35:], 35)]).tobytes() == alone[0].tobytes()
+
+
+def test_more_logits_than_a_step_gives(
+    monkeypatch: pytest.MonkeyPatch, reference: Reference
+) -> None:
+    rows = [Row(0, tokens(1, 40), 0, logits=40), Row(1, tokens(2, 9), 0), Row(2, tokens(3, 9), 0)]
+    whole = reference("llama").fused(3, 64).forward(rows)
+    monkeypatch.setattr("lite_runner.backends.fused.rows_at_once", lambda *_: 4)
+    assert reference("llama").fused(3, 64).forward(rows).tobytes() == whole.tobytes()
+    # More slots than that: a step gives as many as there are.
+    assert reference("llama").fused(6, 64).forward(rows).tobytes() == whole.tobytes()
+
+
+def test_a_text_is_scored_by_one_graph(reference: Reference) -> None:
+    model = reference("llama").fused(2, 700)
+    assert (model.info.budget, model.info.most_logits) == (512, 512)
+    text = tokens(1, 513)
+    first, last = logits_of_text(model, text)  # of the last part a single token
+    assert (len(first), len(last), list(model._steps)) == (512, 1, [512])
+    model.prepare()
+    assert model.forward([Row(1, text, 0)]).tobytes() == last.tobytes()
+    assert list(model._steps) == [512, 2]
+
+
+@pytest.mark.parametrize("cache", ["fp32", "int8"])
+def test_a_slot_goes_on_from_an_earlier_position(cache: str, reference: Reference) -> None:
+    """What it held from there on is gone, whatever that was."""
+    model = reference("llama").fused(3, 100, cache=cache)
+    old, new = tokens(1, 60), tokens(2, 20)
+    model.forward([Row(1, old[:33], 0, logits=0), Row(0, tokens(4, 9), 0)])
+    fresh = [model.forward([Row(1, new, 33)]), model.forward([Row(1, old[:1], 53)])]
+    model.forward([Row(0, old, 0)])
+    model.forward([Row(0, new[:1], 60)])
+    cut = [model.forward([Row(0, new, 33)]), model.forward([Row(0, old[:1], 53)])]
+    assert [one.tobytes() for one in cut] == [one.tobytes() for one in fresh]
+
+
+def test_a_chunk_is_rotated_by_the_length_of_its_text(reference: Reference) -> None:
+    """Dynamic NTK; to the bit, as the whole prompt."""
+    known = reference("llama_rope_dynamic")
+    model = known.fused(2, 100)
+    assert not model.info.can_continue and reference("llama").fused(1, 8).info.can_continue
+    prompt = tokens(1, 90)
+    whole = [model.forward([Row(0, prompt, 0)]), model.forward([Row(0, prompt[:1], 90)])]
+    for length in (90, 0):
+        for start in range(0, 90, 30):
+            chunk = Row(1, prompt[start : start + 30], start, length=length)
+            last = model.forward([chunk])
+        pieces = [last, model.forward([Row(1, prompt[:1], 90)])]
+        same = [one.tobytes() for one in pieces] == [one.tobytes() for one in whole]
+        assert same == (length == 90)
 
 
 def test_a_token_outside_the_vocabulary_is_refused(model: FusedBackend) -> None:

@@ -18,7 +18,7 @@ def test_own_operators(case: str, reference: Callable) -> None:
     model.forward([Row(0, known.prompts[0][:4], 0)])
     slots = len(known.prompts)
     model.grow(slots, known.length)
-    assert (model.slots, model.max_length >= known.length) == (slots, True)
+    assert (model.info.slots, model.info.max_length >= known.length) == (slots, True)
     assert np.array_equal(known.run(model), known.run(known.fused(slots, known.length)))
 
 

@@ -16,6 +16,7 @@ from lite_runner.backends import online
 from lite_runner.backends.base import Row
 from lite_runner.backends.online import OnlineBackend, OnlineOptions
 from lite_runner.errors import EnvironmentFault
+from lite_runner.kernels.adapters import pool_size
 from lite_runner.weights.adapter import open_adapters
 from lite_runner.weights.read_ahead import ReadAhead
 from tests import references
@@ -26,6 +27,7 @@ CASES = references.every()
 TOLERANCE = 1e-4
 Reference = Callable[[str], Any]
 Error = Callable[[NDArray, NDArray], float]
+Scores = Callable[[OnlineBackend, NDArray], NDArray[np.float64]]
 
 
 @pytest.mark.parametrize("use_past", [True, False], ids=["cache", "no_cache"])
@@ -142,14 +144,14 @@ def test_an_absent_device_is_an_environment_fault(reference: Reference) -> None:
 
 
 @pytest.mark.parametrize("case", ["bloom_6_heads", "gpt2", "llama", "qwen2", "qwen2_window"])
-def test_scores_equal_transformers(case: str, reference: Reference) -> None:
+def test_scores_equal_transformers(case: str, reference: Reference, scores: Scores) -> None:
     """The forced tokens' likelihood, by the logits that transformers gave before each of them."""
     known = reference(case)
     forced, model = known.forced, known.online(1, 64)
     for index, prompt in enumerate(known.prompts):
         logits = log_softmax(known.logits[index, :-1].astype(np.float64), axis=-1)
         wanted = logits[np.arange(forced.shape[1]), forced[index]]
-        got = model.scores(np.concatenate([prompt, forced[index]]))
+        got = scores(model, np.concatenate([prompt, forced[index]]))
         assert got.dtype == np.float64 and got.shape == (len(prompt) + forced.shape[1] - 1,)
         error = np.abs(got[len(prompt) - 1 :] - wanted).max()
         assert error <= TOLERANCE * np.abs(known.logits).max()
@@ -157,34 +159,106 @@ def test_scores_equal_transformers(case: str, reference: Reference) -> None:
 
 @pytest.mark.parametrize("use_past", [True, False], ids=["cache", "no_cache"])
 def test_scores_equal_the_logits_token_by_token(
-    tokens: NDArray, use_past: bool, reference: Reference
+    tokens: NDArray, use_past: bool, reference: Reference, scores: Scores
 ) -> None:
     tokens, model = tokens[:40], reference("llama").online(2, 40, use_past=use_past)
     rows = [model.forward([Row(0, tokens[:1], 0)])]
     rows += [model.forward([Row(0, tokens[at : at + 1], at)]) for at in range(1, len(tokens) - 1)]
     wanted = log_softmax(np.concatenate(rows).astype(np.float64), axis=-1)
     wanted = wanted[np.arange(len(tokens) - 1), tokens[1:]]
-    assert np.abs(model.scores(tokens) - wanted).max() < 1e-5
+    assert np.abs(scores(model, tokens) - wanted).max() < 1e-5
 
 
 def test_scores_in_chunks_equal_the_whole(
-    model: OnlineBackend, tokens: NDArray, monkeypatch: pytest.MonkeyPatch
+    model: OnlineBackend,
+    tokens: NDArray,
+    reference: Reference,
+    scores: Scores,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model.forward([Row(0, tokens[::-1].copy(), 0)])  # what was in the slot does not count
-    whole = model.scores(tokens)
+    whole = scores(model, tokens)
     monkeypatch.setattr(online, "rows_at_once", lambda *_: 16)
-    assert np.abs(model.scores(tokens) - whole).max() < 1e-5
-    assert np.abs(model.scores(tokens[:40]) - whole[:39]).max() < 1e-5
-    assert len(model.scores(tokens[:2])) == 1
+    model = reference("llama").online(3, 100)
+    assert np.abs(scores(model, tokens) - whole).max() < 1e-5
+    assert np.abs(scores(model, tokens[:40]) - whole[:39]).max() < 1e-5
+    assert len(scores(model, tokens[:2])) == 1
+    assert list(model._compiled) == ["score"]  # which served the single token, too
 
 
-def test_adapters_leave_the_scores_alone(tokens: NDArray, reference: Reference) -> None:
+def test_a_row_is_scored_by_its_adapter(
+    tokens: NDArray, reference: Reference, relative_error: Error
+) -> None:
     known = reference("llama")
     adapters = open_adapters(
         REFERENCE.parent / "adapters" / "llama" / "lora_adapter.json", known.config, ["all"]
     )
     weights = ReadAhead(known.tensors())
-    options = OnlineOptions(slots=2, length=100, loaded_adapters=1)
-    with_pool = OnlineBackend(known.config, weights, options, list(adapters.values()))
-    ids = tokens[:30]
-    assert np.array_equal(with_pool.scores(ids), known.online(2, 100).scores(ids))
+    options = OnlineOptions(slots=2, length=100, lora=pool_size(list(adapters.values()), 1))
+    pool = OnlineBackend(known.config, weights, options, list(adapters.values()))
+    plain = known.online(2, 100)
+    ids, base = tokens[:30], Row(0, tokens[:30], 0, logits=30)
+    assert np.array_equal(pool.forward([base]), plain.forward([base]))
+    assert pool.adapters is not None
+    slot = pool.adapters.pin("all")
+    scored = pool.forward([Row(0, ids, 0, slot, logits=30)])
+    steps = [Row(1, ids[at : at + 1], at, slot) for at in range(30)]
+    wanted = np.concatenate([pool.forward([row]) for row in steps])
+    assert relative_error(scored, wanted) < 1e-5
+    assert relative_error(scored, plain.forward([base])) > 1e-2
+
+
+@pytest.mark.parametrize("use_past", [True, False], ids=["cache", "no_cache"])
+def test_rows_that_want_no_logits_one_and_many(
+    use_past: bool, tokens: NDArray, reference: Reference, relative_error: Error
+) -> None:
+    model = reference("llama").online(4, 100, use_past=use_past)
+    whole = model.forward([Row(3, tokens[:50], 0, logits=50)])
+    assert whole.shape == (50, 96)
+    assert model.forward([Row(0, tokens[:20], 0, logits=0)]).shape == (0, 96)
+    model.forward([Row(1, tokens[:20], 0), Row(2, tokens[:40], 0)])
+    rows = [
+        Row(2, tokens[40:41], 40),
+        Row(0, tokens[20:40], 20, logits=0),
+        Row(1, tokens[20:21], 20, logits=0),
+        Row(3, tokens[:50], 0, logits=3),
+    ]
+    wanted = whole[[40, 47, 48, 49]]
+    assert relative_error(model.forward(rows), wanted) < 1e-5
+    rows = [Row(0, tokens[40:50], 40), Row(1, tokens[21:22], 21), Row(3, tokens[50:51], 50)]
+    assert relative_error(model.forward(rows)[:2], whole[[49, 21]]) < 1e-5
+
+
+@pytest.mark.parametrize("use_past", [True, False], ids=["cache", "no_cache"])
+def test_a_slot_goes_on_from_an_earlier_position(
+    use_past: bool, tokens: NDArray, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a multiple of the chunk; to the bit. What it held from there on is gone."""
+    monkeypatch.setattr(online, "chunk_length", lambda *_: 32)
+    model = reference("llama").online(2, 100, use_past=use_past)
+    new = np.concatenate([tokens[:32], tokens[50:70]])
+    fresh = [model.forward([Row(1, new, 0)]), model.forward([Row(1, tokens[:1], 52)])]
+    model.forward([Row(0, tokens[:58], 0)])
+    model.forward([Row(0, tokens[:1], 58)])
+    cut = [model.forward([Row(0, new[32:], 32, length=52)])]
+    cut.append(model.forward([Row(0, tokens[:1], 52)]))
+    assert np.array_equal(cut, fresh)
+
+
+def test_a_prompt_in_chunks_is_to_the_bit_the_whole(
+    tokens: NDArray, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they end at multiples of info.chunk; the last one is a single token. By dynamic NTK
+    they are rotated by the length of the whole."""
+    monkeypatch.setattr(online, "chunk_length", lambda *_: 32)
+    for case in ("llama", "llama_rope_dynamic"):
+        model = reference(case).online(2, 100)
+        assert model.info.chunk == 32 and model.info.can_continue == (case == "llama")
+        whole = model.forward([Row(0, tokens[:65], 0)])
+        for start, end in ((0, 32), (32, 64), (64, 65)):
+            row = Row(1, tokens[start:end], start, logits=end == 65, length=65)
+            last = model.forward([row])
+        assert np.array_equal(last, whole)
+        assert np.array_equal(
+            model.forward([Row(1, tokens[:1], 65)]), model.forward([Row(0, tokens[:1], 65)])
+        )

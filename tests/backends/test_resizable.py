@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.base import Row
 from lite_runner.backends.engines.worker import WorkerEngine
-from lite_runner.backends.resizable import ResizableBackend, decode_span
+from lite_runner.backends.resizable import ResizableBackend, decode_span, pieces
 from lite_runner.errors import ArtifactError
 from lite_runner.export.manifest import Graph, Manifest
 from lite_runner.export.resizable import export_resizable
@@ -143,6 +143,63 @@ def test_a_long_prompt_is_computed_in_chunks(
     monkeypatch.setattr("lite_runner.backends.resizable.chunk_length", lambda heads, start: 32)
     # The last of three chunks is a single token.
     assert relative_error(model.forward([Row(1, tokens[:65], 0)]), whole) < 1e-5
+
+
+@pytest.mark.parametrize("heads", [9, 32, 71])
+def test_pieces_meet_at_multiples_of_a_chunk(heads: int) -> None:
+    whole = list(pieces(heads, 0, 9001))
+    assert len({count for _, count in whole[:-1]}) > 2  # they grow shorter
+    assert sum(count for _, count in whole) == 9001
+    for size in (512, 2048):
+        cut = [
+            piece
+            for start in range(0, 9001, size)
+            for piece in pieces(heads, start, min(start + size, 9001))
+        ]
+        assert cut == whole
+
+
+def test_rows_that_want_no_logits(model: ResizableBackend, tokens: NDArray) -> None:
+    wanted = model.forward([Row(0, tokens[:40], 0), Row(1, tokens[:9], 0), Row(2, tokens[:5], 0)])
+    rows = [Row(0, tokens[:40], 0), Row(1, tokens[:9], 0, logits=0), Row(2, tokens[:5], 0)]
+    assert np.array_equal(model.forward(rows), wanted[[0, 2]])
+    last = model.forward([Row(0, tokens[:1], 40), Row(1, tokens[:1], 9)])
+    rows = [Row(0, tokens[:1], 40, logits=0), Row(1, tokens[:1], 9)]
+    assert np.array_equal(model.forward(rows), last[1:])
+
+
+def test_a_slot_goes_on_from_an_earlier_position(
+    model: ResizableBackend, tokens: NDArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a multiple of the chunk; to the bit. What it held from there on is gone."""
+    monkeypatch.setattr("lite_runner.backends.resizable.chunk_length", lambda heads, keys: 32)
+    new = np.concatenate([tokens[:32], tokens[50:83]])
+    fresh = [model.forward([Row(1, new, 0)]), model.forward([Row(1, tokens[:1], 65)])]
+    model.forward([Row(0, tokens[:90], 0)])
+    model.forward([Row(0, tokens[:1], 90)])
+    # The last piece is a single token.
+    cut = [model.forward([Row(0, new[32:], 32)]), model.forward([Row(0, tokens[:1], 65)])]
+    assert np.array_equal(cut, fresh)
+
+
+def test_a_chunk_is_rotated_by_the_length_of_its_text(
+    tmp_path: Path,
+    lite_python: Path,
+    exported: Export,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Dynamic NTK; to the bit, as the whole prompt, whose last piece is a single token."""
+    monkeypatch.setattr("lite_runner.backends.resizable.chunk_length", lambda heads, keys: 16)
+    manifest = exported("llama_rope_dynamic", tmp_path, 60)
+    model = opened(manifest, tmp_path, lite_python, 2)
+    assert not model.info.can_continue
+    tokens = np.arange(33, dtype=np.int32)
+    whole = model.forward([Row(0, tokens, 0)])
+    for start, end in ((0, 16), (16, 32), (32, 33)):
+        row = Row(1, tokens[start:end], start, logits=end == 33, length=33)
+        last = model.forward([row])
+    model.close()
+    assert np.array_equal(last, whole)
 
 
 @pytest.mark.parametrize("decoded", [False, True], ids=["after_prefill", "while_decoding"])

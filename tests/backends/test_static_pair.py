@@ -54,7 +54,7 @@ def test_logits_and_tokens_equal_transformers(case: str, make: Make, reference: 
     logits, wanted = known.run(backend), known.logits
     assert np.abs(logits - wanted).max() <= TOLERANCE * np.abs(wanted).max()
     assert np.array_equal(logits.argmax(-1), wanted.argmax(-1))
-    assert backend.compile_s > 0 and backend.engine == "graph-cell"
+    assert backend.compile_s > 0 and backend.info.engine == "graph-cell"
     # Some of the rows only, in another order, over what the slots held before.
     logits, wanted = known.run(backend, [3, 0, 2]), known.logits[:3]
     assert np.abs(logits - wanted).max() <= TOLERANCE * np.abs(wanted).max()
@@ -99,6 +99,16 @@ def test_a_new_prompt_beside_running_rows(model: StaticPairBackend, tokens: NDAr
     assert np.array_equal(both, np.concatenate([wanted_old, wanted_new]))
 
 
+def test_rows_that_want_no_logits(model: StaticPairBackend, tokens: NDArray) -> None:
+    whole = [Row(1, tokens[:20], 0), Row(0, tokens[:9], 0)]
+    wanted = model.forward(whole)
+    rows = [Row(1, tokens[:20], 0, logits=0), Row(0, tokens[:9], 0)]
+    assert np.array_equal(model.forward(rows), wanted[1:])
+    both = model.forward([Row(1, tokens[20:21], 20), Row(0, tokens[9:10], 9)])
+    rows = [Row(1, tokens[20:21], 20), Row(0, tokens[9:10], 9, logits=0)]
+    assert np.array_equal(model.forward(rows), both[:1])
+
+
 def test_a_prompt_in_pieces_equals_the_whole(model: StaticPairBackend, tokens: NDArray) -> None:
     whole = model.forward([Row(0, tokens[:20], 0), Row(1, tokens[:25], 0)])
     model.forward([Row(0, tokens[:15], 0), Row(1, tokens[:22], 0)])
@@ -107,7 +117,7 @@ def test_a_prompt_in_pieces_equals_the_whole(model: StaticPairBackend, tokens: N
 
 
 def test_a_row_may_fill_its_slot_but_not_more(model: StaticPairBackend, tokens: NDArray) -> None:
-    assert model.max_length == LENGTH
+    assert model.info.max_length == LENGTH
     full = model.forward([Row(0, tokens, 0)])
     model.forward([Row(0, tokens[:-1], 0)])
     last = model.forward([Row(0, tokens[-1:], LENGTH - 1)])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner.config.request import Message, Request
+from lite_runner.config.request import BASE, Message, Request, adapter_name
 from lite_runner.config.requests import read_requests
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
@@ -84,6 +84,12 @@ def test_a_text_is_no_file_for_looking_like_one(
         assert requests(resolve, f"predict_data={text}") == [Request(text)]
     (tmp_path / "my prompts.jsonl").write_text('{"prompt": "a"}')
     assert requests(resolve, "predict_data=my prompts.jsonl") == [Request("a")]
+
+
+def test_the_base_model_has_one_name_for_users_and_others_that_are_taken() -> None:
+    for name in (None, BASE, "Base", "", "null", "None", "NONE"):
+        assert adapter_name(name) is None
+    assert adapter_name("basic") == "basic"
 
 
 def test_adapters_of_prompts(resolve: Resolve) -> None:

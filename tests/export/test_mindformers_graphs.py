@@ -90,7 +90,7 @@ def test_a_graph_without_a_cache_runs_in_lite(graphs: Graphs, lite_python: Path)
     assert (manifest.layout, manifest.sampled) == ("no_cache", False)
     options = EngineOptions(choose_engine("no_cache", "auto", "CPU"), threads=2)
     model = open_exported({"model": path}, manifest, options, slots=1)
-    assert model.engine == "lite-worker"
+    assert model.info.engine == "lite-worker"
     expected = np.load(FIXTURES / "bloom/expected.npz")
     for padded, length, tokens in zip(
         expected["prompts"], expected["lengths"], expected["tokens"], strict=True

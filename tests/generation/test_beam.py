@@ -10,7 +10,7 @@ import pytest
 
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError, RunnerError
-from lite_runner.generation import generate
+from tests.generation.mock import generated
 
 CASES = json.loads(
     (Path(__file__).parents[1] / "fixtures" / "generation" / "beams.json").read_text()
@@ -33,7 +33,7 @@ def table_logits(seed: int) -> Callable[[list[int], int], np.ndarray]:
 def test_same_beams_as_transformers(case: dict[str, Any], backend: Callable[..., Any]) -> None:
     config = GenerationConfig(eos_token_id=tuple(case["eos"]), **case["options"])
     mock = backend(table_logits(case["seed"]), slots=config.num_beams)
-    completions = generate(mock, [case["prompt"]], config).completions
+    completions = generated(mock, [case["prompt"]], config).completions
     assert [c.token_ids for c in completions] == case["sequences"]
     for one in completions:
         ended = one.finish_reason == "stop"
@@ -45,8 +45,8 @@ def test_same_beams_as_transformers(case: dict[str, Any], backend: Callable[...,
 def test_several_prompts_share_the_slots(backend: Callable[..., Any]) -> None:
     config = GenerationConfig(num_beams=3, num_return_sequences=2, max_new_tokens=9)
     prompts = [[1], [2, 3, 4], [5, 6], [7], [8, 9]]
-    alone = [generate(backend(slots=3), [prompt], config).completions for prompt in prompts]
-    together = generate(backend(slots=7), prompts, config).completions
+    alone = [generated(backend(slots=3), [prompt], config).completions for prompt in prompts]
+    together = generated(backend(slots=7), prompts, config).completions
     assert [(c.prompt_index, c.return_index) for c in together] == [
         (prompt, ret) for prompt in range(5) for ret in range(2)
     ]
@@ -58,7 +58,7 @@ def test_hooks(backend: Callable[..., Any]) -> None:
     seen: list[int] = []
     finished: list[tuple[int, int]] = []
     config = GenerationConfig(num_beams=2, num_return_sequences=2, max_new_tokens=5)
-    completions = generate(
+    completions = generated(
         backend(),
         [[1], [2]],
         config,
@@ -80,8 +80,8 @@ def test_a_better_total_than_greedy(backend: Callable[..., Any]) -> None:
 
     greedy = GenerationConfig(max_new_tokens=2)
     beams = GenerationConfig(max_new_tokens=2, num_beams=2)
-    assert generate(backend(logits), [[3]], greedy).completions[0].token_ids == [1, 0]
-    assert generate(backend(logits), [[3]], beams).completions[0].token_ids == [0, 2]
+    assert generated(backend(logits), [[3]], greedy).completions[0].token_ids == [1, 0]
+    assert generated(backend(logits), [[3]], beams).completions[0].token_ids == [0, 2]
 
 
 def test_interrupt_keeps_the_running_beams(backend: Callable[..., Any]) -> None:
@@ -89,12 +89,12 @@ def test_interrupt_keeps_the_running_beams(backend: Callable[..., Any]) -> None:
     forward = mock.forward
 
     def interrupted(rows: Any) -> Any:
-        if len(mock.calls) == 3:
+        if len(mock.steps) == 3:
             raise KeyboardInterrupt
         return forward(rows)
 
     mock.forward = interrupted
-    result = generate(mock, [[1]], GenerationConfig(num_beams=2, max_new_tokens=9))
+    result = generated(mock, [[1]], GenerationConfig(num_beams=2, max_new_tokens=9))
     assert result.interrupted
     assert [c.finish_reason for c in result.completions] == ["interrupted"]
     assert len(result.completions[0].token_ids) == 3
@@ -102,7 +102,7 @@ def test_interrupt_keeps_the_running_beams(backend: Callable[..., Any]) -> None:
 
 def test_too_few_slots(backend: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="num_beams=5, but there are 4 slots"):
-        generate(backend(slots=4), [[1]], GenerationConfig(num_beams=5, max_new_tokens=2))
+        generated(backend(slots=4), [[1]], GenerationConfig(num_beams=5, max_new_tokens=2))
 
 
 def test_nan_names_step_and_prompt(backend: Callable[..., Any]) -> None:
@@ -111,4 +111,4 @@ def test_nan_names_step_and_prompt(backend: Callable[..., Any]) -> None:
 
     config = GenerationConfig(num_beams=2, max_new_tokens=5)
     with pytest.raises(RunnerError, match="NaN at step 2 of prompt 0"):
-        generate(backend(logits), [[1]], config)
+        generated(backend(logits), [[1]], config)

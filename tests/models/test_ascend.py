@@ -268,16 +268,18 @@ def test_slots_own_their_blocks(reference: Reference, relative_error: Error) -> 
     # a8w8 rounds the activations, which the floats that it is compared with do not know.
     [("bloom", "a16w8", 1e-5), ("llama", "a16w4", 1e-5), ("gpt2", "a8w8", 3e-2)],
 )
-def test_integers_score_as_their_floats_do(family: str, quant: Quant, bound: float) -> None:
+def test_integers_score_as_their_floats_do(
+    family: str, quant: Quant, bound: float, scores: Callable[..., NDArray[np.float64]]
+) -> None:
     config = resized(FAMILIES[family], num_layers=1)
     tensors = with_quantization(random_checkpoint(config, 0), config, Quantization.of(quant, None))
     prompt = np.random.default_rng(1).integers(0, 90, 19).astype(np.int32)
     floats = OnlineBackend(config, ReadAhead(tensors), OnlineOptions(slots=1, length=40))
     options = OnlineOptions(slots=1, length=40, device="Ascend", integer_input=quant == "a8w8")
     model = OnlineBackend(config, QuantizedWeights(tensors, config), options)
-    wanted = floats.scores(prompt)
+    wanted = scores(floats, prompt)
     assert wanted.std() > 0.1
-    error = float(np.abs(model.scores(prompt) - wanted).max())
+    error = float(np.abs(scores(model, prompt) - wanted).max())
     assert error <= bound
     assert quant != "a8w8" or error > 1e-4  # they were rounded
 

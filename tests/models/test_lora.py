@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures import may_untie, parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import Row
+from lite_runner.backends.base import BASE, Row
 from lite_runner.backends.fused import FusedBackend, FusedOptions
 from lite_runner.backends.online import OnlineBackend, OnlineOptions
-from lite_runner.errors import ArtifactError
+from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.kernels.adapters import LoraSize, pool_size
 from lite_runner.models import networks
 from lite_runner.models.decoder import DecoderCell
 from lite_runner.weights.adapter import Adapter, LoraPair, open_adapters
@@ -46,18 +47,18 @@ def backend(
     adapters: Sequence[Adapter] = (),
     *,
     slots: int = 6,
-    places: int = 64,
     dtype: str = "float32",
     use_past: bool = True,
     fused: bool = False,
     rounded: bool = False,
+    lora: LoraSize | None = None,
 ) -> OnlineBackend | FusedBackend:
+    if adapters and lora is None:
+        lora = pool_size(adapters, len(adapters), rounded=rounded)
     if fused:
-        own = FusedOptions(slots=slots, length=16, loaded_adapters=places, round_adapters=rounded)
+        own = FusedOptions(slots=slots, length=16, lora=lora)
         return FusedBackend(model, InMemory(model, weights), own, adapters)
-    options = OnlineOptions(
-        slots=slots, length=16, dtype=dtype, use_past=use_past, loaded_adapters=places
-    )
+    options = OnlineOptions(slots=slots, length=16, dtype=dtype, use_past=use_past, lora=lora)
     return OnlineBackend(model, lambda name: weights[name].copy(), options, adapters)
 
 
@@ -80,18 +81,29 @@ def run(
     network: OnlineBackend | FusedBackend,
     prompts: NDArray[np.int32],
     forced: NDArray[np.int32],
-    adapters: Sequence[int],
+    names: Sequence[str | None],
 ) -> NDArray[np.float32]:
-    """Logits [prompts, forced + 1, vocab]."""
-    rows = [Row(slot, prompt, 0, adapters[slot]) for slot, prompt in enumerate(prompts)]
+    """Logits [prompts, forced + 1, vocab], of each prompt by the adapter of its name."""
+    found = [BASE if name is None else pinned(network, name) for name in names]
+    rows = [Row(slot, prompt, 0, found[slot]) for slot, prompt in enumerate(prompts)]
     logits = [network.forward(rows)]
     for step in range(forced.shape[1]):
         rows = [
-            Row(slot, forced[slot, step : step + 1], prompts.shape[1] + step, adapters[slot])
+            Row(slot, forced[slot, step : step + 1], prompts.shape[1] + step, found[slot])
             for slot in range(len(prompts))
         ]
         logits.append(network.forward(rows))
+    for name in names:
+        if name is not None and network.adapters is not None:
+            network.adapters.unpin(name)
     return np.stack(logits, axis=1)
+
+
+def pinned(network: OnlineBackend | FusedBackend, name: str) -> int:
+    assert network.adapters is not None
+    slot = network.adapters.pin(name)
+    assert slot is not None
+    return slot
 
 
 @pytest.mark.parametrize(
@@ -113,14 +125,15 @@ def test_every_adapter_and_mixed_batches_equal_peft(
     model, weights = base_of(family)
     adapters = list(open_adapters(FIXTURES / "adapters" / family, model).values())
     prompts, forced = expected["prompts"], expected["continuations"]
+    names = [None, *(adapter.name for adapter in adapters)]
     network = backend(model, weights, adapters, **way)
-    plain = run(backend(model, weights, **way), prompts, forced, [0] * len(prompts))
-    for number, wanted in enumerate(expected["logits"]):
-        got = run(network, prompts, forced, [number] * len(prompts))
-        assert relative_error(got, wanted) <= TOLERANCE, number
-        assert np.array_equal(got, plain) == (number == 0)
+    plain = run(backend(model, weights, **way), prompts, forced, [None] * len(prompts))
+    for name, wanted in zip(names, expected["logits"], strict=True):
+        got = run(network, prompts, forced, [name] * len(prompts))
+        assert relative_error(got, wanted) <= TOLERANCE, name
+        assert np.array_equal(got, plain) == (name is None)
     for mixed, wanted in zip(expected["mixed_adapters"], expected["mixed_logits"], strict=True):
-        got = run(network, prompts, forced, mixed)
+        got = run(network, prompts, forced, [names[number] for number in mixed])
         assert relative_error(got, wanted) <= TOLERANCE
         assert (mixed == 0).any()
         assert got[mixed == 0].tobytes() == plain[mixed == 0].tobytes()
@@ -179,15 +192,15 @@ def test_a_mixed_batch_equals_each_adapter_merged_and_run_alone(
     random = np.random.default_rng(7)
     prompts = random.integers(0, model.vocab_size, (3, 5)).astype(np.int32)
     forced = random.integers(0, model.vocab_size, (3, 3)).astype(np.int32)
-    order = [2, 0, 1]
+    order = [adapters[1], None, adapters[0]]
     network = backend(model, weights, adapters, slots=3, fused=fused)
-    got = run(network, prompts, forced, order)
-    for slot, number in enumerate(order):
-        if number:
-            model_alone, merged_weights = merged(model, weights, adapters[number - 1])
+    got = run(network, prompts, forced, [one and one.name for one in order])
+    for slot, adapter in enumerate(order):
+        if adapter is not None:
+            model_alone, merged_weights = merged(model, weights, adapter)
             alone = backend(model_alone, merged_weights, slots=1, use_past=False)
-            wanted = run(alone, prompts[slot : slot + 1], forced[slot : slot + 1], [0])
-            assert relative_error(got[slot], wanted[0]) <= TOLERANCE, number
+            wanted = run(alone, prompts[slot : slot + 1], forced[slot : slot + 1], [None])
+            assert relative_error(got[slot], wanted[0]) <= TOLERANCE, adapter.name
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -197,8 +210,9 @@ def test_a_rows_bits_do_not_depend_on_its_neighbours(family: str) -> None:
     adapters = [random_adapter(model, seed, 7, 0.8) for seed in (1, 2)]
     network = backend(model, weights, adapters, slots=6, fused=True)
     tokens = np.random.default_rng(3).integers(0, model.vocab_size, (6, 5)).astype(np.int32)
-    order = [1, 1, 1, 1, 2, 1]
-    rows = [Row(slot, tokens[slot], 0, number) for slot, number in enumerate(order)]
+    first, second = (pinned(network, adapter.name) for adapter in adapters)
+    order = [first, first, first, first, second, first]
+    rows = [Row(slot, tokens[slot], 0, adapter_slot) for slot, adapter_slot in enumerate(order)]
     together = network.forward(rows)
     assert together.tobytes() == b"".join(network.forward([row]).tobytes() for row in rows)
     cut = [replace(row, tokens=row.tokens[:2]) for row in rows]
@@ -218,7 +232,7 @@ def test_bfloat16_adapters_are_the_same_in_half_the_memory(
     logits, sizes = [], []
     for adapters in (halves, [as_float32(adapter) for adapter in halves]):
         network = backend(model, weights, adapters, slots=3, fused=True)
-        logits.append(run(network, prompts, prompts[:, :2], [2, 0, 1]))
+        logits.append(run(network, prompts, prompts[:, :2], ["random_2", None, "random_1"]))
         assert network.adapters is not None
         sizes.append(network.adapters.nbytes)
     assert sizes[0] * 2 == sizes[1]
@@ -232,7 +246,7 @@ def test_rounded_adapters_are_the_nearest_in_bfloat16(relative_error: Error) -> 
 
     def logits(adapters: list[Adapter], *, rounded: bool) -> NDArray[np.float32]:
         network = backend(model, weights, adapters, slots=3, fused=True, rounded=rounded)
-        return run(network, prompts, prompts[:, :2], [2, 0, 1])
+        return run(network, prompts, prompts[:, :2], ["random_2", None, "random_1"])
 
     found = logits(adapters, rounded=True)
     nearest = logits([nearest_bfloat16(adapter) for adapter in adapters], rounded=False)
@@ -274,7 +288,8 @@ def test_float16_is_close(relative_error: Error) -> None:
     model, weights = base_of("llama")
     adapters = list(open_adapters(FIXTURES / "adapters" / "llama", model).values())
     network = backend(model, weights, adapters, dtype="float16")
-    mixed = expected["mixed_adapters"][0]
+    names = [None, *(adapter.name for adapter in adapters)]
+    mixed = [names[number] for number in expected["mixed_adapters"][0]]
     got = run(network, expected["prompts"], expected["continuations"], mixed)
     assert 1e-6 < relative_error(got, expected["mixed_logits"][0]) <= 2e-2
 
@@ -283,13 +298,94 @@ def test_a_prompt_of_one_token_and_one_in_chunks(relative_error: Error) -> None:
     model, weights = base_of("llama")
     adapters = [random_adapter(model, 5, 4, 1.0)]
     network = backend(model, weights, adapters)
+    mine = pinned(network, "random_5")
     tokens = np.arange(3, 13, dtype=np.int32)
-    whole = network.forward([Row(0, tokens, 0, 1)])
-    network.forward([Row(1, tokens[:1], 0, 1)])
-    assert relative_error(network.forward([Row(1, tokens[1:], 1, 1)]), whole) < 1e-5
+    whole = network.forward([Row(0, tokens, 0, mine)])
+    network.forward([Row(1, tokens[:1], 0, mine)])
+    assert relative_error(network.forward([Row(1, tokens[1:], 1, mine)]), whole) < 1e-5
     plain = backend(model, weights)
-    one = network.forward([Row(2, tokens[:1], 0, 0)])
-    assert np.array_equal(one, plain.forward([Row(2, tokens[:1], 0, 0)]))
+    one = network.forward([Row(2, tokens[:1], 0)])
+    assert np.array_equal(one, plain.forward([Row(2, tokens[:1], 0)]))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_adapter_that_comes_later_is_as_if_known_from_the_start(
+    family: str, fused: bool
+) -> None:
+    """With adapters for all that may have one: for llama and qwen2 embedding and head, too."""
+    model, weights = base_of(family)
+    adapters = [random_adapter(model, seed, rank, 1.0) for seed, rank in ((1, 3), (2, 5))]
+    names = ["random_1", None, "random_2"]
+    prompts = np.arange(15, dtype=np.int32).reshape(3, 5)
+    lora = pool_size(adapters, 2)
+    early = backend(model, weights, adapters, slots=3, lora=lora, fused=fused)
+    wanted = run(early, prompts, prompts[:, :2], names)
+    room = pool_size([], 2, rank=lora.rank, targets=lora.targets)
+    late = backend(model, weights, slots=3, lora=room, fused=fused)
+    assert late.adapters is not None
+    base = run(late, prompts, prompts[:, :2], [None] * 3)
+    for adapter in adapters:
+        late.adapters.add(adapter)
+    assert run(late, prompts, prompts[:, :2], names).tobytes() == wanted.tobytes()
+    assert base[1].tobytes() == wanted[1].tobytes()
+    assert not np.allclose(base, wanted)
+    late.adapters.add(replace(adapters[0], name="random_2"))  # in the place of the other
+    twice = run(late, prompts[[0, 1, 0]], prompts[[0, 1, 0], :2], names)
+    np.testing.assert_allclose(twice[2], twice[0], rtol=0, atol=1e-4 * abs(twice[0]).max())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_adapters_come_and_go_while_another_is_in_use(fused: bool) -> None:
+    model, weights = base_of("llama")
+    mine, *others = (random_adapter(model, seed, 4, 1.0) for seed in range(4))
+    lora = pool_size([mine, *others], 2)
+    network = backend(model, weights, [mine], slots=2, lora=lora, fused=fused)
+    slots = network.adapters
+    assert slots is not None
+    prompts = np.arange(10, dtype=np.int32).reshape(2, 5)
+    forced = np.arange(50, 58, dtype=np.int32).reshape(1, 8)
+    alone = run(network, prompts[:1], forced, [mine.name])[0]
+    place = pinned(network, mine.name)
+    found = [network.forward([Row(0, prompts[0], 0, place)])[0]]
+    beside: list[bytes] = []
+    for step, token in enumerate(forced[0]):
+        other = others[step % 3]
+        slots.add(other)
+        assert slots.pin(other.name) == 1 - place
+        rows = [Row(0, np.array([token]), 5 + step, place), Row(1, prompts[1], 0, 1 - place)]
+        first, second = network.forward(rows)
+        found.append(first)
+        beside.append(second.tobytes())
+        slots.unpin(other.name)
+        if step % 2:
+            slots.remove(other.name)
+    assert np.stack(found).tobytes() == alone.tobytes()
+    assert len(set(beside)) == 3 and beside[:3] == beside[3:6]
+
+
+def test_what_bfloat16_does_not_hold_finds_no_room_beside_what_it_does() -> None:
+    model, weights = base_of("llama")
+    half, exact = random_adapter(model, 1, 2, 1.0, "BF16"), random_adapter(model, 2, 2, 1.0)
+    network = backend(model, weights, [half], fused=True)
+    assert network.adapters is not None
+    with pytest.raises(ConfigError, match="got values that bfloat16 does not hold") as caught:
+        network.adapters.add(exact)
+    assert "adapter_dtype=bf16 rounds any" in caught.value.hint
+    cells = backend(model, weights, [half])
+    rounding = backend(model, weights, [half], fused=True, rounded=True)
+    prompts = np.arange(5, dtype=np.int32)[None]
+    late = []
+    for other in (cells, rounding):
+        assert other.adapters is not None
+        other.adapters.remove(half.name)
+        other.adapters.add(exact)
+        late.append(run(other, prompts, prompts[:, :2], [exact.name]))
+    nearest = backend(model, weights, [nearest_bfloat16(exact)], fused=True, rounded=True)
+    wanted = run(nearest, prompts, prompts[:, :2], [exact.name])
+    assert late[1].tobytes() == wanted.tobytes()
+    plain = backend(model, weights, [exact])
+    assert late[0].tobytes() == run(plain, prompts, prompts[:, :2], [exact.name]).tobytes()
 
 
 def test_a_network_that_takes_no_adapters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from scipy.special import log_softmax
 
 from lite_runner.app import main
-from lite_runner.backends.base import Row
+from lite_runner.backends.base import BackendInfo, Row
 from lite_runner.backends.online import OnlineBackend, OnlineOptions
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
@@ -34,34 +34,39 @@ EVAL = ["verbosity=0", "run_mode=eval", "model=tiny_llama", "eval_data=text.txt"
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-class FakeScorer:
-    """A token's log-likelihood is minus itself, and a thousandth of how many stand before it.
+class FakeBackend:
+    """Logit t after a token at place p is -t * (1 + p / 1000).
 
-    `faults`: what happens at a call, by its number.
+    `faults`: what happens in a window, by its number; a number is added to all logits but the
+    first.
     """
 
-    engine, vocab_size, max_length, slots, compile_s = "fake", 1000, 1000, 1, 0.0
+    info = BackendInfo("fake", 1000, 1, 1000, 1000, chunk=1, most_logits=1000)
+    adapters, compile_s = None, 0.0
 
     def __init__(self, faults: dict[int, BaseException | float] | None = None) -> None:
         self.faults = faults or {}
-        self.seen: list[list[int]] = []
+        self.windows = 0
 
-    def logits(self, tokens: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
-        raise AssertionError("scores are asked for, not logits")
-
-    def scores(self, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
-        fault = self.faults.get(len(self.seen), 0.0)
-        self.seen.append(tokens.tolist())
+    def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        (row,) = rows
+        assert (row.position, row.logits) == (0, len(row.tokens))
+        fault = self.faults.get(self.windows, 0.0)
+        self.windows += 1
         if isinstance(fault, BaseException):
             raise fault
-        return fault - tokens[1:] - np.arange(1, len(tokens)) / 1000
+        logits = of_places(len(row.tokens))
+        logits[:, 1:] += fault
+        return logits
 
     def prepare(self) -> None: ...
-    def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        raise AssertionError("not asked for")
-
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
     def close(self) -> None: ...
+
+
+def of_places(tokens: int) -> NDArray[np.float32]:
+    """The fake's logits after tokens 0 .. n - 1 of a window [n, vocab]."""
+    return np.outer(1 + np.arange(tokens) / 1000, -np.arange(1000)).astype(np.float32)
 
 
 @pytest.fixture
@@ -116,30 +121,31 @@ def test_each_token_counts_with_its_own_window(
 ) -> None:
     size, stride = size_and_stride
     ids = (np.arange(tokens) % 7).astype(np.int32)
-    found = evaluate(FakeScorer(), ids, size, stride)
+    found = evaluate(FakeBackend(), ids, size, stride)
+    likely = log_softmax(of_places(size).astype(np.float64), axis=1)
     losses = [
-        ids[place] + (place - window.start) / 1000
+        -likely[place - window.start - 1, ids[place]]
         for window in windows(tokens, size, stride)
         for place in range(window.first, window.end)
     ]
-    assert found.perplexity == pytest.approx(math.exp(np.mean(losses)), rel=1e-12)
+    assert found.perplexity == pytest.approx(math.exp(np.mean(losses)), rel=1e-6)
     assert (found.scored_tokens, found.tokens) == (len(losses), tokens)
     assert not found.interrupted
 
 
 def test_ctrl_c_keeps_the_windows_that_are_done() -> None:
-    scorer = FakeScorer({2: KeyboardInterrupt()})
+    scorer = FakeBackend({2: KeyboardInterrupt()})
     found = evaluate(scorer, np.ones(40, np.int32), 10, 10)
     assert (found.windows, found.scored_tokens, found.interrupted) == (2, 18, True)
     with pytest.raises(KeyboardInterrupt):
-        evaluate(FakeScorer({0: KeyboardInterrupt()}), np.ones(40, np.int32), 10, 10)
+        evaluate(FakeBackend({0: KeyboardInterrupt()}), np.ones(40, np.int32), 10, 10)
 
 
 def test_what_is_no_number_is_an_error_that_says_where() -> None:
     with pytest.raises(RunnerError, match="the likelihood of token 11 is nan"):
-        evaluate(FakeScorer({1: math.nan}), np.ones(40, np.int32), 10, 10)
+        evaluate(FakeBackend({1: math.nan}), np.ones(40, np.int32), 10, 10)
     with pytest.raises(RunnerError, match=r"beyond any number: exp\(800\)"):
-        evaluate(FakeScorer({0: -799.0}), np.ones(2, np.int32), 10, 10)
+        evaluate(FakeBackend({0: -799.0}), np.ones(2, np.int32), 10, 10)
 
 
 @pytest.mark.parametrize("model", ["tiny_llama", "tiny_bloom"])
@@ -220,12 +226,13 @@ def write_random(path: Path) -> None:
 def test_an_interrupted_run_writes_what_there_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scorer = FakeScorer({1: KeyboardInterrupt()})
+    scorer = FakeBackend({1: KeyboardInterrupt()})
     monkeypatch.setattr(evaluate_mode, "load", lambda *_: scorer)
     (folder / "text.txt").write_text("\x01" * 40)
     found = run("eval_window=10", code=130)["evaluation"]
     assert found["interrupted"] and found["windows"] == 1
-    assert found["perplexity"] == pytest.approx(math.exp(1 + np.arange(1, 10).mean() / 1000))
+    losses = -log_softmax(of_places(9).astype(np.float64), axis=1)[:, 1]
+    assert found["perplexity"] == pytest.approx(math.exp(losses.mean()), rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,7 @@ def test_an_unknown_name_has_a_suggestion() -> None:
         ('{"a": "x\\u0000y"}', "expected the path of a folder"),
         ('{"a/b": "x"}', "'a/b' cannot be the name of an adapter"),
         ('{"null": "x"}', "'null' cannot be the name of an adapter"),
+        ('{"Base": "x"}', "'Base' cannot be the name of an adapter"),
         ('{"a": "x"}', "x: no such folder"),
         ('{"a": "../x"}', "x: no such folder"),
         ('{"a": "link"}', "no adapter_config.json"),

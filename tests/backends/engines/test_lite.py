@@ -154,7 +154,7 @@ def test_a_pair_on_ascend_equals_online_and_transformers(
     backend = StaticPairBackend(manifest, engine(graphs))
     known = reference(case)
     got = known.run(backend)
-    assert backend.engine == "lite"
+    assert backend.info.engine == "lite"
     for other in (known.run(known.online(BATCH, LENGTH)), known.logits):
         assert np.abs(got - other).max() <= 1e-4 * np.abs(other).max()
     assert not [call for call in lite.calls if call[0] == "resize"]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from lite_runner.backends.base import Row
-from lite_runner.config.generation import GenerationConfig, OwnOptions
+from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError, RunnerError
-from lite_runner.generation import check_lengths, generate, longest_prompt
+from lite_runner.generation import Scheduler, check_lengths, generate, longest_prompt
 from lite_runner.text import byte_tokenizer
 from lite_runner.text.transcript import Transcript
+from tests.generation.mock import generated, requests_of
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11, 12], [13], [1, 2, 3], [15, 0]]
 SAMPLED = GenerationConfig(
@@ -30,7 +29,7 @@ def texts(result: Any) -> list[tuple[list[int], str]]:
 
 
 def test_greedy_follows_the_best_token(backend: Backends) -> None:
-    result = generate(backend(), [[1, 2]], GenerationConfig(max_new_tokens=5))
+    result = generated(backend(), [[1, 2]], GenerationConfig(max_new_tokens=5))
     history, make = [1, 2], backend()
     for token in result.completions[0].token_ids:
         assert token == int(make._logits(history, 0).argmax())
@@ -55,24 +54,24 @@ def test_a_row_depends_on_nothing_else(
         num_return_sequences=returns,
     )  # fmt: skip
     prompts = [PROMPTS[index] for index in chosen]
-    reference = texts(generate(backend(slots=1), prompts, config))
-    assert texts(generate(backend(slots=slots), prompts, config)) == reference
+    reference = texts(generated(backend(slots=1), prompts, config))
+    assert texts(generated(backend(slots=slots), prompts, config)) == reference
     if not do_sample:
-        alone = [texts(generate(backend(slots=slots), [p], config)) for p in prompts]
+        alone = [texts(generated(backend(slots=slots), [p], config)) for p in prompts]
         assert [row for part in alone for row in part] == reference
 
 
 def test_a_prefix_of_the_prompts_gives_the_same_texts(backend: Backends) -> None:
-    every = texts(generate(backend(), PROMPTS, SAMPLED))
-    assert texts(generate(backend(), PROMPTS[:3], SAMPLED)) == every[:3]
+    every = texts(generated(backend(), PROMPTS, SAMPLED))
+    assert texts(generated(backend(), PROMPTS[:3], SAMPLED)) == every[:3]
 
 
 def test_same_seed_same_tokens_another_seed_others(backend: Backends) -> None:
     from dataclasses import replace
 
-    first = texts(generate(backend(), PROMPTS, SAMPLED))
-    assert texts(generate(backend(), PROMPTS, SAMPLED)) == first
-    assert texts(generate(backend(), PROMPTS, replace(SAMPLED, seed=6))) != first
+    first = texts(generated(backend(), PROMPTS, SAMPLED))
+    assert texts(generated(backend(), PROMPTS, SAMPLED)) == first
+    assert texts(generated(backend(), PROMPTS, replace(SAMPLED, seed=6))) != first
 
 
 def test_a_free_slot_is_refilled_at_once(backend: Backends) -> None:
@@ -86,12 +85,12 @@ def test_a_free_slot_is_refilled_at_once(backend: Backends) -> None:
 
     mock = backend(logits, slots=2)
     prompts = [[10], [2], [2], [2], [2]]
-    result = generate(mock, prompts, GenerationConfig(max_new_tokens=20, eos_token_id=(0,)))
+    result = generated(mock, prompts, GenerationConfig(max_new_tokens=20, eos_token_id=(0,)))
     assert [len(c.token_ids) for c in result.completions] == [10, 2, 2, 2, 2]
     assert len(mock.prefilled) == 5
     # 10 steps of the long one; the others run beside it.
-    assert sum(count == 2 for count in mock.calls) >= 8
-    assert len(mock.calls) <= 10 + 5
+    assert sum(len(rows) == 2 for rows in mock.steps) >= 8
+    assert len(mock.steps) <= 10 + 5
 
 
 def test_return_sequences_share_one_prefill(backend: Backends) -> None:
@@ -99,7 +98,7 @@ def test_return_sequences_share_one_prefill(backend: Backends) -> None:
         do_sample=True, temperature=2.0, max_new_tokens=6, num_return_sequences=3
     )
     mock = backend(slots=4)
-    result = generate(mock, [[1, 2], [3]], config)
+    result = generated(mock, [[1, 2], [3]], config)
     assert mock.prefilled == [[1, 2], [3]]
     assert [(c.prompt_index, c.return_index) for c in result.completions] == [
         (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2),
@@ -110,7 +109,9 @@ def test_return_sequences_share_one_prefill(backend: Backends) -> None:
 def test_more_return_sequences_than_slots(backend: Backends) -> None:
     config = GenerationConfig(do_sample=True, max_new_tokens=6, num_return_sequences=5)
     mock = backend(slots=2)
-    assert texts(generate(mock, [[1]], config)) == texts(generate(backend(slots=8), [[1]], config))
+    assert texts(generated(mock, [[1]], config)) == texts(
+        generated(backend(slots=8), [[1]], config)
+    )
     assert mock.prefilled == [[1]] * 3
 
 
@@ -123,14 +124,14 @@ def test_any_eos_ends_and_is_left_out(backend: Backends, eos: tuple[int, ...]) -
 
     config = GenerationConfig(max_new_tokens=6, eos_token_id=eos)
     expected = {(): (script, "length"), (4,): ([2, 7, 5], "stop"), (4, 7): ([2], "stop")}
-    result = generate(backend(logits), [[0]], config)
+    result = generated(backend(logits), [[0]], config)
     assert texts(result) == [expected[eos]]
     assert result.completions[0].end_token == {(): None, (4,): 4, (4, 7): 7}[eos]
 
 
 def test_eos_at_once_gives_an_empty_completion(backend: Backends) -> None:
     config = GenerationConfig(max_new_tokens=6, eos_token_id=tuple(range(16)))
-    assert texts(generate(backend(), [[0], [1]], config)) == [([], "stop")] * 2
+    assert texts(generated(backend(), [[0], [1]], config)) == [([], "stop")] * 2
 
 
 def test_min_new_tokens_holds_eos_off(backend: Backends) -> None:
@@ -138,23 +139,22 @@ def test_min_new_tokens_holds_eos_off(backend: Backends) -> None:
         return np.arange(16, dtype=np.float32)
 
     config = GenerationConfig(max_new_tokens=6, min_new_tokens=3, eos_token_id=(15, 14))
-    assert texts(generate(backend(logits), [[0]], config)) == [([13, 13, 13], "stop")]
+    assert texts(generated(backend(logits), [[0]], config)) == [([13, 13, 13], "stop")]
 
 
-def test_a_prompt_may_have_a_length_and_a_seed_of_its_own(backend: Backends) -> None:
+def test_requests_have_options_of_their_own(backend: Backends) -> None:
     config = GenerationConfig(do_sample=True, temperature=2.0, max_new_tokens=6, seed=1)
-    own = [OwnOptions(), OwnOptions(max_new_tokens=3), OwnOptions(seed=9)]
-    result = generate(backend(slots=2), PROMPTS[:3], config, own=own)
-    plain = generate(backend(slots=2), PROMPTS[:3], config)
-    alone = generate(backend(), PROMPTS[2:3], replace(config, seed=9))
-    tokens = [one.token_ids for one in result.completions]
-    usual = [one.token_ids for one in plain.completions]
-    assert (
-        tokens == [usual[0], usual[1][:3], alone.completions[0].token_ids] and tokens[2] != usual[2]
-    )
-    assert result.completions[1].finish_reason == "length"
+    usual = generated(backend(slots=2), PROMPTS[:3], config).completions
+    requests = requests_of(PROMPTS[:3], config)
+    requests[1] = replace(requests[1], options=replace(config, max_new_tokens=3))
+    requests[2] = replace(requests[2], seed_key=(9, 0))
+    result = generate(Scheduler(backend(slots=2)), requests).completions
+    alone = generated(backend(), PROMPTS[2:3], replace(config, seed=9)).completions
+    tokens = [one.token_ids for one in result]
+    assert tokens == [usual[0].token_ids, usual[1].token_ids[:3], alone[0].token_ids]
+    assert tokens[2] != usual[2].token_ids and result[1].finish_reason == "length"
     with pytest.raises(ConfigError, match="prompt 1 does not fit: 1 tokens and 900 new"):
-        check_lengths([1, 1], config, 10, [OwnOptions(), OwnOptions(max_new_tokens=900)])
+        check_lengths([1, 1], [config, replace(config, max_new_tokens=900)], 10)
 
 
 def test_on_token_sees_all_and_can_end_a_sequence(backend: Backends) -> None:
@@ -165,7 +165,7 @@ def test_on_token_sees_all_and_can_end_a_sequence(backend: Backends) -> None:
         seen.setdefault(prompt, []).append(token)
         return prompt == 1 and len(seen[1]) == 2
 
-    result = generate(
+    result = generated(
         backend(slots=2),
         PROMPTS[:3],
         GenerationConfig(max_new_tokens=4),
@@ -192,7 +192,7 @@ def test_texts_through_the_hooks(backend: Backends, stop: tuple[str, ...], text:
         return transcript.stopped
 
     config = GenerationConfig(max_new_tokens=len(script) - 1, stop=stop)
-    result = generate(backend(logits), [[0]], config, on_token=on_token)
+    result = generated(backend(logits), [[0]], config, on_token=on_token)
     transcript.finish()
     assert transcript.text == text
     assert result.completions[0].finish_reason == ("stop" if stop else "length")
@@ -200,15 +200,15 @@ def test_texts_through_the_hooks(backend: Backends, stop: tuple[str, ...], text:
 
 def test_adapters_go_with_their_prompts(backend: Backends) -> None:
     config = GenerationConfig(max_new_tokens=6)
-    mixed = generate(backend(slots=2), [[1], [1], [1]], config, adapters=[0, 2, 0])
-    base = generate(backend(), [[1]], config)
-    other = generate(backend(), [[1]], config, adapters=[2])
+    mixed = generated(backend(slots=2), [[1], [1], [1]], config, adapters=[None, "b", None])
+    base = generated(backend(), [[1]], config)
+    other = generated(backend(), [[1]], config, adapters=["b"])
     assert texts(mixed) == [*texts(base), *texts(other), *texts(base)]
     assert texts(base) != texts(other)
 
 
 def test_no_prompts(backend: Backends) -> None:
-    assert generate(backend(), [], GenerationConfig()).completions == []
+    assert generated(backend(), [], GenerationConfig()).completions == []
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_no_prompts(backend: Backends) -> None:
     ],
 )
 def test_number_of_new_tokens(backend: Backends, options: dict[str, int], new: int) -> None:
-    result = generate(backend(max_length=10), [[1, 2]], GenerationConfig(**options))
+    result = generated(backend(max_length=10), [[1, 2]], GenerationConfig(**options))
     assert texts(result)[0][1] == "length"
     assert len(texts(result)[0][0]) == new
 
@@ -245,20 +245,20 @@ def test_prompts_that_do_not_fit(
 ) -> None:
     config = GenerationConfig(**options)
     with pytest.raises(ConfigError, match=message) as error:
-        check_lengths(lengths, config, 10)
+        check_lengths(lengths, [config] * len(lengths), 10)
     remedy = "at least one token" if message.endswith("empty") else "truncate=left"
     assert remedy in (error.value.hint or "")
     with pytest.raises(ConfigError):
-        generate(backend(max_length=10), [[1] * length for length in lengths], config)
+        generated(backend(max_length=10), [[1] * length for length in lengths], config)
 
 
 def test_the_longest_prompt_just_fits(backend: Backends) -> None:
     for config in (GenerationConfig(max_new_tokens=4), GenerationConfig(max_length=8)):
         longest = longest_prompt(config, 10)
-        check_lengths([longest], config, 10)
+        check_lengths([longest], [config], 10)
         with pytest.raises(ConfigError):
-            check_lengths([longest + 1], config, 10)
-        generate(backend(max_length=10), [[1] * longest], config)
+            check_lengths([longest + 1], [config], 10)
+        generated(backend(max_length=10), [[1] * longest], config)
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 6])
@@ -267,13 +267,13 @@ def test_interrupt_gives_what_there_is(backend: Backends, after: int) -> None:
     forward = mock.forward
 
     def interrupted(rows: Any) -> Any:
-        if len(mock.calls) == after:
+        if len(mock.steps) == after:
             raise KeyboardInterrupt
         return forward(rows)
 
-    whole = texts(generate(backend(), PROMPTS[:3], GenerationConfig(max_new_tokens=5)))
+    whole = texts(generated(backend(), PROMPTS[:3], GenerationConfig(max_new_tokens=5)))
     mock.forward = interrupted
-    result = generate(mock, PROMPTS[:3], GenerationConfig(max_new_tokens=5))
+    result = generated(mock, PROMPTS[:3], GenerationConfig(max_new_tokens=5))
     assert result.interrupted
     done = [len(c.token_ids) for c in result.completions]
     assert done == {0: [0, 0, 0], 1: [1, 1, 0], 3: [3, 3, 0], 6: [5, 5, 1]}[after]
@@ -288,7 +288,7 @@ def test_interrupt_in_a_hook(backend: Backends) -> None:
     def on_token(prompt: int, ret: int, token: int) -> None:
         raise KeyboardInterrupt
 
-    result = generate(backend(), [[1]], GenerationConfig(max_new_tokens=5), on_token=on_token)
+    result = generated(backend(), [[1]], GenerationConfig(max_new_tokens=5), on_token=on_token)
     assert result.interrupted and len(result.completions[0].token_ids) == 1
 
 
@@ -298,49 +298,33 @@ def test_nan_names_step_and_prompt(backend: Backends) -> None:
         return np.full(16, np.nan if bad else 0.0, dtype=np.float32)
 
     with pytest.raises(RunnerError, match="NaN at step 3 of prompt 2") as error:
-        generate(backend(logits), [[1], [2], [8]], GenerationConfig(max_new_tokens=9))
+        generated(backend(logits), [[1], [2], [8]], GenerationConfig(max_new_tokens=9))
     assert error.value.exit_code == 1
 
 
 def test_timing_counts_tokens(backend: Backends) -> None:
     config = GenerationConfig(max_new_tokens=4)
-    timing = generate(backend(slots=2), PROMPTS[:3], config).timing
+    timing = generated(backend(slots=2), PROMPTS[:3], config).timing
     assert timing.prefill_tokens == 10
     assert timing.decode_tokens == 3 * 3
     assert timing.prefill_s > 0 and timing.decode_s > 0
     assert timing.prefill_tok_s is not None and timing.decode_tok_s is not None
     assert timing.time_to_first_token_s is not None
-    empty = generate(backend(), [], config).timing
+    empty = generated(backend(), [], config).timing
     assert empty.prefill_tok_s is None and empty.decode_tok_s is None
     assert empty.time_to_first_token_s is None
 
 
-class Pool:
-    """Room for one adapter, or more; remembers the most that had to stay."""
-
-    def __init__(self, places: int) -> None:
-        self.places = places
-        self.most = 0
-
-    def keep(self, adapters: Collection[int]) -> None:
-        self.most = max(self.most, len(adapters))
-
-
-@pytest.mark.parametrize("places", [1, 2])
-def test_no_more_adapters_run_together_than_the_pool_holds(backend: Backends, places: int) -> None:
+@pytest.mark.parametrize("adapter_slots", [1, 2])
+def test_no_more_adapters_run_together_than_there_are_slots(
+    backend: Backends, adapter_slots: int
+) -> None:
     prompts = [[number] for number in range(1, 9)]
-    adapters = [1, 0, 2, 1, 3, 3, 0, 2]
+    adapters = ["a", None, "b", "a", "c", "c", None, "b"]
     config = GenerationConfig(max_new_tokens=5, num_return_sequences=2, do_sample=True, seed=1)
-    free = generate(backend(slots=6), prompts, config, adapters=adapters)
-    pool, make = Pool(places), backend(slots=6)
-    together: list[set[int]] = []
-    forward = make.forward
-
-    def watched(rows: Sequence[Row]) -> NDArray[np.float32]:
-        together.append({row.adapter for row in rows} - {0})
-        return forward(rows)
-
-    make.forward = watched
-    bound = generate(make, prompts, config, adapters=adapters, pool=pool)
+    free = generated(backend(slots=6), prompts, config, adapters)
+    mock = backend(slots=6, adapter_slots=adapter_slots)
+    bound = generated(mock, prompts, config, adapters)
     assert texts(bound) == texts(free)
-    assert max(map(len, together)) == pool.most == places
+    assert mock.adapters.most == adapter_slots
+    assert not any(mock.adapters.pins.values())

@@ -1,0 +1,154 @@
+"""A backend in a few lines, whose logits tell of every mistake in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.backends.base import BASE, BackendInfo, Row
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.errors import ConfigError
+from lite_runner.generation import Generation, Request, Scheduler, generate
+
+Logits = Callable[[list[int], int], NDArray[np.float32]]
+
+
+class MockSlots:
+    """Adapters a, b, c, ... by name, in slots of which only some are there."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots, self.loads, self.nbytes = slots, 0, 0
+        self.known = {name: number for number, name in enumerate("abcdefgh", 1)}
+        self.held: dict[int, str] = {}
+        self.pins: dict[str, int] = {}
+        self.most = 0
+
+    def version(self, name: str) -> int:
+        if name not in self.known:
+            raise ConfigError(f"no adapter {name}")
+        return self.known[name]
+
+    def pin(self, name: str) -> int | None:
+        number = self.version(name)
+        places = {held: slot for slot, held in self.held.items()}
+        if name not in places:
+            free = [
+                slot for slot in range(self.slots) if not self.pins.get(self.held.get(slot, ""))
+            ]
+            if not free:
+                return None
+            self.held[free[0]] = name
+            self.loads += 1
+        self.pins[name] = self.pins.get(name, 0) + 1
+        self.most = max(self.most, sum(map(bool, self.pins.values())))
+        assert number
+        return {held: slot for slot, held in self.held.items()}[name]
+
+    def unpin(self, name: str) -> None:
+        assert self.pins[name] > 0
+        self.pins[name] -= 1
+
+
+class MockBackend:
+    """Logits are a function of a slot's tokens and adapter: a wrong slot, position, adapter or copy
+    changes them. Every row is recorded."""
+
+    def __init__(
+        self, logits: Logits, slots: int, max_length: int, adapter_slots: int, **info: object
+    ) -> None:
+        self.info = BackendInfo(
+            **{
+                "engine": "mock",
+                "vocab_size": len(logits([0], 0)),
+                "slots": slots,
+                "max_length": max_length,
+                "budget": 512,
+                "chunk": 1,
+                "most_logits": 64,
+                **info,
+            }  # type: ignore[arg-type]
+        )
+        self.compile_s = 0.0
+        self.adapters = MockSlots(adapter_slots)
+        self.steps: list[list[Row]] = []
+        self.copies: list[tuple[list[int], list[int]]] = []
+        self._logits = logits
+        # Of each slot, its tokens and the adapter that each was computed by.
+        self._history: list[list[tuple[int, int]]] = [[] for _ in range(slots)]
+
+    def prepare(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        assert len({row.slot for row in rows}) == len(rows) > 0
+        assert sum(len(row.tokens) for row in rows) <= self.info.budget
+        self.steps.append(list(rows))
+        found = []
+        for row in rows:
+            assert row.tokens.dtype == np.int32 and len(row.tokens) >= 1
+            history = self._history[row.slot]
+            assert row.position <= len(history)
+            del history[row.position :]
+            number = 0
+            if row.adapter_slot != BASE:
+                number = self.adapters.version(self.adapters.held[row.adapter_slot])
+            for place, token in enumerate(row.tokens.tolist()):
+                history.append((token, number))
+                if place >= len(row.tokens) - row.logits:
+                    assert {adapter for _, adapter in history} == {number}
+                    found.append(self._logits([token for token, _ in history], number))
+            assert len(history) <= self.info.max_length
+        logits = np.array(found, np.float32).reshape(-1, self.info.vocab_size)
+        logits.flags.writeable = False
+        return logits
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        assert len(set(targets)) == len(targets) == len(sources) > 0
+        self.copies.append((list(sources), list(targets)))
+        taken = [list(self._history[source]) for source in sources]
+        for target, history in zip(targets, taken, strict=True):
+            self._history[target] = history
+
+    @property
+    def prefilled(self) -> list[list[int]]:
+        """The tokens of every row that begins a slot."""
+        rows = [row for step in self.steps for row in step]
+        return [row.tokens.tolist() for row in rows if row.position == 0]
+
+
+def hashed_logits(history: list[int], adapter: int) -> NDArray[np.float32]:
+    """Different for every history; vocabulary of 16."""
+    random = np.random.default_rng([adapter, len(history), *history])
+    return random.normal(scale=2.0, size=16).astype(np.float32)
+
+
+def requests_of(
+    prompts: Sequence[Sequence[int]],
+    options: GenerationConfig,
+    adapters: Sequence[str | None] = (),
+) -> list[Request]:
+    return [
+        Request(
+            np.array(prompt, np.int32),
+            options,
+            adapters[index] if adapters else None,
+            (options.seed, index),
+            name=f"prompt {index}",
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def generated(
+    backend: MockBackend,
+    prompts: Sequence[Sequence[int]],
+    options: GenerationConfig,
+    adapters: Sequence[str | None] = (),
+    **hooks: object,
+) -> Generation:
+    """All prompts in one call."""
+    scheduler = Scheduler(backend)
+    return generate(scheduler, requests_of(prompts, options, adapters), **hooks)  # type: ignore[arg-type]
