@@ -79,6 +79,38 @@ def test_all_are_loaded_at_once(model: Network, capsys: pytest.CaptureFixture[st
     assert "load " not in capsys.readouterr().err
 
 
+def test_what_the_listing_gets_later_needs_no_other_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listing = tmp_path / "lora_adapter.json"
+
+    def list_(**folders: str) -> None:
+        listing.write_text(json.dumps({name: str(ADAPTERS / of) for name, of in folders.items()}))
+
+    def has_loaded() -> bool:
+        return "load " in capsys.readouterr().err
+
+    list_(large="all")
+    model = AutoModel.from_pretrained(CASE, adapter_path=str(listing))
+    base = model.generate([5, 6, 7], **GREEDY)
+    large = model.generate([5, 6, 7], adapter_id="large", **GREEDY)
+    assert has_loaded()
+    list_(large="all", part="patterns")
+    known = AutoModel.from_pretrained(CASE, adapter_path=str(listing))
+    part = known.generate([5, 6, 7], adapter_id="part", **GREEDY)
+    assert has_loaded()
+    assert model.generate([5, 6, 7], adapter_id="part", **GREEDY) == part
+    list_(large="patterns", part="patterns", again="all")  # another one of its name
+    assert model.generate([5, 6, 7], adapter_id="again", **GREEDY) == large
+    assert model.generate([5, 6, 7], adapter_id="large", **GREEDY) == part
+    assert model.generate([5, 6, 7], **GREEDY) == base
+    assert not has_loaded()
+    list_(large="all", wide="rank_64")  # which finds no room
+    assert model.generate([5, 6, 7], adapter_id="wide", **GREEDY) not in (base, part, large)
+    assert model.generate([5, 6, 7], adapter_id="large", **GREEDY) == large
+    assert has_loaded()
+
+
 def test_in_a_pipeline(tmp_path: Path) -> None:
     byte = AutoModel.from_pretrained("tiny_llama")  # has a tokenizer
     with pytest.raises(ConfigError, match="adapter_id=en needs adapter_path="):
