@@ -58,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
     "given_model": {"config", "environment", "errors", "export", "progress"},
     "model_files": {"config", "errors", "given_model", "progress", "text", "weights"},
     "adapters": {"config", "errors", "model_files", "weights"},
-    "generation": {"backends", "config", "errors"},
+    "generation": {"backends", "config", "errors", "signals"},
     "verification": {
         *("backends", "config", "errors", "export", "model_files", "progress", "weights"),
     },
@@ -134,8 +134,10 @@ for _part in list(ALLOWED)[list(ALLOWED).index("config") :]:
     ALLOWED[_part].add("architectures")
 GENERATION_SEES = {
     "lite_runner.backends.base",
+    "lite_runner.backends.likelihood",
     "lite_runner.config.generation",
     "lite_runner.errors",
+    "lite_runner.signals",
 }
 # MindSpore takes most of a second to import: only what computes or stores tensors may.
 KNOWS_MINDSPORE = {"backends", "export", "models", "weights"}

@@ -49,8 +49,11 @@ class Job:
         return len(self.request.prompt) - self.filled
 
     def slots_in_use(self) -> list[int]:
-        """Of the lanes that go on."""
-        return [self.slots[lane] for lane in self.search.lanes()] if self.begun else self.slots
+        """Of the lanes that go on, and the one that the prompt is computed in."""
+        lanes = self.search.lanes()
+        if not self.begun and lanes and lanes[0] != 0:
+            lanes = [0, *lanes]
+        return [self.slots[lane] for lane in lanes]
 
     def chunk(self, tokens: int) -> Row:
         """The next so many tokens of the prompt."""
@@ -91,5 +94,6 @@ class Job:
 
     def _whole(self, event: Finished) -> Finished:
         logprobs = None if self.prompt_logprobs is None else self.prompt_logprobs.all()
-        completion = replace(event.completion, cached_tokens=self.cached, prompt_logprobs=logprobs)
+        cached = self.cached if self.source is None else 0
+        completion = replace(event.completion, cached_tokens=cached, prompt_logprobs=logprobs)
         return replace(event, completion=completion)

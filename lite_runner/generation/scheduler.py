@@ -23,10 +23,11 @@ from lite_runner.generation.beam import Beams
 from lite_runner.generation.job import Job, Search
 from lite_runner.generation.lengths import check_lengths, longest_sequence
 from lite_runner.generation.logprobs import Places
-from lite_runner.generation.request import Event, Finished, Request
+from lite_runner.generation.request import Event, Finished, Request, Token
 from lite_runner.generation.result import GenerationTiming
 from lite_runner.generation.samples import Samples
 from lite_runner.generation.slots import Slots
+from lite_runner.signals import deferred
 
 
 @dataclass
@@ -62,6 +63,8 @@ class Scheduler:
         self._slots = Slots(self._info, prefix_cache=prefix_cache)
         self._waiting: list[Job] = []  # both in the order in which they are served
         self._running: list[Job] = []
+        self._due: list[tuple[list[int], list[int]]] = []  # copies that the backend is to make
+        self._untold: list[Event] = []
         self._next_id = 0
 
     @property
@@ -97,8 +100,9 @@ class Scheduler:
         self, id: int, reason: FinishReason = "interrupted", index: int | None = None
     ) -> list[Finished]:
         """End a request now, or only its sequence with the number `index`; what was still going on
-        is given as it is, what is over already is not. Its slots are free at the next step."""
-        ended: list[Event] = []
+        is given as it is, what `step` gave already is not. Its slots are free at the next step."""
+        ended = [event for event in self._untold if _is_of(event, id, index)]
+        self._untold = [event for event in self._untold if event not in ended]
         for job in [one for one in (*self._running, *self._waiting) if one.id == id]:
             ended += job.told(job.search.finish(reason, index))
         self._waiting = [job for job in self._waiting if job.search.lanes()]
@@ -106,23 +110,34 @@ class Scheduler:
         return [event for event in ended if isinstance(event, Finished)]
 
     def step(self) -> list[Event]:
-        """Compute a step, and tell what came of it. An exception of the backend leaves the requests
-        as they were."""
+        """Compute a step, and tell what came of it. After an exception of the backend, or Ctrl-C,
+        the next step is the same again: nothing is lost, nor told twice."""
         began, compiled = time.perf_counter(), self._backend.compile_s
-        self._share()
-        events = self._admit()
+        with deferred():
+            self._share()
+            self._admit()
+            while self._due:
+                self._backend.copy(*self._due[0])
+                del self._due[0]
         step = self._compose()
         if step.rows:
             logits = self._backend.forward(step.rows)
-            events += self._advance(step, logits)
-            self._retire()
-            compiling = self._backend.compile_s - compiled
-            self._count(step, time.perf_counter() - began - compiling)
+            with deferred():
+                self._advance(step, logits)
+                self._retire()
+                compiling = self._backend.compile_s - compiled
+                self._count(step, time.perf_counter() - began - compiling)
+        events, self._untold = self._untold, []
         return events
 
     def _check(self, request: Request) -> None:
         options, info = request.options, self._info
         check_lengths([len(request.prompt)], [options], info.max_length, [request.name])
+        for token in (int(request.prompt.min()), int(request.prompt.max())):
+            if not 0 <= token < info.vocab_size:
+                raise ConfigError(
+                    f"{request.name}: got token {token}, expected 0 to {info.vocab_size - 1}"
+                )
         if options.num_beams > info.slots:
             raise ConfigError(f"num_beams={options.num_beams}, but there are {info.slots} slots")
         several = max(options.num_beams, min(options.num_return_sequences, info.slots)) > 1
@@ -158,7 +173,7 @@ class Scheduler:
 
     def _share(self) -> None:
         """Copy beginnings of prompts that were waited for, now that they are there."""
-        sources, targets = [], []
+        copied, sources = [], []
         for job in self._running:
             if job.source is None:
                 continue
@@ -167,19 +182,17 @@ class Scheduler:
                 continue
             job.cached = job.filled = ready - ready % self._info.chunk
             if job.cached:
+                copied.append(job)
                 sources.append(job.source)
-                targets.append(job.slots[0])
             job.source = None
-        self._copy(sources, targets)
-        for job in self._running:
-            if job.slots[0] in targets:
-                self._begin(job)
+        self._copy(sources, [job.slots[0] for job in copied])
+        for job in copied:
+            self._begin(job)
 
-    def _admit(self) -> list[Event]:
+    def _admit(self) -> None:
         """Give slots to those who are first in line, as far as there are free ones."""
         if not self._waiting:
-            return []
-        events: list[Event] = []
+            return
         copies: dict[int, int] = {}  # target -> source, as the slots are before any of them
         taken = {slot for job in self._running for slot in job.slots_in_use()}
         free = [slot for slot in range(self._info.slots) if slot not in taken]
@@ -195,7 +208,7 @@ class Scheduler:
                 slot = self._pin(job.request.adapter)
             except RunnerError as error:
                 self._waiting.remove(job)
-                events += [replace(one, error=error) for one in _ended(job)]
+                self._untold += [replace(one, error=error) for one in _ended(job)]
                 continue
             if slot is None:
                 held_up = True
@@ -206,8 +219,7 @@ class Scheduler:
             self._place(job, free, copies)
             free = [one for one in free if one not in job.slots]
         if copies:
-            self._backend.copy(list(copies.values()), list(copies))
-        return events
+            self._due.append((list(copies.values()), list(copies)))
 
     def _pin(self, adapter: str | None) -> int | None:
         return BASE if adapter is None else self._adapters(adapter).pin(adapter)
@@ -215,7 +227,9 @@ class Scheduler:
     def _place(self, job: Job, free: Sequence[int], copies: dict[int, int]) -> None:
         """Choose the slots of a job, and where the beginning of its prompt comes from."""
         prompt = job.request.prompt if job.prompt_logprobs is None else job.request.prompt[:0]
-        place = self._slots.place(prompt, self._version(job), free)
+        # Who waited for one behind would be overtaken by those between.
+        ahead = {one.slots[0] for one in self._running if not one.begun and one.order < job.order}
+        place = self._slots.place(prompt, self._version(job), free, ahead)
         others = [slot for slot in self._slots.oldest(free) if slot != place.slot]
         job.slots = [place.slot, *others[: job.search.width - 1]]
         job.cached = job.filled = place.cached
@@ -268,9 +282,8 @@ class Scheduler:
         end = job.filled + most
         return max(0, end - end % unit - job.filled)
 
-    def _advance(self, step: _Step, logits: NDArray[np.float32]) -> list[Event]:
+    def _advance(self, step: _Step, logits: NDArray[np.float32]) -> None:
         """Choose the next tokens by the logits of a step."""
-        events: list[Event] = []
         sources: list[int] = []
         targets: list[int] = []
         ends = np.cumsum([row.logits for row in step.rows]).tolist()
@@ -281,24 +294,23 @@ class Scheduler:
         at = 0
         for job, count in step.decoding:
             found, moves = job.search.advance(logits[at : at + count])
-            events += job.told(found)
+            self._untold += job.told(found)
             sources += [job.slots[lane] for lane, _ in moves]
             targets += [job.slots[lane] for _, lane in moves]
             at += count
         for place, job in enumerate(step.prompts, first):
             row = step.rows[place]
             found = job.fill(len(row.tokens), logits[starts[place] : ends[place]])
-            events += job.told(found)
+            self._untold += job.told(found)
             if job.begun:
-                rest = job.slots[1:]
+                rest = [slot for slot in job.slots_in_use() if slot != job.slots[0]]
                 sources += [job.slots[0]] * len(rest)
                 targets += rest
         self._copy(sources, targets)
-        return events
 
-    def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def _copy(self, sources: list[int], targets: list[int]) -> None:
         if targets:
-            self._backend.copy(sources, targets)
+            self._due.append((sources, targets))
             self._slots.copied(sources, targets)
 
     def _retire(self) -> None:
@@ -306,7 +318,8 @@ class Scheduler:
         over = [job for job in self._running if not job.search.lanes()]
         for job in over:
             self._running.remove(job)
-            self._slots.give_up(job.slots[0])
+            if not job.begun:  # else the slot may be another's by now
+                self._slots.give_up(job.slots[0])
             if job.request.adapter is not None:
                 self._adapters(job.request.adapter).unpin(job.request.adapter)
 
@@ -322,6 +335,12 @@ class Scheduler:
         for job, row in zip(jobs, step.rows, strict=True):
             part, name = seconds * len(row.tokens) / tokens, job.request.adapter
             self.adapter_s[name] = self.adapter_s.get(name, 0.0) + part
+
+
+def _is_of(event: Event, id: int, index: int | None) -> bool:
+    """Whether an event is of a request, and of its sequence `index` (None: of any)."""
+    own = event.index if isinstance(event, Token) else event.completion.return_index
+    return event.id == id and index in (None, own)
 
 
 def _ended(job: Job) -> list[Finished]:

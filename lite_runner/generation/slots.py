@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,15 +50,22 @@ class Slots:
         """Free slots, the least recently used first."""
         return sorted(free, key=lambda slot: (self._used[slot], slot))
 
-    def place(self, prompt: NDArray[np.int32], adapter: int, free: Sequence[int]) -> Place:
-        """One of the `free` slots for a prompt, and the longest beginning of it in any slot.
+    def place(
+        self,
+        prompt: NDArray[np.int32],
+        adapter: int,
+        free: Sequence[int],
+        ahead: Collection[int] = (),
+    ) -> Place:
+        """One of the `free` slots for a prompt, and the longest beginning of it in any slot: of
+        those `ahead`, one that is still to be computed too.
 
         The prompt's last token is always left to compute, since the logits after it are wanted.
         """
         oldest = self.oldest(free)
         best, order = Place(oldest[0], oldest[0], 0), (0, False, 0)
         shortest = max(_SHORTEST_COPY, self._info.max_length // _COPIED_PART)
-        for slot, length in self._beginnings(prompt[:-1], adapter):
+        for slot, length in self._beginnings(prompt[:-1], adapter, ahead):
             others = [one for one in oldest if one != slot]
             can_copy = self._info.can_copy and length >= shortest and bool(others)
             # A free slot is gone on in, unless that would lose more than it saves.
@@ -107,12 +114,15 @@ class Slots:
         for target in targets:
             self._touch(target)
 
-    def _beginnings(self, prompt: NDArray[np.int32], adapter: int) -> Iterator[tuple[int, int]]:
+    def _beginnings(
+        self, prompt: NDArray[np.int32], adapter: int, ahead: Collection[int]
+    ) -> Iterator[tuple[int, int]]:
         """Slots with a beginning of a prompt, and its length, which the backend can go on from."""
         if not self._share or not len(prompt):
             return
         for slot, by in enumerate(self._adapter):
-            length = min(len(prompt), self._planned[slot])
+            there = self._planned[slot] if slot in ahead else self._held[slot]
+            length = min(len(prompt), there)
             if by != adapter or not length or self._tokens[slot, 0] != prompt[0]:
                 continue
             differing = np.flatnonzero(self._tokens[slot, :length] != prompt[:length])

@@ -1,0 +1,147 @@
+"""What the scheduler does in cases that were once wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.errors import ConfigError
+from lite_runner.generation import Completion, Finished, Request, Scheduler
+
+
+def asked(prompt: Sequence[int], new: int = 3, **others: Any) -> Request:
+    options = GenerationConfig(max_new_tokens=new, **others.pop("options", {}))
+    return Request(np.array(prompt, np.int32), options, **others)
+
+
+def served(scheduler: Scheduler) -> dict[int, Completion]:
+    found = {}
+    while not scheduler.idle:
+        for event in scheduler.step():
+            if isinstance(event, Finished):
+                found[event.id] = event.completion
+    return found
+
+
+TEXT = np.random.default_rng(2).integers(0, 16, 40).tolist()
+
+
+def test_nobody_waits_for_a_prompt_that_comes_later(backend: Callable[..., Any]) -> None:
+    """Those in between would overtake."""
+    scheduler = Scheduler(backend(slots=4), 8)
+    scheduler.add(asked(TEXT, priority=1))
+    scheduler.step()
+    first = scheduler.add(asked([*TEXT[:30], 1], priority=0))
+    scheduler.step()
+    scheduler.add(asked(TEXT[::-1], priority=0))
+    order = list(served(scheduler))
+    assert order[0] == first
+
+
+def test_a_sequence_that_is_cancelled_early_frees_its_slot(backend: Callable[..., Any]) -> None:
+    mock = backend(slots=3)
+    scheduler = Scheduler(mock, 6)
+    several = scheduler.add(asked(TEXT, options={"num_return_sequences": 3, "do_sample": True}))
+    scheduler.step()
+    scheduler.add(asked([4], priority=-1))
+    assert len(scheduler.finish(several, index=0)) == 1
+    scheduler.step()
+    assert scheduler.waiting == 1  # the prompt is computed in the first slot
+    assert len(scheduler.finish(several, index=2)) == 1
+    scheduler.step()
+    assert scheduler.waiting == 0
+    scheduler.add(asked([5, 6], priority=-1, new=20))
+    assert set(served(scheduler)) == {0, 1, 2}
+
+
+def test_a_slot_that_was_left_early_is_the_next_ones(backend: Callable[..., Any]) -> None:
+    """A request that is over says nothing of a slot that another has had since."""
+    scheduler = Scheduler(backend(slots=2), 6)
+    pair = scheduler.add(asked([3], 6, options={"num_return_sequences": 2, "do_sample": True}))
+    scheduler.step()
+    scheduler.finish(pair, index=0)
+    long = scheduler.add(asked(TEXT))
+    scheduler.step()
+    scheduler.finish(pair)
+    again = scheduler.add(asked(TEXT))
+    found = served(scheduler)
+    assert [found[id].cached_tokens for id in (long, again)] == [0, len(TEXT) - 1]
+
+
+def test_a_copied_beginning_is_its_own_requests(backend: Callable[..., Any]) -> None:
+    """Not that of one which had the slot before, and still runs in others."""
+    mock = backend(slots=4)
+    scheduler = Scheduler(mock, 6)
+    sampled = {"num_return_sequences": 2, "do_sample": True}
+    pair = scheduler.add(asked([7] * 20, 40, options=sampled, priority=9))
+    while not scheduler.step():
+        pass
+    scheduler.finish(pair, index=0)
+    for _ in range(3):
+        scheduler.add(asked(TEXT))
+    while len(mock.copies) < 2:
+        scheduler.step()
+    last = asked([7] * 20, priority=-1)
+    scheduler.finish(1)
+    id = scheduler.add(last)
+    assert served(scheduler)[id].token_ids == served_alone(backend(), last)
+
+
+def served_alone(mock: Any, request: Request) -> list[int]:
+    scheduler = Scheduler(mock)
+    id = scheduler.add(request)
+    return served(scheduler)[id].token_ids
+
+
+def test_what_is_cancelled_while_it_waits_had_nothing_cached(backend: Callable[..., Any]) -> None:
+    scheduler = Scheduler(backend(slots=3), 8)
+    scheduler.add(asked(TEXT))
+    waits = scheduler.add(asked(TEXT))
+    scheduler.step()
+    (event,) = scheduler.finish(waits)
+    assert event.completion.cached_tokens == 0
+
+
+def test_an_end_is_told_though_the_step_failed(backend: Callable[..., Any]) -> None:
+    mock = backend(slots=3)
+    scheduler = Scheduler(mock)
+    scheduler.add(asked([1], adapter="b"))
+    other = scheduler.add(asked([1]))
+    del mock.adapters.known["b"]
+    forward = mock.forward
+
+    def fails(rows: Any) -> Any:
+        raise RuntimeError
+
+    mock.forward = fails
+    with pytest.raises(RuntimeError):
+        scheduler.step()
+    mock.forward = forward
+    events = scheduler.step()
+    assert isinstance(events[0], Finished) and events[0].completion.finish_reason == "error"
+    assert [event.id for event in events] == [0, other]
+
+
+def test_what_was_not_told_is_told_at_the_end(backend: Callable[..., Any]) -> None:
+    mock = backend(slots=3)
+    scheduler = Scheduler(mock)
+    gone = scheduler.add(asked([1], adapter="b"))
+    scheduler.add(asked([1]))
+    del mock.adapters.known["b"]
+    mock.forward, forward = None, mock.forward
+    with pytest.raises(TypeError):
+        scheduler.step()
+    mock.forward = forward
+    (event,) = scheduler.finish(gone)
+    assert event.completion.finish_reason == "error" and event.error is not None
+    assert all(event.id != gone for event in scheduler.step())
+
+
+@pytest.mark.parametrize("token", [-1, 16])
+def test_a_token_that_is_none_is_refused(backend: Callable[..., Any], token: int) -> None:
+    with pytest.raises(ConfigError, match=rf"request: got token {token}, expected 0 to 15"):
+        Scheduler(backend()).add(asked([1, token]))
