@@ -25,6 +25,12 @@ class MockSlots:
         self.pins: dict[str, int] = {}
         self.most = 0
 
+    def replace(self, name: str) -> None:
+        """Another adapter of the name."""
+        assert not self.pins.get(name)
+        self.known[name] = max(self.known.values()) + 1
+        self.held = {slot: held for slot, held in self.held.items() if held != name}
+
     def version(self, name: str) -> int:
         if name not in self.known:
             raise ConfigError(f"no adapter {name}")
@@ -75,8 +81,8 @@ class MockBackend:
         self.steps: list[list[Row]] = []
         self.copies: list[tuple[list[int], list[int]]] = []
         self._logits = logits
-        # Of each slot, its tokens and the adapter that each was computed by.
-        self._history: list[list[tuple[int, int]]] = [[] for _ in range(slots)]
+        # Of each slot its tokens, each with the adapter that it was computed by and its row.length.
+        self._history: list[list[tuple[int, int, int]]] = [[] for _ in range(slots)]
 
     def prepare(self) -> None: ...
 
@@ -85,25 +91,30 @@ class MockBackend:
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         assert len({row.slot for row in rows}) == len(rows) > 0
         assert sum(len(row.tokens) for row in rows) <= self.info.budget
+        assert sum(row.logits for row in rows if row.logits > 1) <= self.info.most_logits
         self.steps.append(list(rows))
-        found = []
-        for row in rows:
-            assert row.tokens.dtype == np.int32 and len(row.tokens) >= 1
-            history = self._history[row.slot]
-            assert row.position <= len(history)
-            del history[row.position :]
-            number = 0
-            if row.adapter_slot != BASE:
-                number = self.adapters.version(self.adapters.held[row.adapter_slot])
-            for place, token in enumerate(row.tokens.tolist()):
-                history.append((token, number))
-                if place >= len(row.tokens) - row.logits:
-                    assert {adapter for _, adapter in history} == {number}
-                    found.append(self._logits([token for token, _ in history], number))
-            assert len(history) <= self.info.max_length
+        found = [logits for row in rows for logits in self._run(row)]
         logits = np.array(found, np.float32).reshape(-1, self.info.vocab_size)
         logits.flags.writeable = False
         return logits
+
+    def _run(self, row: Row) -> list[NDArray[np.float32]]:
+        assert row.tokens.dtype == np.int32 and 0 <= row.logits <= len(row.tokens) >= 1
+        history, number = self._history[row.slot], 0
+        assert row.position <= len(history)
+        del history[row.position :]
+        if row.adapter_slot != BASE:
+            number = self.adapters.version(self.adapters.held[row.adapter_slot])
+        assert all(adapter == number for _, adapter, _ in history)
+        if row.length:
+            lengths = {length for *_, length in history}
+            assert self.info.exact or 0 not in lengths
+            assert self.info.can_continue or lengths <= {row.length}
+        history += [(token, number, row.length) for token in row.tokens.tolist()]
+        assert len(history) <= self.info.max_length
+        tokens = [token for token, *_ in history]
+        ends = range(len(tokens) - row.logits + 1, len(tokens) + 1)
+        return [self._logits(tokens[:end], number) for end in ends]
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         assert len(set(targets)) == len(targets) == len(sources) > 0

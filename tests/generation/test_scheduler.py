@@ -1,16 +1,137 @@
-"""What the scheduler does in cases that were once wrong."""
+"""What holds for any number of requests that come and go at any time, and whatever they ask for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Completion, Finished, Request, Scheduler
+from lite_runner.generation.request import Event
+from tests.generation.mock import Logits
+from tests.generation.scenarios import Run, Scenario, alone, begins, cached_logits, same, scenarios
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_prompts_are_copied() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lite_runner.generation.slots._SHORTEST_COPY", 4)
+        yield
+
+
+def check_texts(run: Run, logits: Logits = cached_logits) -> None:
+    """Each is what it is alone, to the bit; what was cancelled, as far as it is. What was not
+    computed of a prompt is what was in the cache."""
+    for id, request in run.requests.items():
+        wanted = alone(run.scenario, request, logits).completions
+        options = request.options
+        for index in range(options.num_return_sequences):
+            # Of beams that were cancelled at once there is a single one.
+            if (got := run.completions.get((id, index))) is None:
+                assert options.num_beams > 1 and (id, 0) in run.cancelled
+                continue
+            if options.num_beams == 1:
+                assert run.tokens.get((id, index), []) == got.token_ids
+            if (id, index) in run.cancelled:
+                assert got.finish_reason == "interrupted"
+                assert options.num_beams > 1 or begins(got, wanted[0, index])
+                continue
+            assert same(got, wanted[0, index])
+            part = index // run.scenario.info["slots"] if options.num_beams == 1 else 0
+            assert got.cached_tokens == len(request.prompt) - run.computed[id, part]
+
+
+@settings(max_examples=150)
+@given(scenarios())
+def test_requests_that_come_and_go(scenario: Scenario) -> None:
+    check_texts(Run(scenario).go())
+
+
+@settings(max_examples=40)
+@given(scenarios())
+def test_the_same_order_gives_the_same_rows(scenario: Scenario) -> None:
+    first, second = Run(scenario).go(), Run(scenario).go()
+    assert rows_of(first) == rows_of(second)
+    assert first.backend.copies == second.backend.copies
+
+
+def rows_of(run: Run) -> list[list[tuple[Any, ...]]]:
+    return [
+        [
+            (row.slot, row.tokens.tolist(), row.position, row.adapter_slot, row.logits, row.length)
+            for row in step
+        ]
+        for step in run.backend.steps
+    ]
+
+
+@settings(max_examples=60)
+@given(
+    scenarios(),
+    st.sets(st.integers(0, 40), max_size=15),
+    st.sampled_from([RuntimeError, KeyboardInterrupt]),
+    st.booleans(),
+)
+def test_a_step_that_fails_is_done_again(
+    scenario: Scenario, failing: set[int], error: type[BaseException], after: bool
+) -> None:
+    """Before a call of the backend, or after its forward, when its cache is already written."""
+    run = Run(scenario)
+    calls = itertools.count()
+
+    def broken(call: Callable[..., Any], after: bool) -> Callable[..., Any]:
+        def called(*arguments: Any) -> Any:
+            fails = next(calls) in failing
+            if fails and not after:
+                raise error
+            result = call(*arguments)
+            if fails:
+                raise error
+            return result
+
+        return called
+
+    step = run.scheduler.step
+
+    def again() -> list[Event]:
+        while True:
+            with contextlib.suppress(error):
+                return step()
+            run.check_slots()
+
+    run.forward = broken(run.forward, after)
+    run.backend.copy = broken(run.backend.copy, False)  # type: ignore[method-assign]
+    run.scheduler.step = again  # type: ignore[method-assign]
+    check_texts(run.go())
+    assert len(run.backend.steps) <= 300
+
+
+@settings(max_examples=40)
+@given(scenarios(), st.integers(1, 60))
+def test_numbers_that_are_none_end_one_request(scenario: Scenario, length: int) -> None:
+    """Those of an adapter that gives NaN after so many tokens."""
+
+    def logits(history: list[int], adapter: int) -> NDArray[np.float32]:
+        found = cached_logits(history, adapter)
+        return np.full_like(found, np.nan) if adapter == 1 and len(history) >= length else found
+
+    run = Run(scenario, logits).go()
+    check_texts(run, logits)
+    for key, completion in run.completions.items():
+        failed = completion.finish_reason == "error"
+        assert (run.errors[key] is not None) == failed
+        assert not failed or run.requests[key[0]].adapter == "a"
+        if failed:
+            assert len(run.requests[key[0]].prompt) + len(completion.token_ids) >= length
 
 
 def asked(prompt: Sequence[int], new: int = 3, **others: Any) -> Request:
