@@ -292,12 +292,15 @@ class PreTrainedModel:
         room = replace(job, slots=max(job.slots, self.config.batch_size))
         if backend is not None:
             info, ranks = backend.info, own_ranks(config)
+            room = replace(
+                room,
+                slots=max(room.slots, info.slots),
+                length=max(job.length, info.max_length),
+            )
             if taken(backend.adapters, self._known, job.adapters, config, files.model, ranks):
-                self._known = job.adapters.adapters if job.adapters else self._known
+                self._know(job)
                 if info.slots >= job.slots and info.max_length >= job.length:
                     return backend
-                slots, length = max(room.slots, info.slots), max(job.length, info.max_length)
-                room = replace(room, slots=slots, length=length)
                 if self._grow(backend, config, device, room):
                     return backend
             backend = None
@@ -305,8 +308,14 @@ class PreTrainedModel:
         config = with_backend(config, files, room)
         backend = load(config, files, device, room, tokenizer, own_ranks(config))
         backend.prepare()
-        self._backend, self._known = backend, job.adapters.adapters if job.adapters else ()
+        self._backend, self._known = backend, ()
+        self._know(job)
         return backend
+
+    def _know(self, job: Job) -> None:
+        """The backend has the adapters of a job."""
+        every = (*self._known, *(job.adapters.adapters if job.adapters else ()))
+        self._known = list({one.name: one for one in every}.values())
 
     def _grow(self, backend: Backend, config: RunConfig, device: str, room: Job) -> bool:
         self._scheduler = None

@@ -14,6 +14,7 @@ from lite_runner.config.cluster import ranks_of
 from lite_runner.config.ge import FILE_NAME, ge_config, render
 from lite_runner.config.plan import plan
 from lite_runner.config.ranks import Ranks
+from lite_runner.config.request import BASE
 from lite_runner.config.requests import read_requests
 from lite_runner.config.scaling import ranks_plan
 from lite_runner.config.schema import RunConfig
@@ -151,7 +152,7 @@ def adapter_report(
     for adapter in (None, *job.adapters.adapters):
         name = None if adapter is None else adapter.name
         mine = [row for row in rows if row.adapter == name]
-        used[name or "base"] = AdapterUse(
+        used[name or BASE] = AdapterUse(
             modules=0 if adapter is None else len(adapter.pairs),
             prompts=wanted.count(name),
             prompt_tokens=sum(row.prompt_tokens for row in mine),
