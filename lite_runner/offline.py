@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, cast
@@ -29,8 +30,8 @@ from lite_runner.config.cluster import ranks_of
 from lite_runner.config.engines import ENGINES
 from lite_runner.config.ge import GeConfig, ge_config, serves
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.offline_checks import more_than_greedy
 from lite_runner.config.ranks import Ranks
+from lite_runner.config.sampling_checks import more_than_greedy
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.secret import encryption_key
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
@@ -49,14 +50,15 @@ def open_offline(
     config: RunConfig,
     files: ModelFiles,
     tokenizer: Tokenizer | None,
-    generation: GenerationConfig,
+    each: Sequence[GenerationConfig],
     *,
     slots: int,
     length: int,
     ranks: Ranks,
 ) -> Backend:
     """The backend of the exported model that the config names, or of the one in the cache, which
-    is exported first where there is none. Of several `ranks` each has its own. Raises RunnerError.
+    is exported first where there is none; for prompts with the options `each`. Of several `ranks`
+    each has its own. Raises RunnerError.
     """
     given = files.given
     if given is not None:
@@ -76,7 +78,8 @@ def open_offline(
     _check_ranks(config, manifest, folder, engine, ranks)
     rank = ranks.tensor_index if ranks.size > 1 else config.infer.rank_id % manifest.ranks
     graphs, name = manifest.paths(folder, rank), folder.name
-    _check_generation(manifest, generation)
+    for generation in dict.fromkeys(each):
+        _check_generation(manifest, generation)
     with progress.step(f"load {name} in {engine.name}"):
         return open_exported(graphs, manifest, engine, slots=slots)
 
@@ -387,6 +390,6 @@ def _check_generation(manifest: Manifest, generation: GenerationConfig) -> None:
     if manifest.sampled and (asked := more_than_greedy(generation)):
         raise ConfigError(
             f"the exported model chooses the likeliest token itself (is_sample_acceleration), so "
-            f"{', '.join(asked)} cannot be done",
+            f"{', '.join(asked.values())} cannot be done",
             "export it without model.model_config.is_sample_acceleration",
         )

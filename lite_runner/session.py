@@ -14,6 +14,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.backends import ascend_context
 from lite_runner.backends.base import Backend, Growing
 from lite_runner.backends.likelihood import rows_at_once
+from lite_runner.backends.sizes import step_capacity
 from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.checks import fits_model
 from lite_runner.config.compose import raise_faults
@@ -51,6 +52,11 @@ class Job:
         """The options of each prompt."""
         return options_of(self.generation, self.requests, len(self.tokens))
 
+    @property
+    def scored(self) -> bool:
+        """Whether logits after tokens of prompts are wanted, not only after their last ones."""
+        return self.scores or any(one.prompt_logprobs is not None for one in self.each)
+
     def asked(self, *, keep_logits: bool = False) -> list[GenerationRequest]:
         """The prompts as the scheduler takes them. One with a seed of its own draws as if it were
         the only one."""
@@ -61,6 +67,7 @@ class Job:
                 options,
                 None if self.adapters is None else self.adapters.name(place),
                 (options.seed, 0 if own[place] else self.first + place),
+                priority=(self.requests[place].priority or 0) if self.requests else 0,
                 keep_logits=keep_logits,
                 name=f"prompt {self.first + place}",
             )
@@ -204,8 +211,16 @@ def memory_need(
         slots=job.slots,
         length=job.length,
         adapters=pool,
-        logits=rows_at_once(files.model.vocab_size, job.length) if job.scores else job.slots,
+        logits=_rows_of_logits(config, files.model, job),
     )
+
+
+def _rows_of_logits(config: RunConfig, model: Decoder, job: Job) -> int:
+    """Tokens after which a step gives logits, at most."""
+    if not job.scored:
+        return job.slots
+    longest = max(job.length, step_capacity(job.slots))
+    return rows_at_once(model.vocab_size, longest) if config.use_past else job.length
 
 
 def memory_levers(
@@ -229,7 +244,8 @@ def with_backend(config: RunConfig, files: ModelFiles, job: Job) -> RunConfig:
     if config.backend != "auto":
         return config
     quantized = files.quantization.quant != "none" and files.given is None
-    if job.adapters is not None or quantized:
+    scored = job.scored and files.given is None
+    if job.adapters is not None or quantized or scored:
         return replace(config, backend="ms")
     from lite_runner.offline import chosen_backend
 
@@ -261,7 +277,7 @@ def load(
             config,
             files,
             tokenizer,
-            job.generation,
+            job.each,
             slots=job.slots,
             length=job.length,
             ranks=ranks,

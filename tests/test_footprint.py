@@ -39,6 +39,15 @@ def need_of(*settings: str, device: str = "CPU") -> Memory:
     return memory_need(config, files, share(config, job, ranks), device, ranks)
 
 
+def test_logits_of_prompts_are_counted() -> None:
+    row = 3 * 4 * 49152
+    plain = need_of()
+    assert need_of("logprobs=5") == plain
+    scored = need_of("prompt_logprobs=0")
+    assert scored.work - plain.work == (256 - 2) * row  # as many as a step gives, not two
+    assert need_of("predict_data=[{prompt: x, prompt_logprobs: 0},y]") == scored
+
+
 @pytest.fixture
 def dry(capsys: pytest.CaptureFixture[str]) -> Dry:
     def run(*settings: str, code: int = 0) -> str:

@@ -17,7 +17,7 @@ from lite_runner.config.cluster import cluster_faults
 from lite_runner.config.evaluation import evaluation_faults, window_faults
 from lite_runner.config.fields import Fault, fault, show
 from lite_runner.config.ge import ge_faults
-from lite_runner.config.lengths import context_faults, length_faults
+from lite_runner.config.lengths import context_faults
 from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.parallel import division_faults, parallel_faults
 from lite_runner.config.prompts import prompt_faults
@@ -25,6 +25,7 @@ from lite_runner.config.quantization_checks import quantization_faults
 from lite_runner.config.repeat import READ, WRITTEN, path_at
 from lite_runner.config.request import is_utf8
 from lite_runner.config.requests import adapter_names, request_faults
+from lite_runner.config.sampling_checks import sampling_faults
 from lite_runner.config.schema import (
     AdapterFormat,
     AutoSettings,
@@ -65,9 +66,7 @@ def run_faults(config: RunConfig) -> Iterator[Fault]:
     if config.predicts:
         yield from _prompts(config)
         yield from request_faults(config)
-        yield from _sampling(config)
-        yield from _beams(config)
-        yield from length_faults(config)
+        yield from sampling_faults(config, config.generation(), vars(config))
     if config.run_mode == "convert":
         yield from _convert(config)
     if config.run_mode == "eval":
@@ -269,50 +268,6 @@ def _prompts(config: RunConfig) -> Iterator[Fault]:
         )
     if not is_utf8(config.system):
         yield fault("system", "system: not valid UTF-8")
-
-
-def _sampling(config: RunConfig) -> Iterator[Fault]:
-    generation = config.generation()
-    if not generation.do_sample:
-        for key, off in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
-            value = getattr(config, key)
-            if value not in (None, off):
-                yield fault(
-                    (key, "do_sample"),
-                    f"{key}={value:g} has a meaning only with sampling; add do_sample=true",
-                )
-    elif generation.num_beams > 1:
-        yield fault(
-            ("num_beams", "do_sample"),
-            f"num_beams={generation.num_beams} with do_sample=true is not available; beam search"
-            " needs do_sample=false",
-        )
-    if any(text == "" for text in generation.stop):
-        yield fault("stop", "stop: an empty text would end every completion at once")
-
-
-def _beams(config: RunConfig) -> Iterator[Fault]:
-    generation = config.generation()
-    beams, wanted = generation.num_beams, generation.num_return_sequences
-    keys = ("num_return_sequences", "num_beams", "do_sample")
-    if beams > 1 and wanted > beams:
-        yield fault(keys, f"num_return_sequences: got {wanted}, expected at most num_beams={beams}")
-    elif beams == 1 and wanted > 1 and not generation.do_sample:
-        yield fault(
-            keys,
-            f"num_return_sequences: got {wanted}, expected 1: greedy completions are all the"
-            " same; add do_sample=true or num_beams=",
-        )
-    if beams > 1 and generation.stop:
-        yield fault(
-            ("stop", "num_beams"),
-            f"stop texts are not available with num_beams={beams}: no beam is sure before the end",
-        )
-    if config.length_penalty is not None and beams == 1:
-        yield fault(
-            ("length_penalty", "num_beams"),
-            f"length_penalty={config.length_penalty:g} has a meaning only with num_beams > 1",
-        )
 
 
 def _convert(config: RunConfig) -> Iterator[Fault]:

@@ -36,19 +36,6 @@ def typed_faults(config: RunConfig, typed: Collection[str]) -> Iterator[Fault]:
             yield _too_many(key, value, model)
 
 
-def length_faults(config: RunConfig) -> Iterator[Fault]:
-    """What the lengths of a run are against each other."""
-    generation = config.generation()
-    for key in ("max_new_tokens", "max_length"):
-        most = getattr(generation, key)
-        if most is not None and generation.min_new_tokens > most:
-            yield fault(
-                ("min_new_tokens", key),
-                f"min_new_tokens: got {generation.min_new_tokens}, expected at most {key}={most}",
-            )
-            return
-
-
 def _too_many_new(key: str, got: int, model: Decoder) -> Fault:
     return fault(
         (key, "model"),

@@ -9,7 +9,6 @@ from pathlib import Path
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.engines import ENGINES
 from lite_runner.config.fields import Fault, fault, show
-from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.secret import encryption_key
 from lite_runner.config.seeds import samples
@@ -47,13 +46,6 @@ def offline_faults(config: RunConfig) -> Iterator[Fault]:
         yield fault("infer.model_dir", "infer.model_dir is read; give export_output=FOLDER")
     yield from _engine(config)
     yield from _given_model(config)
-    if _sampled(config) and config.predicts:
-        for asked in more_than_greedy(config.generation()):
-            yield fault(
-                "model.model_config.is_sample_acceleration",
-                f"model.model_config.is_sample_acceleration=true chooses the likeliest token, so"
-                f" {asked} cannot be done",
-            )
     if config.infer.rank_id and config.seed is None and samples(config):
         yield fault(
             "seed",
@@ -158,14 +150,3 @@ def _given_model(config: RunConfig) -> Iterator[Fault]:
 
 def _sampled(config: RunConfig) -> bool:
     return config.model.model_config.is_sample_acceleration
-
-
-def more_than_greedy(generation: GenerationConfig) -> list[str]:
-    """What of these options needs logits, as key=value: it is more than the likeliest token."""
-    asked = {
-        "do_sample=true": generation.do_sample,
-        f"num_beams={generation.num_beams}": generation.num_beams > 1,
-        f"repetition_penalty={generation.repetition_penalty:g}": generation.repetition_penalty != 1,
-        f"min_new_tokens={generation.min_new_tokens}": generation.min_new_tokens > 0,
-    }
-    return [text for text, value in asked.items() if value]

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lite_runner import progress
-from lite_runner.config.fields import Fault, read, show
+from lite_runner.config.fields import Fault, accepts, hints_of, read, show
 from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.grammar import value_of
 from lite_runner.config.request import Message, Request
 from lite_runner.config.suggest import NEAR_NAME, did_you_mean, nearest
 from lite_runner.errors import ConfigError
@@ -88,7 +89,7 @@ def _csv_records(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 )
             # A cell that is empty says nothing; the prompt's is an empty prompt.
             cells = zip(columns, row, strict=True)
-            yield where, {n: _cell(n, c, where) for n, c in cells if c or n == "prompt"}
+            yield where, {n: _cell(n, c) for n, c in cells if c or n == "prompt"}
     except csv.Error as error:
         raise ConfigError(f"{path}:{reader.line_num}: no CSV: {error}") from None
 
@@ -111,13 +112,18 @@ def _columns(where: str, row: list[str]) -> list[str]:
     return ["prompt"]
 
 
-def _cell(name: str, text: str, where: str) -> Any:
-    if name not in ("max_new_tokens", "seed"):
+def _cell(name: str, text: str) -> Any:
+    """What a cell of this column holds: a text, a number, true or false, or a list of texts."""
+    expected = hints_of(Request).get(name, str)
+    if name == "stop":
+        return value_of(text, expected)
+    if accepts(expected, str):
         return text
     try:
-        return int(text)
+        value = json.loads(text.lower())  # TRUE is what spreadsheets write
     except ValueError:
-        raise ConfigError(f"{where}: {name}: got {show(text)}, expected an integer") from None
+        return text
+    return value if isinstance(value, int | float) else text
 
 
 def _json(text: str, where: str) -> Any:

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lite_runner.config.prompt_files import READERS
+from lite_runner.config.prompt_files import READERS, Check
 from lite_runner.config.request import Item, Items, Request, faults_of, is_utf8, requests_of
+from lite_runner.config.sampling_checks import request_option_faults
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 
@@ -55,9 +56,10 @@ def prompt_faults(config: RunConfig) -> Iterator[str]:
     except ValueError as error:
         yield f"predict_data: {error}"
         return
+    check = _check(config)
     for i, request in enumerate(requests):
         where = f"predict_data[{i}]" if len(requests) == len(data) else "predict_data"
-        for text in _faults(config, request):
+        for text in check(request):
             yield f"{where}: {text}"
 
 
@@ -84,7 +86,7 @@ def read_prompts(config: RunConfig) -> list[str | Request]:
     path = prompt_file(data)
     if path is not None:
         text = decoded(_read_file(path), f"predict_data: {path}").removeprefix("\ufeff")
-        found = READERS[path.suffix.lower()](path, text, lambda one: _faults(config, one))
+        found = READERS[path.suffix.lower()](path, text, _check(config))
         if not found:
             raise ConfigError(f"predict_data: {path} has no lines; expected one prompt per line")
         return list(found)
@@ -110,8 +112,15 @@ def prompt_count(items: Sequence[Item]) -> int:
         return len(items)
 
 
-def _faults(config: RunConfig, request: Request) -> list[str]:
-    return faults_of(request, chat=config.chat, adapters=bool(config.adapter_path))
+def _check(config: RunConfig) -> Check:
+    """What is wrong with a request of this run."""
+    shared = config.generation()
+
+    def faults(request: Request) -> list[str]:
+        found = faults_of(request, chat=config.chat, adapters=bool(config.adapter_path))
+        return found + request_option_faults(config, shared, request)
+
+    return faults
 
 
 def _path(predict_data: str | Items) -> Path | None:

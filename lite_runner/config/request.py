@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
-from lite_runner.config.fields import Range
 from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.ranges import (
+    Count,
+    Index,
+    Positive,
+    Probability,
+    Seed,
+    TopLogprobs,
+    TopP,
+)
 
 BASE = "base"  # what users call the model without an adapter; inside it is None
 _ALSO_BASE = ("", "none", "null")
@@ -33,20 +41,39 @@ class Request:
     prompt: str | None = None
     messages: tuple[Message, ...] | None = None
     adapter: str | None = None
-    max_new_tokens: Annotated[int, Range(1)] | None = None
-    seed: Annotated[int, Range(0, 2**32 - 1)] | None = None
+    max_new_tokens: Count | None = None
+    seed: Seed | None = None
     id: int | str | None = None  # comes back with the text
+    min_new_tokens: Index | None = None
+    do_sample: bool | None = None
+    temperature: Positive | None = None
+    top_k: Index | None = None
+    top_p: TopP | None = None
+    min_p: Probability | None = None
+    repetition_penalty: Positive | None = None
+    stop: str | tuple[str, ...] | None = None
+    logprobs: TopLogprobs | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    priority: int | None = None  # the smaller, the earlier its turn; null: 0
 
     @property
     def text(self) -> str:
         """What is shown as the prompt: of messages the last one."""
         return self.prompt or (self.messages[-1].content if self.messages else "")
 
+    @property
+    def own(self) -> dict[str, Any]:
+        """The options of its text that it has of its own, by name."""
+        return {name: value for name in OWN if (value := getattr(self, name)) is not None}
+
     def options(self, shared: GenerationConfig) -> GenerationConfig:
         """The options of its text: its own, and where it says nothing those of the run."""
-        if self.max_new_tokens is not None:
-            shared = replace(shared, max_new_tokens=self.max_new_tokens, max_length=None)
-        return shared if self.seed is None else replace(shared, seed=self.seed)
+        own = self.own
+        if "max_new_tokens" in own:
+            own["max_length"] = None
+        if "stop" in own:
+            own["stop"] = stop_texts(own["stop"])
+        return replace(shared, **own) if own else shared
 
     def chat(self, system: str) -> list[dict[str, str]]:
         """Its messages, a prompt being the user's; behind `system` where they have none ("" : no
@@ -70,6 +97,17 @@ class Request:
     def plain(self) -> dict[str, Any]:
         """As a file has it."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+# Options that a prompt may have of its own; all others are the run's.
+OWN = tuple(
+    field.name for field in fields(Request) if field.name in GenerationConfig.__dataclass_fields__
+)
+
+
+def stop_texts(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The texts that end a completion, of which one may stand alone."""
+    return (given,) if isinstance(given, str) else tuple(given or ())
 
 
 # An item of predict_data, and all of them.

@@ -17,17 +17,20 @@ from lite_runner.architectures.spec import Decoder, RopeScaling
 from lite_runner.config.fields import Fault, Range, read
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.quantization import CacheType, Quant, QuantGroup, Quantization
+from lite_runner.config.ranges import (
+    Count,
+    Index,
+    Positive,
+    Probability,
+    Seed,
+    TopLogprobs,
+    TopP,
+)
 from lite_runner.config.release import Release
-from lite_runner.config.request import Items, Request
+from lite_runner.config.request import Items, Request, stop_texts
 from lite_runner.config.secret import hidden
 from lite_runner.errors import ConfigError
 
-Count = Annotated[int, Range(1)]
-Seed = Annotated[int, Range(0, 2**32 - 1)]
-Index = Annotated[int, Range(0)]
-Positive = Annotated[float, Range(0, above=True)]
-Probability = Annotated[float, Range(0, 1)]
-TopLogprobs = Annotated[int, Range(0, 100)]
 TokenIds = Index | tuple[Index, ...] | None
 RunMode = Literal["predict", "convert", "eval", "export", "quantize", "shard", "slora"]
 DType = Literal["float32", "float16", "bfloat16"]
@@ -57,7 +60,7 @@ class Settings:
     do_sample: bool
     temperature: Positive
     top_k: Index
-    top_p: Annotated[float, Range(0, 1, above=True)]
+    top_p: TopP
     repetition_penalty: Positive
     max_decode_length: Count | None  # = max_length
     max_new_tokens: Count | None
@@ -278,7 +281,7 @@ class RunConfig:
     min_new_tokens: Index | None
     temperature: Positive | None
     top_k: Index | None
-    top_p: Annotated[float, Range(0, 1, above=True)] | None
+    top_p: TopP | None
     min_p: Probability | None
     repetition_penalty: Positive | None
     num_beams: Count | None
@@ -458,7 +461,7 @@ class RunConfig:
             num_return_sequences=_or(self.num_return_sequences, 1),
             eos_token_id=_ids(eos) if eos is not None else model.eos_token_id if model else (),
             pad_token_id=model.pad_token_id if model else None,
-            stop=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
+            stop=stop_texts(self.stop),
             seed=self.seed or 0,  # a run that samples has one: see config/seeds.py
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,

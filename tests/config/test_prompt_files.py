@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lite_runner.config import prompt_files
+from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.prompts import read_prompts
 from lite_runner.config.request import Message, Request
 from lite_runner.config.schema import RunConfig
@@ -41,7 +42,7 @@ def test_jsonl(read: Read) -> None:
     ]
     text = "\ufeff" + "\r\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
     assert read("p.jsonl", text, "adapter_path=x.json") == [
-        Request("a\nb", None, "fr", 3, 4, "q1"),
+        Request("a\nb", adapter="fr", max_new_tokens=3, seed=4, id="q1"),
         Request("only a text"),
         Request("中文", id=7),
     ]
@@ -80,6 +81,71 @@ def test_csv(read: Read, capsys: pytest.CaptureFixture[str]) -> None:
     assert read("p.csv", "prompt\n" + "x" * 200_000) == [Request("x" * 200_000)]
 
 
+OPTIONS = {
+    "min_new_tokens": 2,
+    "do_sample": True,
+    "temperature": 0.5,
+    "top_k": 5,
+    "top_p": 0.75,
+    "min_p": 0.125,
+    "repetition_penalty": 1.5,
+    "stop": ("a, b", "c"),
+    "logprobs": 3,
+    "prompt_logprobs": 0,
+    "priority": -1,
+}
+
+
+def test_options_of_a_prompt(read: Read) -> None:
+    expected = Request("a", max_new_tokens=4, seed=0, **OPTIONS)
+    record = {"prompt": "a", "max_new_tokens": 4, "seed": 0, **OPTIONS}
+    assert read("p.jsonl", json.dumps(record)) == [expected]
+    assert read("p.json", json.dumps([record, "b"])) == [expected, Request("b")]
+    cells = (
+        "prompt,max_new_tokens,seed,min_new_tokens,do_sample,temperature,top_k,top_p,min_p,"
+        "repetition_penalty,stop,logprobs,prompt_logprobs,priority\n"
+        'a,4,0,2,TRUE,0.5,5,0.75,0.125,1.5,"[""a, b"", ""c""]",3,0,-1\n'
+        '3,,,,,,,,,,"one, text",,,\n'
+    )
+    assert read("p.csv", cells) == [expected, Request("3", stop="one, text")]
+    options = expected.options(GenerationConfig(max_length=9, num_beams=1, top_p=0.5))
+    wanted = {name: value for name, value in OPTIONS.items() if name != "priority"}
+    assert options == GenerationConfig(max_new_tokens=4, seed=0, **wanted)
+    assert Request("b", stop="x").options(GenerationConfig()) == GenerationConfig(stop=("x",))
+
+
+def test_options_of_a_prompt_fit_those_of_the_run(read: Read) -> None:
+    warm = '{"prompt": "a", "temperature": 0.5}'
+    assert read("p.jsonl", warm, "do_sample=true") == [Request("a", temperature=0.5)]
+    greedy = '{"prompt": "a", "do_sample": false}'
+    assert read("p.jsonl", greedy, "do_sample=true", "top_k=3") == [Request("a", do_sample=False)]
+    # What the run says is its own fault.
+    assert read("p.jsonl", '{"prompt": "a", "seed": 1}', "num_beams=2") == [Request("a", seed=1)]
+    acceleration = ["backend=mslite", "model.model_config.is_sample_acceleration=true"]
+    for record, settings, expected in (
+        (
+            {"stop": "x"},
+            ["num_beams=2"],
+            "p.jsonl:1: stop texts are not available with num_beams=2",
+        ),
+        ({"logprobs": 0}, ["num_beams=2"], "logprobs=0 is not available with num_beams=2"),
+        ({"do_sample": True}, ["num_beams=2"], "num_beams=2 with do_sample=true is not available"),
+        ({"max_new_tokens": 1}, ["min_new_tokens=2"], "min_new_tokens: got 2, expected at most"),
+        ({"prompt_logprobs": 0}, ["backend=mslite"], "prompt_logprobs=0 is not available with"),
+        (
+            {"repetition_penalty": 2},
+            acceleration,
+            "chooses the likeliest token, so repetition_penalty=2 cannot be done",
+        ),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            read("p.jsonl", json.dumps({"prompt": "a", **record}), *settings)
+        assert expected in str(caught.value)
+    several = ["do_sample=true", "num_return_sequences=2"]
+    with pytest.raises(ConfigError, match="num_return_sequences: got 2, expected 1: greedy"):
+        read("p.jsonl", greedy, *several)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
@@ -96,7 +162,24 @@ def test_csv(read: Read, capsys: pytest.CaptureFixture[str]) -> None:
         ("p.jsonl", '{"prompts": "a"}', "p.jsonl:1: prompts: no such key; did you mean prompt?"),
         ("p.jsonl", '{"prompt": "a", "seed": -1}', "p.jsonl:1: seed: got -1, expected"),
         ("p.jsonl", '{"prompt": "a", "max_new_tokens": 0}', "max_new_tokens: got 0, expected"),
-        ("p.jsonl", '{"prompt": "a", "temperature": 1}', "temperature is said for all prompts"),
+        ("p.jsonl", '{"prompt": "a", "num_beams": 1}', "num_beams is said for all prompts"),
+        ("p.jsonl", '{"prompt": "a", "max_length": 1}', "max_length is said for all prompts"),
+        ("p.jsonl", '{"prompt": "a", "temperature": 0.5}', "p.jsonl:1: temperature=0.5 has a mean"),
+        ("p.jsonl", '{"prompt": "a", "temperature": 0}', "temperature: got 0, expected a number >"),
+        ("p.jsonl", '{"prompt": "a", "top_k": -1}', "top_k: got -1, expected an integer >= 0"),
+        ("p.jsonl", '{"prompt": "a", "top_p": 0}', "top_p: got 0, expected a number > 0 and <= 1"),
+        ("p.jsonl", '{"prompt": "a", "min_p": 2}', "min_p: got 2, expected a number >= 0 and <= 1"),
+        ("p.jsonl", '{"prompt": "a", "do_sample": 1}', "do_sample: got 1, expected true or false"),
+        ("p.jsonl", '{"prompt": "a", "repetition_penalty": 0}', "repetition_penalty: got 0, expe"),
+        ("p.jsonl", '{"prompt": "a", "stop": [1]}', "stop[0]: got 1, expected a text"),
+        ("p.jsonl", '{"prompt": "a", "stop": ["x", ""]}', "stop: an empty text would end"),
+        ("p.jsonl", '{"prompt": "a", "logprobs": 101}', "logprobs: got 101, expected"),
+        ("p.jsonl", '{"prompt": "a", "priority": 0.5}', "priority: got 0.5, expected an integer"),
+        (
+            "p.jsonl",
+            '{"prompt": "a", "min_new_tokens": 3, "max_new_tokens": 2}',
+            "p.jsonl:1: min_new_tokens: got 3, expected at most max_new_tokens=2",
+        ),
         ("p.jsonl", '{"prompt": "a", "adapter": "fr"}', "adapter 'fr' needs adapter_path="),
         ("p.jsonl", '{"messages": [{"role": "user", "content": "a"}]}', "messages need chat=true"),
         ("p.json", '{\n"prompt": \n"a" 1}', "p.json:3: no JSON at column 5"),
@@ -108,6 +191,8 @@ def test_csv(read: Read, capsys: pytest.CaptureFixture[str]) -> None:
         ("p.csv", "prompt,prompt\na,b\n", "each name once"),
         ("p.csv", "prompt,id\na\n", "p.csv:2: got 1 columns, expected 2: prompt, id"),
         ("p.csv", "prompt,seed\na,x\n", "p.csv:2: seed: got 'x', expected an integer"),
+        ("p.csv", "prompt,do_sample\na,yes\n", "p.csv:2: do_sample: got 'yes', expected true"),
+        ("p.csv", "prompt,top_p\na,NaN\n", "p.csv:2: top_p: got 'NaN', expected a number"),
         ("p.csv", 'prompt\n"a\n', "no CSV: unexpected end"),
         ("p.csv", b"prompt\n\xff\n", "is not UTF-8: byte 0xff"),
     ],

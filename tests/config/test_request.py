@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner.config.request import BASE, Message, Request, adapter_name
+from lite_runner.config.request import BASE, Message, Request, adapter_name, items_of
 from lite_runner.config.requests import read_requests
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
@@ -36,6 +36,13 @@ def test_what_looks_like_json_and_is_no_prompt_stays_a_text(resolve: Resolve) ->
         assert requests(resolve, f"predict_data={text}") == [Request(text)]
 
 
+def test_options_of_a_prompt(resolve: Resolve) -> None:
+    given = "predict_data=[{prompt: a, do_sample: true, top_p: 1, stop: [x, 'y z'], priority: -2}]"
+    expected = Request("a", do_sample=True, top_p=1.0, stop=("x", "y z"), priority=-2)
+    assert requests(resolve, given) == [expected]
+    assert not expected.is_text and items_of([expected]) == (expected,)  # as ranks are given it
+
+
 def test_the_system_message(resolve: Resolve) -> None:
     assert CHAT.chat("other")[0] == {"role": "system", "content": "Be brief."}
     assert Request("b").chat("Be kind.") == [
@@ -56,6 +63,12 @@ def test_the_system_message(resolve: Resolve) -> None:
         (["predict_data=[a, {role: user, content: b}]"], "messages ({role, content}) and prompts"),
         (["predict_data=[{prompt: a, adapter: fr}]"], "predict_data[0]: adapter 'fr' needs"),
         (["predict_data=[{prompt: a, max_new_tokens: 0}]"], "max_new_tokens: got 0, expected"),
+        (
+            ["predict_data=[b, {prompt: a, top_k: 3}]"],
+            "predict_data[1]: top_k=3 has a meaning only",
+        ),
+        (["predict_data=[{prompt: a, num_beams: 3}]"], "predict_data[0].num_beams: no such key"),
+        (["predict_data=[{prompt: a, stop: ''}]"], "predict_data[0]: stop: an empty text would"),
         (["predict_data=nowhere.jsonl"], "no file nowhere.jsonl; a text that ends in .jsonl"),
         (["predict_data=notes.md"], "notes.md is a file, expected one of .txt, .jsonl, .json,"),
         (["predict_data=notes.md"], "as a prompt: predict_data=['notes.md']"),

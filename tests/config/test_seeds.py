@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
@@ -23,6 +26,21 @@ def test_random_weights_stay_what_they_were(resolve: Resolve) -> None:
     assert RunConfig.from_dict(config.to_dict()) == config  # the run that is written repeats
     assert resolve(*SAMPLING, "seed=5").checkpoint_seed == 5
     assert with_seed(resolve(*SAMPLING, "weights_seed=7")).checkpoint_seed == 7
+
+
+def test_a_prompt_of_its_own_may_sample(
+    resolve: Resolve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("p.jsonl").write_text('{"prompt": "x", "do_sample": true}')
+    Path("p.txt").write_text("x")
+    inline = "predict_data=[a, {prompt: x, do_sample: true}]"
+    for data, drawn in (
+        (inline, True),
+        ("predict_data=p.jsonl", True),
+        ("predict_data=p.txt", False),
+    ):
+        assert (with_seed(resolve("model=tiny_llama", data)).seed is not None) is drawn
 
 
 def test_only_what_samples_needs_a_seed(resolve: Resolve) -> None:

@@ -108,6 +108,34 @@ def test_a_file_of_records_and_lines_of_json(run: Run, capsys: pytest.CaptureFix
     assert alone[0]["token_ids"] == found[1]["token_ids"]
 
 
+def test_a_prompt_has_the_text_that_its_options_give_alone(run: Run) -> None:
+    of_run = ["model=tiny_llama", "max_new_tokens=12", "eos_token_id=[]", "weights_seed=0"]
+    (greedy,) = run(*of_run, "predict_data=p0")["results"]
+    stop = next(letter for letter in greedy["text"][3:] if letter.isalnum() and letter.isascii())
+    each = [
+        {},
+        {"do_sample": True, "temperature": 1.5, "seed": 4},
+        {"do_sample": True, "top_k": 5, "seed": 4, "max_new_tokens": 7},
+        {"do_sample": True, "top_p": 0.5, "min_p": 0.01, "seed": 9, "priority": -3},
+        {"repetition_penalty": 1.3, "min_new_tokens": 3},
+        {"stop": ["never", stop], "logprobs": 2, "prompt_logprobs": 1},
+    ]
+    rows = [{"prompt": f"p{i % 2}", **options} for i, options in enumerate(each)]
+    rows[5]["prompt"] = "p0"
+    Path("p.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    for batch in ("predict_batch_size=2", "predict_batch_size=6"):
+        together = run(*of_run, "predict_data=p.jsonl", batch)
+        assert "seed" in together
+        for row, options, given in zip(together["results"], each, rows, strict=True):
+            settings = [f"{key}={json.dumps(value)}" for key, value in options.items()]
+            settings = [one for one in settings if not one.startswith("priority")]
+            (alone,) = run(*of_run, f"predict_data={given['prompt']}", *settings)["results"]
+            assert {**row, "cached_tokens": 0} == {**alone, "cached_tokens": 0}
+    ended = together["results"][5]
+    assert ended["finish_reason"] == "stop"
+    assert ended["text"] == greedy["text"][: greedy["text"].index(stop)]
+
+
 def test_stop_text_ends_and_is_left_out(run: Run) -> None:
     options = ["model=tiny_bloom", "predict_data=x", "max_new_tokens=12", "eos_token_id=[]"]
     text = run(*options)["results"][0]["text"]
