@@ -9,11 +9,11 @@ import json
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from lite_runner import progress
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.generation import Completion
+from lite_runner.generation import Completion, logprobs_of, prompt_logprobs_of
 from lite_runner.report import Result, RowResult, RunFolder
 from lite_runner.session import Job
 from lite_runner.text.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ Format = Literal["text", "jsonl"]
 def show(row: RowResult, place: int, of_all: int, form: Format, returns: int = 1) -> None:
     """Print the text at `place` (from 0) `of_all` that a run makes, `returns` for each prompt."""
     if form == "jsonl":
-        line = {
+        line: dict[str, Any] = {
             "id": place // returns if row.id is None else row.id,
             "prompt": row.prompt,
             "text": row.text,
@@ -36,6 +36,9 @@ def show(row: RowResult, place: int, of_all: int, form: Format, returns: int = 1
             "tokens": row.generated_tokens,
             "adapter": row.adapter,
         }
+        for name in ("logprobs", "prompt_logprobs"):
+            if (found := getattr(row, name)) is not None:
+                line[name] = found
         progress.text(json.dumps(line, ensure_ascii=False) + "\n")
         return
     if of_all > 1:
@@ -146,6 +149,8 @@ def row_of(job: Job, completion: Completion, text: str) -> RowResult:
         id=request.id,
         messages=request.chat("") if request.messages else None,
         cached_tokens=completion.cached_tokens,
+        logprobs=logprobs_of(completion),
+        prompt_logprobs=prompt_logprobs_of(completion, job.tokens[place]),
     )
 
 

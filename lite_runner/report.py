@@ -54,6 +54,10 @@ class RowResult:
     id: int | str | None = None  # of the prompt, where it was given one
     messages: Sequence[Mapping[str, str]] | None = None  # of a chat; prompt is the last of them
     cached_tokens: int = 0  # of prompt_tokens, those that another prompt's cache had already
+    # Where asked for: "token", "logprob" and "top" of each drawn token, also the one that ended the
+    # text; and of the prompt's, where None stands for the first, which nothing foretells.
+    logprobs: Sequence[Mapping[str, Any]] | None = None
+    prompt_logprobs: Sequence[Mapping[str, Any] | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,7 @@ class Result:
             if plain[name] is None:
                 del plain[name]
         for row in plain["results"]:
-            for name in ("id", "messages"):
+            for name in ("id", "messages", "logprobs", "prompt_logprobs"):
                 if row[name] is None:
                     del row[name]
         return json.dumps(plain, ensure_ascii=False, indent=2, allow_nan=False) + "\n"

@@ -133,13 +133,17 @@ def test_an_event_survives_its_line() -> None:
 
 def test_shares_are_put_together_in_the_order_of_the_copies() -> None:
     def share(name: str, seconds: float) -> Share:
-        row = RowResult(name, "text", (1, 2), 3, 2, "stop")
+        found = [{"token": 1, "logprob": -0.5, "top": [[1, -0.5]]}]
+        row = RowResult(
+            name, "text", (1, 2), 3, 2, "stop", logprobs=found, prompt_logprobs=[None, *found]
+        )
         timing = GenerationTiming(seconds, 2 * seconds, seconds, 30, 20)
         return Share(rows=[row], generation=timing, load_s=seconds, peak_rss_mib=10.0)
 
     parts = [share("a", 1.0), share("a", 1.0), share("b", 4.0), Share(peak_rss_mib=5.0)]
     whole = together([Share.from_bytes(part.to_bytes()) for part in parts], 2)
     assert [row.prompt for row in whole.rows] == ["a", "b"]
+    assert [row.prompt_logprobs[1] for row in whole.rows] == whole.rows[0].logprobs * 2
     timing = whole.timing()
     assert (timing.prefill_tok_s, timing.decode_tok_s) == (60 / 4.0, 40 / 8.0)
     assert (timing.load_s, timing.time_to_first_token_s) == (4.0, 5.0)

@@ -160,6 +160,7 @@ def test_result_json_has_the_schema(tmp_path: Path) -> None:
             "generated_tokens": 2,
             "finish_reason": "length",
             "adapter": None,
+            "cached_tokens": 0,
         }
     ]
     assert content["timing"] == {

@@ -14,7 +14,7 @@ from lite_runner.api.adapters import AdapterIds, OpenAdapters, names_of, taken
 from lite_runner.api.config import AutoConfig, PretrainedConfig, settings_of
 from lite_runner.api.ids import rows_of
 from lite_runner.api.options import OPTIONS, checked_options, merged_options
-from lite_runner.api.outputs import Steps
+from lite_runner.api.outputs import Steps, sequences_of
 from lite_runner.api.ranks import cut_by_hand, from_all, own_ranks, with_seed
 from lite_runner.api.streamers import InTurn, Streamer
 from lite_runner.api.tokenizer import PreTrainedTokenizer
@@ -95,8 +95,9 @@ class PreTrainedModel:
         `num_return_sequences` of one prompt stand beside each other. `adapter_id`: a name of
         adapter_path's, or one for each prompt; None is the base. With return_dict_in_generate=True
         it is {"sequences": that, "scores", "logits"}, the last two a list with an array
-        [sequences, vocab] a step where output_scores or output_logits asks for it, else None.
-        Raises ConfigError for what is unknown or does not fit.
+        [sequences, vocab] a step where output_scores or output_logits asks for it, else None; and
+        where the options of that name ask for it "logprobs" and "prompt_logprobs", of each sequence
+        what result.json has. Raises ConfigError for what is unknown or does not fit.
         """
         options = merged_options(generation_config, options)
         pad = options.get("pad_token_id")
@@ -108,9 +109,11 @@ class PreTrainedModel:
             streamer=streamer,
             adapter_id=adapter_id,
             on_logits=steps.on_logits if steps and steps.wanted else None,
+            in_a_dict=steps is not None,
         )
-        sequences = [[*prompts[one.prompt_index], *one.drawn] for one in completions]
-        return sequences if steps is None else steps.result(sequences, completions)
+        if steps is None:
+            return sequences_of(prompts, completions)
+        return steps.result(prompts, completions)
 
     def chat(
         self,
@@ -161,13 +164,22 @@ class PreTrainedModel:
         tokenizer: Tokenizer | None = None,
         adapter_id: AdapterIds = None,
         on_logits: OnLogits | None = None,
+        in_a_dict: bool = False,
     ) -> list[Completion]:
-        """What follows each of `prompts` (token ids); see `generate`.
+        """What follows each of `prompts` (token ids); see `generate`, whose dict has log-
+        probabilities too.
 
         `tokenizer` tells which other tokens end a text; None: the checkpoint's own. That one is
         fetched only where stop texts or an export need it: ids do without.
         """
         config = self.config.run_config(checked_options(options, self.config, prompts))
+        for name in () if in_a_dict else ("logprobs", "prompt_logprobs"):
+            if getattr(config, name) is not None:
+                raise ConfigError(
+                    f"{name}: only what generate gives with return_dict_in_generate=True has them",
+                    f"model.generate(..., {name}={getattr(config, name)},"
+                    " return_dict_in_generate=True)",
+                )
         if adapter_id is None and not config.merges_adapter:
             adapter_id = config.adapter_id
         names = names_of(adapter_id, len(prompts))

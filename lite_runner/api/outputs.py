@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.generation import Completion
+from lite_runner.generation import Completion, logprobs_of, prompt_logprobs_of
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.text.transcript import Transcript
 
@@ -19,7 +19,7 @@ class Steps:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._scores = bool(options.get("output_scores"))
         self._logits = bool(options.get("output_logits"))
-        self.wanted = self._scores or self._logits
+        self.wanted = self._scores or self._logits  # what `on_logits` sees
         self._rows: dict[tuple[int, int], list[tuple[NDArray[Any], NDArray[Any]]]] = {}
 
     def on_logits(
@@ -30,15 +30,29 @@ class Steps:
         self._rows.setdefault((prompt, part), []).append(row)
 
     def result(
-        self, sequences: list[list[int]], completions: Sequence[Completion]
+        self, prompts: Sequence[list[int]], completions: Sequence[Completion]
     ) -> dict[str, Any]:
         """The output; a sequence that ended has zeros in the steps after its end."""
         rows = [self._rows.get((one.prompt_index, one.return_index), []) for one in completions]
+        found: dict[str, Sequence[Any]] = {
+            "logprobs": [logprobs_of(one) for one in completions],
+            "prompt_logprobs": [
+                prompt_logprobs_of(one, prompts[one.prompt_index]) for one in completions
+            ],
+        }
         return {
-            "sequences": sequences,
+            "sequences": sequences_of(prompts, completions),
             "scores": _stacked(rows, 1) if self._scores else None,
             "logits": _stacked(rows, 0) if self._logits else None,
+            **{name: every for name, every in found.items() if None not in every},
         }
+
+
+def sequences_of(
+    prompts: Sequence[list[int]], completions: Sequence[Completion]
+) -> list[list[int]]:
+    """Prompt and drawn tokens of each completion."""
+    return [[*prompts[one.prompt_index], *one.drawn] for one in completions]
 
 
 def _stacked(

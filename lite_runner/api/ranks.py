@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
+
 from lite_runner import environment, hccl
 from lite_runner.config import seeds
 from lite_runner.config.cluster import ranks_of
@@ -27,7 +29,7 @@ from lite_runner.distributed.join import Joined, join, schedule
 from lite_runner.distributed.meeting import MeetingPlace
 from lite_runner.distributed.membership import device_of, membership
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.generation import Completion
+from lite_runner.generation import Completion, Logprobs
 
 RENDEZVOUS_S = 120  # until all ranks must have met, where the starter does not say
 _START = "start it with msrun --worker_num=N, scripts/msrun_launcher.sh or a loop over a rank table"
@@ -170,9 +172,29 @@ def from_all(completions: Sequence[Completion], ranks: Ranks) -> list[Completion
         return list(completions)
     from lite_runner.backends.collectives import gather
 
-    payloads = gather(json.dumps([asdict(one) for one in completions]).encode())
-    copies = [json.loads(payload) for payload in payloads[:: ranks.tensor]]
-    return [Completion(**one) for copy in copies for one in copy]
+    payloads = gather(completions_to_bytes(completions))
+    return [one for data in payloads[:: ranks.tensor] for one in completions_from_bytes(data)]
+
+
+def completions_to_bytes(completions: Sequence[Completion]) -> bytes:
+    """JSON, arrays as lists."""
+    return json.dumps([asdict(one) for one in completions], default=np.ndarray.tolist).encode()
+
+
+def completions_from_bytes(data: bytes) -> list[Completion]:
+    """What `completions_to_bytes` was given."""
+    return [_completion(raw) for raw in json.loads(data)]
+
+
+def _completion(raw: dict[str, Any]) -> Completion:
+    for name in ("logprobs", "prompt_logprobs"):
+        if raw[name] is not None:
+            raw[name] = Logprobs(
+                np.array(raw[name]["chosen"], np.float64),
+                np.array(raw[name]["top_ids"], np.int32),
+                np.array(raw[name]["top"], np.float64),
+            )
+    return Completion(**raw)
 
 
 def _end(place: MeetingPlace) -> None:

@@ -2,6 +2,7 @@
 
 from lite_runner.generation.generate import OnFinish, OnLogits, OnToken, generate
 from lite_runner.generation.lengths import check_lengths, longest_prompt, longest_sequence
+from lite_runner.generation.logprobs import logprobs_of, prompt_logprobs_of
 from lite_runner.generation.request import (
     Completion,
     Event,
@@ -28,6 +29,8 @@ __all__ = [
     "Token",
     "check_lengths",
     "generate",
+    "logprobs_of",
     "longest_prompt",
     "longest_sequence",
+    "prompt_logprobs_of",
 ]

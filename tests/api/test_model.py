@@ -18,6 +18,7 @@ from lite_runner import (
     GenerationConfig,
     TextIteratorStreamer,
     TextStreamer,
+    pipeline,
 )
 from lite_runner.api.model import PreTrainedModel
 from lite_runner.app import main
@@ -227,6 +228,48 @@ def test_a_generation_config_and_its_output(
     assert all(np.isfinite(row).sum() == 3 for row in drawn["scores"])
     assert GenerationConfig(do_sample=True).to_dict()["top_k"] == 50  # MindFormers' defaults
     assert len(model.generate(OTHER, GenerationConfig(), eos_token_id=[])[0]) == 20
+
+
+def test_log_probabilities(model: PreTrainedModel, greedy: list[list[int]]) -> None:
+    asked = {"logprobs": 2, "prompt_logprobs": 1, "eos_token_id": [], "max_new_tokens": 9}
+    told = model.generate(
+        [PROMPT, OTHER], output_logits=True, return_dict_in_generate=True, **asked
+    )
+    assert told["sequences"] == greedy
+    for row, prompt in enumerate((PROMPT, OTHER)):
+        first, *others = told["prompt_logprobs"][row]
+        assert first is None and [one["token"] for one in others] == prompt[1:]
+        assert [one["token"] for one in told["logprobs"][row]] == greedy[row][len(prompt) :]
+        for step, one in enumerate(told["logprobs"][row]):
+            logits = told["logits"][step][row].astype(np.float64)
+            wanted = logits - np.log(np.exp(logits).sum())
+            assert one["top"][0] == [one["token"], one["logprob"]]
+            for id, value in one["top"]:
+                assert value == pytest.approx(wanted[id], abs=1e-5)
+            assert one["top"][1][1] == pytest.approx(np.sort(wanted)[-2], abs=1e-5)
+    chosen = GenerationConfig(max_new_tokens=2, eos_token_id=[], logprobs=0)
+    (row,) = model.generate(PROMPT, chosen, return_dict_in_generate=True)["logprobs"]
+    assert [(one["token"], one["top"]) for one in row] == [
+        (token, []) for token in greedy[0][len(PROMPT) :][:2]
+    ]
+    beams = {"num_beams": 2, "max_new_tokens": 2, "return_dict_in_generate": True}
+    assert model.generate(PROMPT, prompt_logprobs=0, **beams)["prompt_logprobs"][0][0] is None
+    with pytest.raises(ConfigError, match="logprobs=0 is not available with num_beams=2"):
+        model.generate(PROMPT, logprobs=0, **beams)
+
+
+@pytest.mark.parametrize("option", ["logprobs", "prompt_logprobs"])
+def test_log_probabilities_need_a_dict(model: PreTrainedModel, option: str) -> None:
+    refused = f"^{option}: only what generate gives with return_dict_in_generate=True"
+    asked = {option: 1, "max_new_tokens": 2}
+    with pytest.raises(ConfigError, match=refused):
+        model.generate(PROMPT, **asked)
+    with pytest.raises(ConfigError, match=refused):
+        model.generate(PROMPT, GenerationConfig(**asked))
+    for dict_too in ({}, {"return_dict_in_generate": True}):
+        texts = pipeline("text_generation", model, **asked, **dict_too)
+        with pytest.raises(ConfigError, match=refused):
+            texts("a")
 
 
 def test_min_length_counts_the_prompt(model: PreTrainedModel, greedy: list[list[int]]) -> None:

@@ -1,0 +1,114 @@
+"""Log-probabilities: against transformers' logits (tests/fixtures/reference), and as plain data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import log_softmax
+
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.generation import (
+    Completion,
+    Logprobs,
+    Request,
+    Scheduler,
+    generate,
+    logprobs_of,
+    prompt_logprobs_of,
+)
+from tests import references
+from tests.generation.mock import MockBackend, generated, hashed_logits
+
+TOLERANCE = 1e-4
+TOP = 5
+CASES = [
+    *((case, "fused") for case in references.every()),
+    *((case, "online") for case in ("bloom", "qwen3")),
+]
+Reference = Callable[[str], Any]
+
+
+@pytest.mark.parametrize(("case", "kind"), CASES)
+def test_they_equal_transformers(case: str, kind: str, reference: Reference) -> None:
+    """The forced tokens behind each prompt are scored, and the token that follows is drawn."""
+    known = reference(case)
+    model = getattr(known, kind)(2, known.length + 1)
+    options = GenerationConfig(max_new_tokens=1, logprobs=TOP, prompt_logprobs=TOP)
+    texts = [np.append(*pair) for pair in zip(known.prompts, known.forced, strict=True)]
+    requests = [Request(text, options) for text in texts]
+    made = generate(Scheduler(model), requests).completions
+    steps = known.forced.shape[1]
+    for text, completion, after, whole in zip(
+        texts, made, known.logits, known.logits_no_cache, strict=True
+    ):
+        wanted = log_softmax(whole.astype(np.float64), axis=1)
+        drawn = completion.logprobs
+        assert completion.drawn == [wanted[-1].argmax()]
+        assert np.abs(drawn.chosen - wanted[-1].max()).max() <= TOLERANCE
+        assert_most_likely(drawn, wanted[-1:])
+        if not np.array_equal(after, whole):
+            continue  # rotations depend on how long the text is: transformers' on that so far
+        found = completion.prompt_logprobs
+        assert len(found.chosen) == len(text) - 1
+        behind = Logprobs(*(part[-steps:] for part in (found.chosen, found.top_ids, found.top)))
+        forced = wanted[np.arange(steps), text[-steps:]]
+        assert np.abs(behind.chosen - forced).max() <= TOLERANCE
+        assert_most_likely(behind, wanted[:-1])
+
+
+def assert_most_likely(found: Logprobs, wanted: np.ndarray) -> None:
+    """Those found are the largest of `wanted` [n, vocab], the largest first."""
+    assert found.top.shape == found.top_ids.shape == (len(wanted), TOP)
+    assert np.abs(found.top - -np.sort(-wanted, axis=1)[:, :TOP]).max() <= TOLERANCE
+    of_ids = np.take_along_axis(wanted, found.top_ids, axis=1)
+    assert np.abs(found.top - of_ids).max() <= TOLERANCE
+
+
+def test_a_drawn_text_has_the_same_as_a_prompt(reference: Reference) -> None:
+    known = reference("llama")
+    model = known.fused(3, 64)
+    options = GenerationConfig(max_new_tokens=9, logprobs=2, do_sample=True, temperature=2.0)
+    requests = [Request(prompt, options) for prompt in known.prompts]
+    made = generate(Scheduler(model), requests).completions
+    again = GenerationConfig(max_new_tokens=1, prompt_logprobs=2)
+    for prompt, completion in zip(known.prompts, made, strict=True):
+        text = np.append(prompt, np.array(completion.drawn, np.int32))
+        (scored,) = generate(Scheduler(model), [Request(text, again)]).completions
+        for name in ("chosen", "top_ids", "top"):
+            behind = getattr(scored.prompt_logprobs, name)[len(prompt) - 1 :]
+            assert np.array_equal(getattr(completion.logprobs, name), behind)
+
+
+def test_as_plain_data() -> None:
+    found = Logprobs(
+        np.array([-0.5, -np.inf]),
+        np.array([[7], [8]], np.int32),
+        np.array([[-0.5], [np.nan]]),
+    )
+    completion = Completion(0, 0, [7], "stop", end_token=2, logprobs=found, prompt_logprobs=found)
+    listed = [
+        {"token": 7, "logprob": -0.5, "top": [[7, -0.5]]},
+        {"token": 2, "logprob": None, "top": [[8, None]]},
+    ]
+    assert logprobs_of(completion) == listed
+    of_prompt = prompt_logprobs_of(completion, [1, 7, 2])
+    assert of_prompt == [None, *listed]
+    assert json.loads(json.dumps(of_prompt, allow_nan=False)) == of_prompt
+    plain = Completion(0, 0, [7], "stop")
+    assert logprobs_of(plain) is None and prompt_logprobs_of(plain, [1]) is None
+
+
+def test_a_prompt_that_is_cut_short_has_what_was_computed() -> None:
+    backend = MockBackend(hashed_logits, 1, 64, 0, chunk=1, budget=4, most_logits=4)
+    options = GenerationConfig(max_new_tokens=3, logprobs=0, prompt_logprobs=1)
+    steps = iter([False, False, True])
+    prompt = [*range(12)]
+    made = generated(backend, [prompt], options, interrupted=lambda: next(steps))
+    (completion,) = made.completions
+    assert made.interrupted and logprobs_of(completion) == []
+    found = prompt_logprobs_of(completion, prompt)
+    assert found is not None and [one and one["token"] for one in found] == [None, *range(1, 9)]
