@@ -19,9 +19,9 @@ from lite_runner.errors import RunnerError
 Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.integer[Any]]
 
-# Few tokens are near the best, and only those need sorting: these distances (in logits) from
-# it are tried in turn.
-_MARGINS = (2.0, 4.0, 6.0, 9.0, 13.0, np.inf)
+# Few tokens are near the best, and only those need sorting.
+_COLUMNS = 1024  # that logits are laid out in to find how near; see _largest
+_MARGINS = (2.0, 4.0, 6.0, 9.0, 13.0, np.inf)  # distances in logits, tried in turn by _nucleus
 
 
 class Sampler:
@@ -132,25 +132,32 @@ def warped(scores: Floats, config: GenerationConfig) -> Floats:
 
 def _largest(scores: Floats, count: int) -> Ids:
     """Indices of the `count` largest, and of all that equal the last of them."""
-    best = scores.max()
-    ids: Ids = np.arange(0)
-    for margin in _MARGINS:
-        ids = np.flatnonzero(scores >= best - np.float32(margin))
-        if len(ids) >= count:
-            break
-    least = np.partition(scores[ids], -count)[-count]
-    kept: Ids = ids[scores[ids] >= least]
+    laid_out = len(scores) - len(scores) % _COLUMNS
+    if not count <= _COLUMNS <= laid_out:
+        return np.flatnonzero(scores >= _last_of_best(scores, count))
+    # As many columns have a score that is no less than the last of the best columns'.
+    best = scores[:laid_out].reshape(-1, _COLUMNS).max(axis=0)
+    ids = np.flatnonzero(scores >= _last_of_best(best, count))
+    near = scores[ids]
+    kept: Ids = ids[near >= _last_of_best(near, count)]
     return kept
+
+
+def _last_of_best(scores: Floats, count: int) -> np.floating[Any]:
+    """The smallest of the `count` largest."""
+    last: np.floating[Any] = np.partition(scores, -count)[-count]
+    return last
 
 
 def _nucleus(weights: Floats, share: float) -> Ids:
     """Indices of the fewest largest weights that make up `share` of the sum, at least one."""
     wanted = share * weights.sum(dtype=np.float64)
-    ids: Ids = np.arange(0)
-    for margin in _MARGINS:
-        ids = np.flatnonzero(weights >= np.exp(-margin))
-        if weights[ids].sum(dtype=np.float64) >= wanted:
-            break
+    ids: Ids = np.arange(len(weights))
+    if len(weights) > _COLUMNS:
+        for margin in _MARGINS:
+            ids = np.flatnonzero(weights >= np.exp(-margin))
+            if weights[ids].sum(dtype=np.float64) >= wanted:
+                break
     ids = ids[np.argsort(-weights[ids], kind="stable")]
     cumulative = np.cumsum(weights[ids], dtype=np.float64)
     return ids[: int(cumulative.searchsorted(wanted, side="left")) + 1]

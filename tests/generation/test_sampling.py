@@ -129,6 +129,27 @@ def test_a_large_nucleus_is_exact(spread: float, top_p: float) -> None:
     np.testing.assert_allclose(kept[:count].sum(), 1.0, atol=1e-3)
 
 
+@pytest.mark.parametrize("vocab", [1000, 1024, 5000, 49_152])
+@pytest.mark.parametrize("top_k", [1, 50, 999, 3000])
+@pytest.mark.parametrize("step", [0.0, 0.5])
+def test_top_k_keeps_the_largest_and_their_equals(vocab: int, top_k: int, step: float) -> None:
+    """Of any vocabulary, also where many are equal, few far ahead or most masked."""
+    random = np.random.default_rng(vocab + top_k)
+    logits = random.normal(scale=2, size=vocab).astype(np.float32)
+    if step:
+        logits = np.round(logits / np.float32(step)) * np.float32(step)
+    ahead, few = logits.copy(), logits.copy()
+    ahead[:3], few[10:] = 30.0, -np.inf
+    for row in (logits, ahead, few):
+        ids, weights = candidates(row, GenerationConfig(top_k=top_k))
+        if top_k >= vocab:
+            assert ids is None
+            continue
+        assert ids is not None
+        np.testing.assert_array_equal(ids, np.flatnonzero(row >= np.sort(row)[-top_k]))
+        np.testing.assert_array_equal(weights, np.exp(row[ids] - row.max()))
+
+
 @given(
     st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=40),
     st.floats(1e-3, 10),
