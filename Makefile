@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite lint reference reference-mindformers bench bench-scaling bench-offline bench-shard bench-parallel bench-slora lock clean
+.PHONY: help run test lite lint reference reference-mindformers bench bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-stall bench-prefix bench-loop lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -101,6 +101,20 @@ bench-slora:  ## measure mixed LoRA adapters against the base, and against peft
 	@scripts/setup.sh peers
 	@.venv/bin/python benchmarks/slora.py --peer ".venv-bench/bin/python benchmarks/peer_peft.py" \
 	$(ARGS)
+
+bench-stall:  ## measure how long others wait while a prompt of 4,000 tokens is read
+	@scripts/setup.sh run
+	@set -e; for quant in none a16w8; do \
+	  .venv/bin/python benchmarks/stall.py quant=$$quant $(ARGS); done
+
+bench-prefix:  ## measure 64 prompts that begin alike, with the prefix cache and without
+	@scripts/setup.sh run
+	@set -e; for quant in none a16w8; do \
+	  .venv/bin/python benchmarks/prefix.py quant=$$quant $(ARGS); done
+
+bench-loop:  ## measure what choosing the tokens costs, without a model
+	@scripts/setup.sh run
+	@.venv/bin/python benchmarks/token_loop.py $(ARGS)
 
 lock:  ## resolve requirements/lock.txt anew from setup.cfg, with Python 3.10
 	@scripts/lock.sh
