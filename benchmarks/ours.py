@@ -7,23 +7,23 @@ backend, token loop. Only the prompts come as token ids, so that both sides comp
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
+from engine import lockstep
 from measure import Measurement, engine_parser, seconds_since_start
-from numpy.typing import NDArray
 
 from lite_runner import environment, model_files, offline, progress, session
-from lite_runner.backends.base import Backend, Row
+from lite_runner.backends.base import Backend
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
 from lite_runner.config.schema import RunConfig
+from lite_runner.generation import Token
 from lite_runner.model_files import ModelFiles
 
 NAMED = ("export.layout", "quant", "kv_cache")  # settings that an engine's name shows
 
-Ids = NDArray[np.int32]
+Prompts = Sequence[Sequence[int]]
 
 
 def loaded(config: RunConfig, files: ModelFiles, job: session.Job) -> Path:
@@ -35,22 +35,18 @@ def loaded(config: RunConfig, files: ModelFiles, job: session.Job) -> Path:
     return offline.folder_in_cache(files, config, want)
 
 
-def greedy(backend: Backend, prompts: Ids, new_tokens: int) -> Iterator[Ids]:
-    """The next token of every row, new_tokens times; no end token stops a row."""
-    ids, position = prompts, 0
-    for _ in range(new_tokens):
-        rows = [Row(slot, new, position) for slot, new in enumerate(ids)]
-        position += ids.shape[1]
-        ids = backend.forward(rows).argmax(-1, keepdims=True).astype(np.int32)
-        yield ids[:, 0]
+def greedy(backend: Backend, prompts: Prompts, new_tokens: int) -> Iterator[list[int]]:
+    """The next token of every row, new_tokens times."""
+    scheduler = lockstep(backend, prompts, new_tokens)
+    while not scheduler.idle:
+        yield [event.token for event in scheduler.step() if isinstance(event, Token)]
 
 
 def main() -> None:
     parser = engine_parser(__doc__)
     parser.add_argument("overrides", nargs="*", help="more settings, e.g. backend=mslite")
     arguments = parser.parse_args()
-    prompts = np.array(arguments.prompts, np.int32)
-    batch, length = prompts.shape
+    prompts: Prompts = arguments.prompts
 
     overrides = [
         "model=smollm2_135m",
@@ -66,10 +62,10 @@ def main() -> None:
     tokenizer = model_files.tokenizer_of(config, files)
     job = session.Job(
         requests=[],
-        tokens=arguments.prompts,
+        tokens=prompts,
         generation=config.generation(files.model),
-        slots=batch,
-        length=length + arguments.new_tokens,
+        slots=len(prompts),
+        length=len(prompts[0]) + arguments.new_tokens,
     )
     device = environment.resolve_device(config.context.device_target)
     path = loaded(config, files, job)
@@ -86,7 +82,7 @@ def main() -> None:
     ways = [value for key, _, value in settings if key in NAMED]
     Measurement.of(
         f"lite-runner ({', '.join([backend.info.engine, *ways])})",
-        arguments.prompts,
+        prompts,
         greedy(backend, prompts, arguments.new_tokens),
         first_token_s=first_token_s,
         load_s=load_s,

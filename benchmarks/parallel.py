@@ -21,13 +21,14 @@ import numpy as np
 
 from lite_runner import model_files, progress, session
 from lite_runner.backends import collectives
-from lite_runner.backends.base import Row
 from lite_runner.config.argv import parse
 from lite_runner.config.cluster import Cluster, ranks_of
 from lite_runner.config.compose import heads, resolve
+from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.events import MET, connect
+from lite_runner.generation import Request, Scheduler
 from lite_runner.launcher.job import Limits, run_ranks
 
 SEQUENCES, PROMPT, STEPS = 4, 32, 48
@@ -79,14 +80,16 @@ def one_rank(folder: Path, overrides: list[str]) -> None:
     job = session.share(config, whole, ranks)
     backend = session.load(config, files, "CPU", job, ranks=ranks)
     backend.prepare()
-    slots = range(job.slots)
-    backend.forward([Row(slot, np.arange(PROMPT, dtype=np.int32), 0) for slot in slots])
-    token = np.ones(1, np.int32)
+    scheduler = Scheduler(backend, prefix_cache=False)
+    for tokens in job.tokens:
+        options = GenerationConfig(max_new_tokens=STEPS + 1)
+        scheduler.add(Request(np.array(tokens, np.int32), options))
+    scheduler.step()
     times = []
-    for step in range(STEPS):
+    for _ in range(STEPS):
         collectives.gather(b"")
         began = time.perf_counter()
-        backend.forward([Row(slot, token, PROMPT + step) for slot in slots])
+        scheduler.step()
         times.append(time.perf_counter() - began)
     seconds = float(np.median(times))
     alone = 0.0

@@ -20,20 +20,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from bench import make_prompts
+from engine import lockstep
 from numpy.typing import NDArray
 
 from lite_runner import model_files, progress, session
 from lite_runner.adapters import AdapterJob
-from lite_runner.backends.base import BASE, Row
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
+from lite_runner.generation import Scheduler
 from lite_runner.weights.adapter import open_adapters
 from lite_runner.weights.adapter_sites import sites
 from lite_runner.weights.safetensors_file import write_safetensors
@@ -143,44 +144,28 @@ def one_process(job: dict[str, Any], dtype: str) -> None:
     progress.configure(0)
     files = model_files.locate(config)
     adapters = list(open_adapters(Path(job["adapters"]), files.model).values())
-    cases: dict[int, Callable[[int], None]] = {}
+    cases: dict[int, Scheduler] = {}
     for case in job["cases"]:
         names = [adapters[row % case].name if case else None for row in range(len(prompts))]
         wanted = AdapterJob(adapters[:case], names) if case else None
         work = session.Job(
-            *((), prompts, config.generation(files.model), len(prompts), PROMPT + steps),
+            *((), prompts, config.generation(files.model), len(prompts), PROMPT + steps + 1),
             adapters=wanted,
         )
         backend = session.load(config, files, "CPU", work)
         backend.prepare()
-        known = {name: backend.adapters.pin(name) for name in names if name and backend.adapters}
-        places = [known.get(name, BASE) for name in names]
-        rows = [
-            Row(slot, np.array(ids, np.int32), 0, places[slot]) for slot, ids in enumerate(prompts)
-        ]
-        last = backend.forward(rows).argmax(-1)
-
-        def step(
-            position: int, backend: Any = backend, places: Any = places, last: Any = last
-        ) -> None:
-            last[:] = backend.forward(
-                [
-                    Row(slot, last[slot : slot + 1].astype(np.int32), position, place)
-                    for slot, place in enumerate(places)
-                ]
-            ).argmax(-1)
-
-        cases[case] = step
+        cases[case] = lockstep(backend, prompts, steps + 1, names)
+        cases[case].step()
     report(f"lite-runner, {dtype}", cases, steps)
 
 
-def report(engine: str, cases: dict[int, Callable[[int], None]], steps: int) -> None:
+def report(engine: str, cases: dict[int, Scheduler], steps: int) -> None:
     """Step all cases in turn, and print what each took beside the base, case 0."""
     times: dict[int, list[float]] = {case: [] for case in cases}
-    for number in range(steps):
-        for case, step in cases.items():
+    for _ in range(steps):
+        for case, scheduler in cases.items():
             began = time.perf_counter()
-            step(PROMPT + number)
+            scheduler.step()
             times[case].append(time.perf_counter() - began)
 
     def ratio(of: Sequence[float]) -> float:
