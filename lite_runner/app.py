@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lite_runner.config.fields import Note
     from lite_runner.config.schema import RunConfig
 
-GRACE_S = 10.0  # for a job to end by itself
+GRACE_S = 20.0  # for a job to end by itself, longer than stopping.STOP_S
 
 
 def console() -> NoReturn:

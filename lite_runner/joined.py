@@ -10,8 +10,10 @@ import dataclasses
 import json
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from lite_runner import environment, memory, progress, worker
@@ -20,15 +22,18 @@ from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.fields import Fault, Note
+from lite_runner.config.ranks import Ranks
 from lite_runner.config.repeat import kept
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
 from lite_runner.distributed.join import Joined, join, schedule
 from lite_runner.distributed.membership import Member, device_of
-from lite_runner.errors import EXIT_FAILED, RunnerError
+from lite_runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, RunnerError
 from lite_runner.launch import launch, ready_for_ranks, tell_details
 from lite_runner.rank import Outlet, placed
 from lite_runner.report import RunFolder
+from lite_runner.signals import CutShort, offered
+from lite_runner.stopping import BOARD, STOP_S, Board, CommonStop
 
 
 def run(
@@ -56,12 +61,12 @@ def run(
     try:
         return _join(config, member, notes if speaks else ())
     except RunnerError as error:
-        return _leave(f"{member.name}: {error}", error.exit_code)
+        return _leave(f"error: {member.name}: {error}", error.exit_code)
     except Exception as error:
         lacking = memory.fault_of(error)
         if lacking is not None:
-            return _leave(f"{member.name}: {lacking}", lacking.exit_code)
-        return _leave(f"{member.name}: {traceback.format_exc()}", EXIT_FAILED)
+            return _leave(f"error: {member.name}: {lacking}", lacking.exit_code)
+        return _leave(f"error: {member.name}: {traceback.format_exc()}", EXIT_FAILED)
 
 
 def _faults(config: RunConfig, member: Member) -> Iterator[Fault]:
@@ -121,10 +126,52 @@ def _join(config: RunConfig, member: Member, notes: Sequence[Note]) -> int:
         folder.open_log(f"rank_{joined.rank}.log")
         tell_details(notes)
         ranks = dataclasses.replace(ranks_of(config), rank=joined.rank)
-        worker.run(placed(config, device, device_id), folder, ranks)
+        board = Board(joined.place.folder / BOARD) if len(joined.here) == joined.size else None
+        with _patient(board):
+            cut_short = not _work(placed(config, device, device_id), folder, ranks, board)
     joined.place.done()
     joined.place.leave()
+    if cut_short:
+        raise KeyboardInterrupt
     return 0
+
+
+def _work(config: RunConfig, folder: RunFolder, ranks: Ranks, board: Board | None) -> bool:
+    """Do this rank's part; whether it was done to the end, and not cut short by Ctrl-C."""
+    from lite_runner.backends.collectives import gather
+
+    try:
+        worker.run(config, folder, ranks, CommonStop(board, ranks).here)
+    except CutShort:
+        gather(b"")  # rank 0 may be writing yet, and msrun ends all once one ends in 130
+        return False
+    return True
+
+
+@contextmanager
+def _patient(board: Board | None) -> Iterator[None]:
+    """Within, the first Ctrl-C lets the ranks that generate come to an end; a second one, or the
+    end of their time for that, ends this process."""
+    if board is None:
+        yield
+        return
+    late = f"interrupted: the ranks did not stop within {STOP_S:.0f} s"
+    patience = threading.Timer(STOP_S, _leave, (late, EXIT_INTERRUPTED))
+
+    def take() -> bool:
+        if board.take():
+            patience.start()
+        elif board.taken:
+            _leave("interrupted", EXIT_INTERRUPTED)
+        return board.taken
+
+    with offered(take):
+        try:
+            yield
+        finally:
+            patience.cancel()
+            if patience.ident is not None:
+                patience.join()  # MindSpore's end crashes beside a thread
 
 
 def _agree(config: RunConfig, joined: Joined) -> tuple[RunConfig, RunFolder]:
@@ -140,13 +187,14 @@ def _agree(config: RunConfig, joined: Joined) -> tuple[RunConfig, RunFolder]:
             config = with_seed(config)
         made = RunFolder.create(config.output_dir, config.run_mode, config.model_name)
         made.write_config(kept(config.without_secrets()))
+        Board.create(joined.place.folder / BOARD, joined.size)
         told = {"config": config.to_dict(), "folder": str(made.path)}
     leader = json.loads(gather(json.dumps(told).encode())[joined.here[0]])
     return RunConfig.from_dict(leader["config"]), RunFolder(Path(leader["folder"]))
 
 
-def _leave(message: str, exit_code: int) -> int:
+def _leave(line: str, exit_code: int) -> int:
     """Say why, and end at once: MindSpore's own end would wait for the other ranks."""
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    print(line, file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(exit_code)

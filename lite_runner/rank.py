@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,10 +34,11 @@ from lite_runner.errors import (
     EnvironmentFault,
     RunnerError,
 )
-from lite_runner.events import MET, Sender, connect
+from lite_runner.events import MET, SOCKET_VARIABLE, Sender, connect
 from lite_runner.registering import register_plugins
 from lite_runner.report import RunFolder
-from lite_runner.signals import Terminated, handled
+from lite_runner.signals import CutShort, Terminated, handled, offered
+from lite_runner.stopping import BOARD, Board, CommonStop
 
 logger = logging.getLogger("lite_runner.rank")
 
@@ -55,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with handled():
             register_plugins(args[2:])
-            _run(Path(args[0]), Path(args[1]), rank)
+            with suppress(CutShort):  # as complete as it can be; the launcher has asked for it
+                _run(Path(args[0]), Path(args[1]), rank)
         if sender is not None:
             sender.done()
         return 0
@@ -83,7 +86,16 @@ def _run(config_file: Path, run_folder: Path, rank: int) -> None:
         config = placed(config, device, _device_id() if device == "Ascend" else 0)
         ascend_context.choose(AscendSettings.of(config.context), device, tell=False)
         _meet(device, config.context.device_id, ranks)
-        worker.run(config, folder, ranks)
+        board = _board()
+        with nullcontext() if board is None else offered(board.take):
+            worker.run(config, folder, ranks, CommonStop(board, ranks).here)
+
+
+def _board() -> Board | None:
+    """Where the launcher says that all are to stop; None where nobody does."""
+    events = os.environ.get(SOCKET_VARIABLE)
+    path = None if events is None else Path(events).with_name(BOARD)
+    return None if path is None or not path.exists() else Board(path)
 
 
 def _meet(device: str, device_id: int, ranks: Ranks) -> None:

@@ -24,6 +24,7 @@ class Share:
     prepare_s: float = 0.0  # the part of compile_s that the first token waited for
     adapters: AdapterReport | None = None
     peak_rss_mib: float = field(default_factory=peak_rss_mib)  # of all ranks of the copy
+    interrupted: bool = False  # Ctrl-C has cut it short
 
     def timing(self) -> Timing:
         """Times and rates of these rows."""
@@ -101,6 +102,7 @@ def together(shares: Sequence[Share], ranks_a_copy: int) -> Share:
         prepare_s=max(share.prepare_s for share in copies),
         adapters=_adapters([share.adapters for share in copies], ranks_a_copy),
         peak_rss_mib=round(sum(share.peak_rss_mib for share in shares), 1),
+        interrupted=any(share.interrupted for share in copies),
     )
 
 

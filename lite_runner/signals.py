@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 
 class Terminated(BaseException):
     """SIGTERM arrived; like KeyboardInterrupt, no `except Exception` catches it."""
+
+
+class CutShort(KeyboardInterrupt):
+    """Ctrl-C came while texts were made, and the results of what there is have been written."""
+
+
+_take: Callable[[], bool] | None = None  # who is offered Ctrl-C first
 
 
 @contextmanager
@@ -45,6 +52,21 @@ def handled() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def offered(take: Callable[[], bool]) -> Iterator[None]:
+    """Within `handled`: ask `take`, in another thread than this one, at each Ctrl-C; it raises
+    KeyboardInterrupt only where the answer is False.
+
+    It works while the main thread is in foreign code, too.
+    """
+    global _take
+    before, _take = _take, take
+    try:
+        yield
+    finally:
+        _take = before
 
 
 @contextmanager
@@ -85,4 +107,5 @@ def _pass_on(stopping: threading.Event) -> None:
         signal.sigwait({signal.SIGINT})
         if stopping.is_set():
             return
-        signal.pthread_kill(main, signal.SIGUSR1)
+        if _take is None or not _take():
+            signal.pthread_kill(main, signal.SIGUSR1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lite_runner import progress
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
@@ -9,17 +11,23 @@ from lite_runner.report import RunFolder
 from lite_runner.run_modes import convert, evaluate, export, predict, quantize, shard, strategies
 
 
-def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> None:
+def run(
+    config: RunConfig,
+    folder: RunFolder,
+    ranks: Ranks | None = None,
+    interrupted: Callable[[], bool] | None = None,
+) -> None:
     """Do the work of `config`, or the part of one of several `ranks`, with its results in `folder`.
 
-    Raises RunnerError.
+    `interrupted` says to a rank that generates, before each step, whether all stop there.
+    Raises RunnerError, and CutShort where Ctrl-C ended a generation whose results are written.
     """
     if config.predicts and config.only_save_strategy:
         strategies.run(config, folder)
     elif config.predicts:
         if config.parallel.strategy_ckpt_save_file and (ranks or Ranks()).rank == 0:
             strategies.write(config)
-        predict.run(config, folder, ranks)
+        predict.run(config, folder, ranks, interrupted)
     elif config.run_mode == "convert":
         convert.run(config, folder)
     elif config.run_mode == "eval":

@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "progress": set(),
     "signals": set(),
     "interrupts": set(),
+    "stopping": {"config"},
     "ascend_devices": {"errors"},
     "hccl": set(),
     "environment": {"ascend_devices", "errors", "interrupts", "memory", "signals"},
@@ -84,16 +85,16 @@ ALLOWED: dict[str, set[str]] = {
     "run_modes": {
         *("adapters", "artifact", "backends", "config", "environment", "errors", "generation"),
         *("footprint", "gguf_metadata", "offline", "printer", "session", "shares"),
-        *("model_files", "progress", "report", "text", "weights"),
+        *("model_files", "progress", "report", "signals", "text", "weights"),
     },
     "worker": {"config", "errors", "progress", "report", "run_modes"},
     "rank": {
         *("backends", "config", "distributed", "environment", "errors", "events", "memory"),
-        *("progress", "registering", "report", "signals", "worker"),
+        *("progress", "registering", "report", "signals", "stopping", "worker"),
     },
     "launcher": {
         *("ascend_devices", "config", "environment", "errors", "events", "hccl", "memory"),
-        *("progress", "rank_table", "signals"),
+        *("progress", "rank_table", "signals", "stopping"),
     },
     "distributed": {
         *("ascend_devices", "backends", "environment", "errors", "hccl", "launcher"),
@@ -120,7 +121,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "joined": {
         *("backends", "config", "distributed", "environment", "errors", "launch", "memory"),
-        *("progress", "rank", "report", "worker"),
+        *("progress", "rank", "report", "signals", "stopping", "worker"),
     },
     "app": {
         *("config", "distributed", "errors", "joined", "launch", "memory", "progress"),

@@ -136,6 +136,49 @@ def test_no_process_is_left(jobs: dict[str, tuple[Path, int, str]]) -> None:
     assert not alive
 
 
+# A rank that does not come to its next step after Ctrl-C.
+DEAF = """
+import os, signal, sys, time
+from pathlib import Path
+from lite_runner.signals import handled
+
+with handled():
+    from lite_runner import joined
+    from lite_runner.stopping import Board
+
+    board = Board.create(Path(sys.argv[1]), 2)
+    board.begin()
+    if sys.argv[2] == "late":
+        joined.STOP_S = 0.5
+    with joined._patient(board):
+        os.kill(os.getpid(), signal.SIGINT)
+        while not board.asked:
+            time.sleep(0.01)
+        if sys.argv[2] == "second":
+            os.kill(os.getpid(), signal.SIGINT)
+        if sys.argv[2] != "in time":
+            while True:
+                time.sleep(0.01)
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "says"),
+    [
+        ("in time", 0, ("done\n", "")),
+        ("second", 130, ("", "interrupted\n")),
+        ("late", 130, ("", "interrupted: the ranks did not stop within 0 s\n")),
+    ],
+)
+def test_a_rank_is_waited_for_until_a_second_ctrl_c_or_for_some_time(
+    tmp_path: Path, how: str, code: int, says: tuple[str, str]
+) -> None:
+    command = [sys.executable, "-c", DEAF, str(tmp_path / "board"), how]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, (done.stdout, done.stderr)) == (code, says)
+
+
 @pytest.mark.parametrize("role", ["MS_WORKER", "MS_SCHED"])
 @pytest.mark.parametrize(
     ("words", "code", "says"),

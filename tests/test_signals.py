@@ -54,6 +54,36 @@ print(came, handlers() == before)
 """
 
 
+OFFERED = """
+import os, signal, time
+from lite_runner.signals import handled, offered
+
+answers, came = [True, False], []
+
+def interrupt(left):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        while len(answers) != left:
+            time.sleep(0.01)
+        came.append("taken")
+    except KeyboardInterrupt:
+        came.append("raised")
+
+with handled():
+    with offered(lambda: answers.pop(0)):
+        interrupt(1)
+        interrupt(-1)
+    interrupt(-1)
+print(came, answers)
+"""
+
+
+def test_who_is_offered_ctrl_c_may_take_it() -> None:
+    command = [sys.executable, "-c", OFFERED]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "['taken', 'raised', 'raised'] []\n", done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_waits_for_what_cannot_be_left(number: signal.Signals) -> None:
     command = [sys.executable, "-c", SENT_TO_ITSELF, str(int(number))]

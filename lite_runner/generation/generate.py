@@ -38,8 +38,10 @@ def generate(
     but eos, and ends the sequence by answering true (stop texts); beam search, where no token is
     sure until the end, never calls it. `on_finish(completion)` follows the last token of each.
     `on_logits` sees what each token is chosen by, that of eos too, and no beams either; it is for
-    requests with keep_logits. KeyboardInterrupt, and a true answer of `interrupted`, which is asked
-    before every step, end the run with what there is.
+    requests with keep_logits.
+    KeyboardInterrupt ends the run with what there is. Where `interrupted` is given, which is asked
+    before every step, only its true answer does, and KeyboardInterrupt is raised: ranks that share
+    a model stop together or not at all.
     Raises ConfigError where a prompt does not fit, RunnerError where logits are not finite.
     """
     run = _Run(scheduler, first_index, on_token, on_finish, on_logits)
@@ -58,6 +60,8 @@ def generate(
                     timing.time_to_first_token_s = time.perf_counter() - began
                 run.hear(events)
     except KeyboardInterrupt:
+        if interrupted is not None:
+            raise
         cut = True
     finally:
         run.end()

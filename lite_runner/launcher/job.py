@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -29,7 +29,8 @@ from lite_runner.errors import (
 from lite_runner.launcher import msrun
 from lite_runner.launcher.processes import end_all, has_ended, scheduler_of
 from lite_runner.launcher.watch import Failure, Watch
-from lite_runner.signals import deferred
+from lite_runner.signals import deferred, offered
+from lite_runner.stopping import BOARD, STOP_S, Board
 
 TICK_S = 0.1
 SCHEDULER_LOOK_S = 1.0
@@ -38,6 +39,7 @@ MSRUN_LOOKS_S = 2.0  # msrun looks after its ranks once a second
 MSRUN_WAITS_LONGER_S = 30  # than we do: our message names the rank, msrun's does not
 MESSAGE_LINES = 4
 LOG_LINES = 8  # of a log or traceback, in a message
+STOPPING = "the ranks stop and write what there is; Ctrl-C once more ends them at once"
 _KINDS: dict[int, type[RunnerError]] = {
     EXIT_CONFIG: ConfigError,
     EXIT_ENVIRONMENT: EnvironmentFault,
@@ -69,8 +71,11 @@ def run_ranks(
 
     A rank reports through lite_runner.events, and may log to `folder`/rank_N.log; what it prints
     goes to `log_dir`, by default `folder`/msrun. `ascend` is added to their environment. Raises one
-    RunnerError, of the kind that the first rank to fail reported, and leaves no process behind in
-    any case.
+    RunnerError, of the kind that the first rank to fail reported, or KeyboardInterrupt, and leaves
+    no process behind in any case.
+
+    Ctrl-C ends all ranks at once. Only where they generate, and all are on this machine, the first
+    one lets them write what there is, for which they have STOP_S.
     """
     log_dir = log_dir or folder / "msrun"
     try:
@@ -90,6 +95,9 @@ def run_ranks(
     )
     with tempfile.TemporaryDirectory(prefix="lite_runner-") as private:
         events = Path(private) / "events"
+        board = None
+        if cluster.local_worker_num == cluster.worker_num:
+            board = Board.create(events.with_name(BOARD), cluster.worker_num)
         with closing(Watch(events, cluster.local_ranks)) as watch:
             try:
                 with (log_dir / "msrun.log").open("wb") as log:
@@ -101,7 +109,7 @@ def run_ranks(
                         env=msrun.environment(events, cluster, ascend),
                         start_new_session=True,  # Ctrl-C is this process's to handle
                     )
-                _Job(watch, process, cluster, port, folder, log_dir, limits).follow()
+                _Job(watch, board, process, cluster, port, folder, log_dir, limits).follow()
             finally:
                 with deferred():
                     progress.status("")
@@ -114,6 +122,7 @@ class _Job:
     def __init__(
         self,
         watch: Watch,
+        board: Board | None,
         process: subprocess.Popen[bytes],
         cluster: Cluster,
         port: int,
@@ -122,6 +131,8 @@ class _Job:
         limits: Limits,
     ) -> None:
         self.watch = watch
+        self.board = board
+        self.asked_at: float | None = None  # when the ranks were asked to stop
         self.process = process
         self.cluster = cluster
         self.port = port
@@ -133,7 +144,15 @@ class _Job:
         self.unanswered = 0  # looks for the scheduler of node 0, on other nodes
 
     def follow(self) -> None:
-        """Return when every rank is done. Raises RunnerError."""
+        """Return when every rank is done. Raises RunnerError, and KeyboardInterrupt."""
+        with nullcontext() if self.board is None else offered(self.board.take):
+            self._wait_for_ranks()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(self.limits.leave)
+        if self.board is not None and self.board.asked:
+            raise KeyboardInterrupt
+
+    def _wait_for_ranks(self) -> None:
         began = looked = time.monotonic()
         shown = ""
         while not self.watch.all_done:
@@ -144,7 +163,8 @@ class _Job:
             if msrun_ended and not self.watch.all_done:
                 raise self._msrun_ended()
             self._check_time(time.monotonic() - began)
-            status = self.watch.status()
+            self._check_stop()
+            status = self.watch.status() if self.asked_at is None else STOPPING
             if status != shown:
                 progress.status(status)
                 shown = status
@@ -154,8 +174,15 @@ class _Job:
                 elif self.watch.all_met:
                     self._check_master()
                 looked = time.monotonic()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(self.limits.leave)
+
+    def _check_stop(self) -> None:
+        """Ranks that have been asked to stop do so soon, or are ended."""
+        if self.board is None or not self.board.asked:
+            return
+        self.asked_at = self.asked_at or time.monotonic()
+        if time.monotonic() - self.asked_at > STOP_S:
+            progress.note(f"the ranks did not stop within {STOP_S:.0f} s and were ended")
+            raise KeyboardInterrupt
 
     def _check_scheduler(self) -> None:
         """The scheduler gives up when a rank of any machine is lost; msrun and our ranks, which

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 
@@ -35,14 +35,21 @@ from lite_runner.session import (
     with_backend,
 )
 from lite_runner.shares import Share, gather, seed_of_all, wait_for_all
+from lite_runner.signals import CutShort
 from lite_runner.text.tokenizer import Tokenizer
 
 
-def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> None:
-    """Generate, print and write the results. Raises RunnerError; KeyboardInterrupt after Ctrl-C,
-    when what there is has been written.
+def run(
+    config: RunConfig,
+    folder: RunFolder,
+    ranks: Ranks | None = None,
+    interrupted: Callable[[], bool] | None = None,
+) -> None:
+    """Generate, print and write the results. Raises RunnerError; CutShort after Ctrl-C, when what
+    there is has been written.
 
-    Of several `ranks`, which have met and each call this, rank 0 alone writes the results.
+    Of several `ranks`, which have met and each call this, rank 0 alone writes the results. Ctrl-C
+    stops them where `interrupted` says so, which is asked before every step.
     """
     ranks = ranks or Ranks()
     began = time.perf_counter()
@@ -57,21 +64,21 @@ def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> Non
     config = with_backend(with_ge_file(config, folder), files, job)
     whole_job, job = job, share(config, job, ranks)
     of_all = len(requests) * job.generation.num_return_sequences
-    mine, engine, interrupted = Share(), "", False
+    mine, engine = Share(), ""
     if job.tokens:
         backend = load(config, files, device, job, tokenizer, ranks)
         load_s = time.perf_counter() - began
         backend.prepare()
         wait_for_all(ranks)
         with closing(backend):
-            mine, interrupted = _complete(config, backend, tokenizer, job, load_s, of_all)
+            mine = _complete(config, backend, tokenizer, job, load_s, of_all, interrupted)
         engine = backend.info.engine
     else:  # there are fewer prompts than copies of the model
         wait_for_all(ranks)
-    if interrupted and ranks.size > 1:
-        raise KeyboardInterrupt  # the other ranks may not have heard of it: no waiting for them
     whole = gather(mine, ranks)
     if ranks.rank > 0:
+        if whole.interrupted:
+            raise CutShort
         return
     returns = job.generation.num_return_sequences
     for place, row in enumerate(whole.rows[len(mine.rows) :], len(mine.rows)):
@@ -93,8 +100,8 @@ def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> Non
     for line in advice(whole.rows, whole_job, chat=config.chat, tokenizer=tokenizer):
         progress.note(line)
     progress.note(summary(result, folder))
-    if interrupted:
-        raise KeyboardInterrupt
+    if whole.interrupted:
+        raise CutShort
 
 
 def _complete(
@@ -104,8 +111,9 @@ def _complete(
     job: Job,
     load_s: float,
     of_all: int,
-) -> tuple[Share, bool]:
-    """The completions of a job, shown as they come; and whether Ctrl-C cut them short.
+    interrupted: Callable[[], bool] | None,
+) -> Share:
+    """The completions of a job, shown as they come.
 
     The backend is prepared; `of_all` texts are what the whole run makes.
     """
@@ -128,17 +136,18 @@ def _complete(
             first_index=job.first,
             on_token=printer.on_token,
             on_finish=printer.on_finish,
+            interrupted=interrupted,
         )
     rows = printer.rows(outcome.completions)
-    done = Share(
+    return Share(
         rows=rows,
         generation=outcome.timing,
         load_s=load_s,
         compile_s=backend.compile_s,
         prepare_s=prepare_s,
         adapters=adapter_report(job, rows, outcome, backend.adapters),
+        interrupted=outcome.interrupted,
     )
-    return done, outcome.interrupted
 
 
 def adapter_report(

@@ -292,6 +292,34 @@ def test_interrupt_in_a_hook(backend: Backends) -> None:
     assert result.interrupted and len(result.completions[0].token_ids) == 1
 
 
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_who_is_asked_before_every_step_ends_the_run(backend: Backends, steps: int) -> None:
+    mock = backend()
+    result = generated(
+        mock,
+        [[1]],
+        GenerationConfig(max_new_tokens=5),
+        interrupted=lambda: len(mock.steps) == steps,
+    )
+    assert result.interrupted and len(mock.steps) == steps
+    (completion,) = result.completions
+    assert (len(completion.token_ids), completion.finish_reason) == (steps, "interrupted")
+
+
+def test_a_rank_alone_does_not_end_the_run(backend: Backends) -> None:
+    def on_token(prompt: int, ret: int, token: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generated(
+            backend(),
+            [[1]],
+            GenerationConfig(max_new_tokens=5),
+            on_token=on_token,
+            interrupted=lambda: False,
+        )
+
+
 def test_nan_names_step_and_prompt(backend: Backends) -> None:
     def logits(history: list[int], adapter: int) -> np.ndarray:
         bad = history[0] == 8 and len(history) == 4

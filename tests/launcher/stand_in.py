@@ -16,6 +16,7 @@ from pathlib import Path
 from lite_runner.events import MET, connect
 
 FOREVER_S = 1000
+GENERATES = ("stops", "is deaf", "is interrupted and deaf")
 
 
 def main(fault: str, message: str) -> None:
@@ -34,6 +35,11 @@ def main(fault: str, message: str) -> None:
         sender.stage("looking for the others")
         time.sleep(FOREVER_S)
     sender.stage(MET)
+    if fault in GENERATES:
+        generate(fault, rank)
+        sender.done()
+        finished.touch()
+        return
     if rank == 1:
         fail(fault, message)
     if fault != "none":
@@ -46,6 +52,28 @@ def main(fault: str, message: str) -> None:
         sender.note(f"{os.environ['RANK_SIZE']} ranks, SIGINT blocked: {sigint_is_blocked()}")
     sender.done()
     finished.touch()
+
+
+def generate(fault: str, rank: int) -> None:
+    """What a rank does once its model is loaded: steps, until it is told to stop."""
+    from lite_runner.config.ranks import Ranks
+    from lite_runner.stopping import BOARD, Board, CommonStop
+
+    sender = connect(rank)
+    assert sender is not None
+    board = Board(Path(os.environ["LITE_RUNNER_EVENTS"]).with_name(BOARD))
+    stop = CommonStop(board, Ranks(rank, 2, 1))
+    stop.here()
+    if rank == 0:
+        sender.text("generating\n")
+    if fault == "is interrupted and deaf":
+        board.take()
+    while not stop.here():
+        time.sleep(0.01)
+    if rank == 0:
+        sender.text("stopped\n")
+    elif fault != "stops":
+        time.sleep(FOREVER_S)
 
 
 def fail(fault: str, message: str) -> None:

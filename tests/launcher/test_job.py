@@ -16,6 +16,7 @@ import pytest
 
 from lite_runner.config.cluster import Cluster
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
+from lite_runner.launcher import job
 from lite_runner.launcher.job import Limits, run_ranks
 
 HERE = Path(__file__).resolve().parent
@@ -151,6 +152,41 @@ def test_a_launcher_that_is_ended_takes_all_with_it(
     _, errors = launcher.communicate(timeout=GONE_S)
     assert (launcher.returncode, errors) == (code, says)
     wait_until_gone(marker)
+
+
+def interrupted(tmp_path: Path, fault: str, marker: str) -> subprocess.Popen[str]:
+    """A launcher that has got Ctrl-C while its ranks generate."""
+    launcher = drive(tmp_path, fault, marker)
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == "generating\n"
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.stdout.readline() == "stopped\n"  # by rank 0
+    return launcher
+
+
+def test_ranks_that_generate_come_to_an_end_at_ctrl_c(tmp_path: Path, marker: str) -> None:
+    launcher = interrupted(tmp_path, "stops", marker)
+    assert launcher.communicate() == ("", "interrupted\n")
+    assert launcher.returncode == 130
+    wait_until_gone(marker)
+
+
+def test_a_second_ctrl_c_ends_all(tmp_path: Path, marker: str) -> None:
+    launcher = interrupted(tmp_path, "is deaf", marker)
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.communicate(timeout=GONE_S) == ("", "interrupted\n")
+    assert launcher.returncode == 130
+    wait_until_gone(marker)
+
+
+def test_ranks_that_do_not_stop_are_ended(
+    tmp_path: Path, marker: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(job, "STOP_S", 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, marker, "is interrupted and deaf")
+    wait_until_gone(marker)
+    assert capsys.readouterr().err == "the ranks did not stop within 1 s and were ended\n"
 
 
 def test_msrun_that_is_killed(tmp_path: Path, marker: str) -> None:
