@@ -61,7 +61,8 @@ ALLOWED: dict[str, set[str]] = {
     "adapters": {"config", "errors", "model_files", "weights"},
     "generation": {"backends", "config", "errors", "signals"},
     "verification": {
-        *("backends", "config", "errors", "export", "model_files", "progress", "weights"),
+        *("backends", "config", "errors", "export", "kernels", "model_files", "progress"),
+        "weights",
     },
     "artifact": {
         *("backends", "config", "environment", "errors", "export", "footprint", "model_files"),
