@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -34,6 +35,11 @@ settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_collection_finish() -> None:
+    """MindSpore collects garbage at each compile; tests and what they import are no garbage."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
