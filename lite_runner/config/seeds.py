@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
+from pathlib import Path
 
-from lite_runner.config.prompts import prompt_file
-from lite_runner.config.request import Item, Request
+from lite_runner.config.prompts import MAX_PROMPT_BYTES, prompt_file
+from lite_runner.config.request import Request
 from lite_runner.config.schema import RunConfig
 
 SEEDS = 2**32
@@ -21,13 +22,22 @@ def with_seed(config: RunConfig) -> RunConfig:
 
 
 def samples(config: RunConfig) -> bool:
-    """Whether the run may draw tokens: a file of records is not read for it, and may ask for it."""
+    """Whether the run may draw tokens: all of its prompts, or one that says so itself."""
     if not config.predicts:
         return False
-    path, data = prompt_file(config.predict_data), config.predict_data
-    own = path.suffix.lower() != ".txt" if path else any(map(_draws, data))
-    return own or config.generation().do_sample
+    if config.generation().do_sample:
+        return True
+    data = config.predict_data
+    if isinstance(data, str):
+        path = prompt_file(data)
+        return path is not None and _speaks_of_it(path)
+    return any(isinstance(item, Request) and item.do_sample for item in data)
 
 
-def _draws(item: Item) -> bool:
-    return isinstance(item, Request) and bool(item.do_sample)
+def _speaks_of_it(path: Path) -> bool:
+    """Whether the option is named in a file of prompts, whose records are not read for this."""
+    try:
+        with path.open("rb") as file:
+            return b"do_sample" in file.read(MAX_PROMPT_BYTES)
+    except OSError:  # who reads the prompts says so
+        return False

@@ -22,6 +22,7 @@ from lite_runner.rank_table import Device, RankTable, Server
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
 OPTIONS = {"max_new_tokens": 8, "do_sample": True, "top_k": 5, "seed": 3}
+TOLD = {"max_new_tokens": 4, "logprobs": 2, "prompt_logprobs": 0, "return_dict_in_generate": True}
 # As generate_custom.py of the documents: every rank runs it, and gets the whole result.
 SCRIPT = f"""
 import json, os, sys
@@ -50,6 +51,7 @@ if len(sys.argv) > 3:  # load the part of this rank, as 003 and 004 do
 outputs = [
     network.generate({PROMPTS!r}, **{OPTIONS!r}),
     network.generate([[5, 6, 7]], max_new_tokens=9),
+    network.generate({PROMPTS!r}, **{TOLD!r}),
 ]
 with open(f"rank_{{rank_id}}.json", "w") as file:
     json.dump([rank_id, device_num, outputs], file)
@@ -164,10 +166,23 @@ def test_every_rank_is_given_what_one_process_makes(
     loaded = {"auto_trans_ckpt": True, "load_checkpoint": str(folder.parent / "cut")}
     model = AutoModel.from_pretrained("tiny_llama", **(loaded if name == "mp" else {}))
     expected = [model.generate(PROMPTS, **OPTIONS), model.generate([[5, 6, 7]], max_new_tokens=9)]
+    told = model.generate(PROMPTS, **TOLD)
     model.close()
     for rank in range(2):
         found: list[Any] = json.loads((folder / f"rank_{rank}.json").read_text())
+        found_told = found[2].pop()
         assert found == [rank, 2, expected]
+        assert found_told["sequences"] == told["sequences"]
+        for key in ("logprobs", "prompt_logprobs"):
+            assert numbers(found_told[key]) == pytest.approx(numbers(told[key]), abs=1e-4)
+
+
+def numbers(told: list[list[dict[str, Any] | None]]) -> list[float]:
+    """All that log-probabilities say, in a row."""
+    every = [one for row in told for one in row if one is not None]
+    return [
+        value for one in every for value in (one["token"], one["logprob"], *np.ravel(one["top"]))
+    ]
 
 
 def test_a_rank_that_fails_ends_the_other(ranks: dict[str, tuple[Path, int, str]]) -> None:

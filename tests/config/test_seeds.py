@@ -8,6 +8,7 @@ import pytest
 
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
+from lite_runner.errors import ConfigError
 
 Resolve = Callable[..., RunConfig]
 SAMPLING = ("model=tiny_llama", "predict_data=x", "do_sample=true")
@@ -33,14 +34,16 @@ def test_a_prompt_of_its_own_may_sample(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("p.jsonl").write_text('{"prompt": "x", "do_sample": true}')
-    Path("p.txt").write_text("x")
+    Path("greedy.jsonl").write_text('{"prompt": "x"}')
     inline = "predict_data=[a, {prompt: x, do_sample: true}]"
-    for data, drawn in (
-        (inline, True),
-        ("predict_data=p.jsonl", True),
-        ("predict_data=p.txt", False),
-    ):
-        assert (with_seed(resolve("model=tiny_llama", data)).seed is not None) is drawn
+    assert with_seed(resolve("model=tiny_llama", inline)).seed is not None
+    for name, drawn in (("p", True), ("greedy", False)):
+        config = resolve("model=tiny_llama", f"predict_data={name}.jsonl")
+        assert (with_seed(config).seed is not None) is drawn
+    by_hand = ["model=tiny_llama", "predict_data=p.jsonl", "backend=mslite", "infer.rank_id=1"]
+    with pytest.raises(ConfigError, match="is told no seed that another process draws"):
+        resolve(*by_hand)
+    assert resolve(*by_hand, "seed=1").seed == 1
 
 
 def test_only_what_samples_needs_a_seed(resolve: Resolve) -> None:
