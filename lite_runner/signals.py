@@ -7,11 +7,16 @@ main thread as SIGUSR1, which also ends a system call that blocks.
 
 from __future__ import annotations
 
+# Of the module signal the part in C: for the enums around it the scheduler, which defers signals
+# several times for each token, would take three times as long.
+import _signal  # type: ignore[import-not-found]
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+_DEFERRED = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGUSR1)
 
 
 class Terminated(BaseException):
@@ -78,18 +83,19 @@ def deferred() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    waiting: list[signal.Signals] = []
-    before = {
-        number: signal.signal(number, lambda number, _frame: waiting.append(signal.Signals(number)))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    }
+    waiting: list[int] = []
+
+    def wait(number: int, _frame: FrameType | None) -> None:
+        waiting.append(number)
+
+    before = [(number, _signal.signal(number, wait)) for number in _DEFERRED]
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, handler in before:
+            _signal.signal(number, handler)
         if waiting:
-            handler = before[waiting[0]]
+            handler = dict(before)[waiting[0]]
             if callable(handler):
                 handler(waiting[0], None)  # SIGINT itself may be blocked
             else:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lite_runner.generation.request import Completion, Event, Finished, Request, Token
 from lite_runner.generation.result import Generation, GenerationTiming
 from lite_runner.generation.scheduler import Scheduler
+from lite_runner.signals import deferred
 
 # (prompt index, return index, token id); a true answer ends the sequence.
 OnToken = Callable[[int, int, int], "bool | None"]
@@ -55,10 +56,10 @@ def generate(
         while not (run.over or cut):
             cut = interrupted is not None and interrupted()
             if not cut:
-                events = scheduler.step()
-                if timing.time_to_first_token_s is None and events:
+                run.told = scheduler.step()
+                if timing.time_to_first_token_s is None and run.told:
                     timing.time_to_first_token_s = time.perf_counter() - began
-                run.hear(events)
+                run.hear()
     except KeyboardInterrupt:
         if interrupted is not None:
             raise
@@ -84,21 +85,24 @@ class _Run:
         self._indices: dict[int, int] = {}  # of the scheduler's numbers
         self._open = 0  # sequences that go on
         self._done: dict[tuple[int, int], Completion] = {}
+        self.told: list[Event] = []  # by the last step, and not heard yet
 
     @property
     def over(self) -> bool:
         return self._open == 0
 
     def add(self, request: Request) -> None:
-        id = self._scheduler.add(request)
-        self._indices[id] = self._first + len(self._indices)
-        self._open += request.options.num_return_sequences
+        with deferred():
+            id = self._scheduler.add(request)
+            self._indices[id] = self._first + len(self._indices)
+            self._open += request.options.num_return_sequences
 
-    def hear(self, events: Sequence[Event]) -> None:
+    def hear(self) -> None:
         """Keep what is final, and then call the hooks, which may raise."""
-        for event in events:
-            if isinstance(event, Finished):
-                self._keep(event)
+        events = self.told
+        with deferred():
+            self._keep(events)
+            self.told = []
         for event in events:
             index = self._indices[event.id]
             if isinstance(event, Finished):
@@ -111,29 +115,33 @@ class _Run:
 
     def end(self) -> None:
         """Take what there is of those that go on."""
-        for id in self._indices:
-            for event in self._scheduler.finish(id):
-                self._keep(event)
+        with deferred():
+            ended = [event for id in self._indices for event in self._scheduler.finish(id)]
+            self._keep([*self.told, *ended])
 
     def completions(self) -> list[Completion]:
         return [self._done[key] for key in sorted(self._done)]
 
-    def _keep(self, event: Finished) -> None:
-        if event.error is not None:
-            raise event.error
-        index = self._indices[event.id]
-        completion = replace(event.completion, prompt_index=index)
-        self._done[index, completion.return_index] = completion
-        self._open -= 1
+    def _keep(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Token):
+                continue
+            if event.error is not None:
+                raise event.error
+            index = self._indices[event.id]
+            completion = replace(event.completion, prompt_index=index)
+            self._done[index, completion.return_index] = completion
+            self._open -= 1
 
     def _completes(self, index: int, event: Token) -> bool:
         return bool(self._on_token and self._on_token(index, event.index, event.token))
 
     def _stop(self, event: Token) -> None:
         """The text is complete with this token."""
-        ended = self._scheduler.finish(event.id, "stop", event.index)
+        with deferred():
+            ended = self._scheduler.finish(event.id, "stop", event.index)
+            self._keep(ended)
         for one in ended:
-            self._keep(one)
             self._tell(self._done[self._indices[one.id], one.completion.return_index])
         if not ended:  # the token was its last one anyway
             key = self._indices[event.id], event.index

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import itertools
+import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -318,6 +322,96 @@ def test_a_rank_alone_does_not_end_the_run(backend: Backends) -> None:
             on_token=on_token,
             interrupted=lambda: False,
         )
+
+
+def test_ctrl_c_at_any_call(backend: Backends) -> None:
+    """Each sequence is there as far as it is, the scheduler is idle, and what it does next is as if
+    nothing had been. Where a function begins, and after one of C, Python looks for signals."""
+    config = replace(SAMPLED, max_new_tokens=3, num_return_sequences=2)
+    requests = requests_of([*PROMPTS[:3], PROMPTS[0]], config, ["a", None, "b", "a"])
+    whole = texts(generate(Scheduler(backend(slots=3)), requests))
+    keys = list(itertools.product(range(4), range(2)))
+
+    def interrupted(place: int) -> bool:
+        """Whether there is such a place."""
+        mock, places = backend(slots=3), itertools.count()
+        scheduler = Scheduler(mock, 4)
+        reached = False
+
+        def trace(frame: FrameType, event: str, _: object) -> None:
+            nonlocal reached
+            inside = "lite_runner/generation/" in frame.f_code.co_filename
+            if inside and event in ("call", "c_return") and next(places) == place:
+                reached = True
+                signal.raise_signal(signal.SIGINT)
+
+        sys.setprofile(trace)
+        try:
+            result = generate(scheduler, requests, on_token=lambda prompt, *_: prompt == 1)
+        except KeyboardInterrupt:  # before the first request, or after the last token
+            result = None
+        finally:
+            sys.setprofile(None)
+        assert scheduler.idle and not any(mock.adapters.pins.values())
+        if result is not None:
+            found = [(one.prompt_index, one.return_index) for one in result.completions]
+            assert found == keys[: len(found)] and len(found) % 2 == 0
+            assert len(found) == 8 or (reached and not mock.steps)
+            assert result.interrupted == reached
+            for one, (tokens, _) in zip(result.completions, whole, strict=False):
+                assert one.token_ids == tokens[: len(one.token_ids)]
+        assert texts(generate(scheduler, requests)) == whole
+        return reached
+
+    place = 0
+    while interrupted(place):
+        place += 17
+    assert place > 1000
+
+
+@pytest.mark.parametrize("hooks", [("on_token",), ("on_finish",), ("on_token", "on_finish")])
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_hook_that_raises_leaves_an_idle_scheduler(
+    backend: Backends, after: int, hooks: tuple[str, ...]
+) -> None:
+    mock, calls = backend(slots=2), itertools.count()
+    scheduler = Scheduler(mock)
+    requests = requests_of(PROMPTS[:3], GenerationConfig(max_new_tokens=3), ["a", None, "b"])
+
+    def hook(*_: object) -> None:
+        if next(calls) == after:
+            raise ValueError("of the hook")
+
+    with pytest.raises(ValueError, match="of the hook"):
+        generate(scheduler, requests, **dict.fromkeys(hooks, hook))
+    assert scheduler.idle and not any(mock.adapters.pins.values())
+    assert texts(generate(scheduler, requests)) == texts(generate(Scheduler(backend()), requests))
+
+
+def test_a_stop_at_the_last_token_is_a_stop(backend: Backends) -> None:
+    """Though the sequence is over anyway; and each is told of once, as it is."""
+    told: list[Any] = []
+    config = GenerationConfig(max_new_tokens=2)
+    result = generated(
+        backend(slots=2),
+        PROMPTS[:3],
+        config,
+        on_token=lambda prompt, ret, token: prompt == 1,
+        on_finish=told.append,
+    )
+    assert texts(result)[1][1] == "stop" and len(texts(result)[1][0]) == 1
+    seen: list[int] = []
+
+    def at_the_second(prompt: int, ret: int, token: int) -> bool:
+        seen.append(prompt)
+        return prompt == 1 and seen.count(1) == 2
+
+    last = generated(
+        backend(slots=2), PROMPTS[:3], config, on_token=at_the_second, on_finish=told.append
+    )
+    assert [reason for _, reason in texts(last)] == ["length", "stop", "length"]
+    assert len(last.completions[1].token_ids) == 2
+    assert sorted(told[3:], key=lambda one: one.prompt_index) == last.completions
 
 
 def test_nan_names_step_and_prompt(backend: Backends) -> None:
