@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +12,14 @@ from numpy.typing import NDArray
 from lite_runner.backends.base import BASE, BackendInfo, Row
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError
-from lite_runner.generation import Generation, Request, Scheduler, generate
+from lite_runner.generation import (
+    Completion,
+    Finished,
+    Generation,
+    Request,
+    Scheduler,
+    generate,
+)
 
 Logits = Callable[[list[int], int], NDArray[np.float32]]
 
@@ -136,6 +145,16 @@ def hashed_logits(history: list[int], adapter: int) -> NDArray[np.float32]:
     return random.normal(scale=2.0, size=16).astype(np.float32)
 
 
+@cache
+def _hashed(history: tuple[int, ...], adapter: int) -> NDArray[np.float32]:
+    return hashed_logits(list(history), adapter)
+
+
+def cached_logits(history: list[int], adapter: int) -> NDArray[np.float32]:
+    """What `hashed_logits` gives, faster the second time."""
+    return _hashed(tuple(history), adapter)
+
+
 def requests_of(
     prompts: Sequence[Sequence[int]],
     options: GenerationConfig,
@@ -163,3 +182,27 @@ def generated(
     """All prompts in one call."""
     scheduler = Scheduler(backend)
     return generate(scheduler, requests_of(prompts, options, adapters), **hooks)  # type: ignore[arg-type]
+
+
+def asked(prompt: Sequence[int], new: int = 3, **others: Any) -> Request:
+    options = GenerationConfig(max_new_tokens=new, **others.pop("options", {}))
+    return Request(np.array(prompt, np.int32), options, **others)
+
+
+def served(scheduler: Scheduler, requests: Sequence[Request] = ()) -> dict[int, Completion]:
+    """What comes of all that is in line, by the request's number, after `requests` are added."""
+    for request in requests:
+        scheduler.add(request)
+    found = {}
+    while not scheduler.idle:
+        for event in scheduler.step():
+            if isinstance(event, Finished):
+                found[event.id] = event.completion
+    return found
+
+
+def tokens_alone(
+    backend: Callable[[], MockBackend], requests: Sequence[Request]
+) -> list[list[int]]:
+    """What each is continued with on a backend of its own."""
+    return [served(Scheduler(backend()), [request])[0].token_ids for request in requests]

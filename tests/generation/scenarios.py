@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from lite_runner.backends.base import Row
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion, Finished, Request, Scheduler
 from lite_runner.generation.job import Job
-from tests.generation.mock import Logits, MockBackend, hashed_logits
+from tests.generation.mock import Logits, MockBackend, cached_logits
 
 LENGTH, MOST_NEW, EOS = 64, 6, (3, 9)
 # What prompts begin with, so that they share prefixes: the second parts from the first late.
@@ -101,16 +100,6 @@ def _requests(info: Mapping[str, Any]) -> st.SearchStrategy[Request]:
 
 def _prompt(stem: int, length: int, tail: Sequence[int]) -> NDArray[np.int32]:
     return np.array([*STEMS[stem, :length], *tail] or [5], np.int32)
-
-
-@cache
-def _hashed(history: tuple[int, ...], adapter: int) -> NDArray[np.float32]:
-    return hashed_logits(list(history), adapter)
-
-
-def cached_logits(history: list[int], adapter: int) -> NDArray[np.float32]:
-    """What `hashed_logits` gives, faster the second time."""
-    return _hashed(tuple(history), adapter)
 
 
 class Run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError
-from lite_runner.generation import Completion, Finished, Request, Scheduler
+from lite_runner.generation import Finished, Scheduler
 from lite_runner.generation.request import Event
-from tests.generation.mock import Logits
-from tests.generation.scenarios import Run, Scenario, alone, begins, cached_logits, same, scenarios
+from tests.generation.mock import Logits, asked, cached_logits, served, tokens_alone
+from tests.generation.scenarios import Run, Scenario, alone, begins, same, scenarios
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -50,7 +49,7 @@ def check_texts(run: Run, logits: Logits = cached_logits) -> None:
             assert got.cached_tokens == len(request.prompt) - run.computed[id, part]
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(scenarios())
 def test_requests_that_come_and_go(scenario: Scenario) -> None:
     check_texts(Run(scenario).go())
@@ -134,20 +133,6 @@ def test_numbers_that_are_none_end_one_request(scenario: Scenario, length: int) 
             assert len(run.requests[key[0]].prompt) + len(completion.token_ids) >= length
 
 
-def asked(prompt: Sequence[int], new: int = 3, **others: Any) -> Request:
-    options = GenerationConfig(max_new_tokens=new, **others.pop("options", {}))
-    return Request(np.array(prompt, np.int32), options, **others)
-
-
-def served(scheduler: Scheduler) -> dict[int, Completion]:
-    found = {}
-    while not scheduler.idle:
-        for event in scheduler.step():
-            if isinstance(event, Finished):
-                found[event.id] = event.completion
-    return found
-
-
 TEXT = np.random.default_rng(2).integers(0, 16, 40).tolist()
 
 
@@ -209,13 +194,7 @@ def test_a_copied_beginning_is_its_own_requests(backend: Callable[..., Any]) -> 
     last = asked([7] * 20, priority=-1)
     scheduler.finish(1)
     id = scheduler.add(last)
-    assert served(scheduler)[id].token_ids == served_alone(backend(), last)
-
-
-def served_alone(mock: Any, request: Request) -> list[int]:
-    scheduler = Scheduler(mock)
-    id = scheduler.add(request)
-    return served(scheduler)[id].token_ids
+    assert [served(scheduler)[id].token_ids] == tokens_alone(backend, [last])
 
 
 def test_what_is_cancelled_while_it_waits_had_nothing_cached(backend: Callable[..., Any]) -> None:

@@ -1,0 +1,130 @@
+"""Prompts go on from what slots hold: as far as it is theirs, and no further."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lite_runner.generation import Completion, Request, Scheduler
+from tests.generation.mock import MockBackend, asked, cached_logits, served, tokens_alone
+
+TEXT, OTHER, THIRD = np.random.default_rng(2).integers(0, 16, (3, 48)).tolist()
+Backends = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def short_prompts_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lite_runner.generation.slots._SHORTEST_COPY", 4)
+
+
+def in_order(scheduler: Scheduler, requests: Sequence[Request]) -> list[Completion]:
+    return [one for _, one in sorted(served(scheduler, requests).items())]
+
+
+def test_never_across_adapters(backend: Backends) -> None:
+    """Nor from one that was there under the name before."""
+    mock = backend(slots=8)
+    scheduler = Scheduler(mock)
+
+    def cached(adapter: str | None) -> int:
+        request = asked(TEXT, adapter=adapter)
+        (completion,) = in_order(scheduler, [request])
+        fresh = backend()
+        fresh.adapters.known |= mock.adapters.known
+        assert [completion.token_ids] == tokens_alone(lambda: fresh, [request])
+        return completion.cached_tokens
+
+    names = [None, "a", "b", None, "a", "b"]
+    assert [cached(name) for name in names] == [0, 0, 0, 47, 47, 47]
+    mock.adapters.replace("a")
+    assert [cached(name) for name in names] == [47, 0, 47, 47, 47, 47]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_half_a_prompt_is_used_as_far_as_it_is_computed(
+    backend: Backends, steps: int, chunk: int
+) -> None:
+    """By one that waited for it, and by one that came later."""
+    scheduler = Scheduler(backend(slots=4, chunk=chunk), 10)
+    request = asked(TEXT)
+    first, waiting = scheduler.add(request), scheduler.add(request)
+    for _ in range(steps):
+        scheduler.step()
+    scheduler.finish(first)
+    later = scheduler.add(request)
+    found = served(scheduler)
+    computed = steps * 10 // chunk * chunk if chunk == 1 else steps * 8
+    assert found[waiting].cached_tokens == computed
+    assert found[later].cached_tokens >= computed
+    wanted = tokens_alone(backend, [request] * 2)
+    assert [found[waiting].token_ids, found[later].token_ids] == wanted
+
+
+def test_without_a_prefix_cache_nothing_is_shared(backend: Backends) -> None:
+    scheduler = Scheduler(backend(), prefix_cache=False)
+    found = in_order(scheduler, [asked(TEXT), asked(TEXT)])
+    assert [one.cached_tokens for one in found] == [0, 0]
+
+
+def test_a_source_that_is_taken_over_at_once(backend: Backends) -> None:
+    """It is read before its new prompt is written, by all who go on from what it was."""
+    mock = backend(slots=3)
+    scheduler = Scheduler(mock)
+    for text in (TEXT, OTHER, THIRD):
+        served(scheduler, [asked(text)])
+    requests = [
+        asked([*TEXT[:10], 1, 2, 3]),  # a copy, since the rest of TEXT would be lost
+        asked(THIRD[::-1]),  # takes the slot of TEXT
+        asked([*TEXT[:10], 4]),  # a copy of the copy
+    ]
+    found = in_order(scheduler, requests)
+    assert mock.copies == [([0, 0], [1, 2])]
+    assert [one.cached_tokens for one in found] == [10, 0, 10]
+    assert [one.token_ids for one in found] == tokens_alone(backend, requests)
+
+
+def test_a_beginning_is_computed_once_for_a_chain(backend: Backends) -> None:
+    """Each goes on from the one before, all of them asked for at once."""
+    mock = backend(slots=4)
+    requests = [asked(TEXT[:length]) for length in (12, 24, 36, 48)]
+    found = in_order(Scheduler(mock), requests)
+    assert [one.cached_tokens for one in found] == [0, 12, 24, 36]
+    assert sum(len(row.tokens) for step in mock.steps for row in step if row.length) == 48
+    assert [one.token_ids for one in found] == tokens_alone(backend, requests)
+
+
+prompts = st.builds(
+    lambda text, length, tail: [*text[:length], *tail],
+    st.sampled_from([TEXT, OTHER]),
+    st.integers(0, 48),
+    st.lists(st.integers(0, 15), min_size=1, max_size=6),
+)
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 5),
+    st.lists(prompts, max_size=5),
+    st.lists(prompts, min_size=2, max_size=7),
+    st.sampled_from([1, 4]),
+)
+def test_slots_that_are_taken_together(
+    slots: int, before: Sequence[list[int]], together: Sequence[list[int]], chunk: int
+) -> None:
+    """Whatever they hold, and whichever goes on from, takes over or copies whichever."""
+
+    def backend() -> MockBackend:
+        return MockBackend(cached_logits, slots, 64, 1, chunk=chunk)
+
+    scheduler = Scheduler(backend())
+    for prompt in before:
+        served(scheduler, [asked(prompt)])
+    requests = [asked(prompt) for prompt in together]
+    found = in_order(scheduler, requests)
+    assert [one.token_ids for one in found] == tokens_alone(backend, requests)
