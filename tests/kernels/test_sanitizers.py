@@ -74,7 +74,7 @@ def sanitized(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library with sanitizers; kept for later runs beside pytest's own temporary folders,
     which are the user's alone, until a source, a flag or the compiler changes."""
     flags = [
-        *("-O1", "-g1", "-fno-math-errno", "-fPIC", "-shared"),
+        *("-Og", "-g1", "-fno-math-errno", "-fPIC", "-shared"),
         *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
         f'-DLITE_RUNNER_SOURCES="{fingerprint.sources()}"',
     ]
