@@ -24,6 +24,7 @@ def predict(cli: Cli, tmp_path: Path) -> Callable[..., tuple[Any, str]]:
     def predict(*overrides: str) -> tuple[Any, str]:
         options = ["model=tiny_llama", "predict_data=some words", "max_new_tokens=6"]
         options += ["context.kernels=false", *overrides]  # MindSpore's operators: several graphs
+        options += ["model.model_config.num_layers=1"]
         done = cli(*options, env={"LITE_RUNNER_CACHE": str(tmp_path / "cache")})
         assert done.returncode == 0, done.stderr
         return json.loads((tmp_path / "outputs/latest/result.json").read_text("utf-8")), done.stderr
