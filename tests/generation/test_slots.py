@@ -66,6 +66,19 @@ def test_half_a_prompt_is_used_as_far_as_it_is_computed(
     assert [found[waiting].token_ids, found[later].token_ids] == wanted
 
 
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_a_conversation_goes_on_from_its_answer_where_cuts_do_not_show(
+    backend: Backends, chunk: int
+) -> None:
+    """Else from its last prompt alone: answers were computed token by token."""
+    scheduler = Scheduler(backend(slots=2, chunk=chunk))
+    (first,) = in_order(scheduler, [asked(TEXT[:22], 9)])
+    again = asked([*TEXT[:22], *first.token_ids, 1, 2], 4)
+    (second,) = in_order(scheduler, [again])
+    assert second.cached_tokens == {1: 22 + 8, 4: 20}[chunk]  # the last token was never computed
+    assert [second.token_ids] == tokens_alone(backend, [again])
+
+
 def test_without_a_prefix_cache_nothing_is_shared(backend: Backends) -> None:
     scheduler = Scheduler(backend(), prefix_cache=False)
     found = in_order(scheduler, [asked(TEXT), asked(TEXT)])
