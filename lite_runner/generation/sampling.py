@@ -99,13 +99,12 @@ def draw(scores: Floats, config: GenerationConfig, random: np.random.Generator) 
 def candidates(scores: Floats, config: GenerationConfig) -> tuple[Ids | None, Floats]:
     """The ids that may be drawn (None: all of them) and their weights, which need not sum to 1."""
     ids: Ids | None = None
-    best = scores.max()
     if 0 < config.top_k < len(scores):
         ids = _largest(scores, config.top_k)
         scores = scores[ids]
     # Relative to the best, which so weighs 1; overflow is only towards -inf, a weight of 0.
     with np.errstate(over="ignore"):
-        weights = np.exp((scores - best) / np.float32(max(config.temperature, 1e-30)))
+        weights = np.exp((scores - scores.max()) / np.float32(max(config.temperature, 1e-30)))
     if config.top_p < 1.0:
         kept = _nucleus(weights, config.top_p)
         ids, weights = kept if ids is None else ids[kept], weights[kept]
