@@ -22,8 +22,7 @@ def test_own_operators(case: str, reference: Callable) -> None:
     assert np.array_equal(known.run(model), known.run(known.fused(slots, known.length)))
 
 
-@pytest.mark.parametrize("use_past", [True, False], ids=["cache", "no_cache"])
-@pytest.mark.parametrize("case", ["bloom", "llama"])
+@pytest.mark.parametrize(("case", "use_past"), [("bloom", True), ("llama", True), ("bloom", False)])
 def test_operators_of_mindspore(
     case: str, use_past: bool, reference: Callable, relative_error: Callable
 ) -> None:

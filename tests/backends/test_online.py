@@ -23,6 +23,8 @@ from tests import references
 
 REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
 CASES = references.every()
+# What a cache changes: positions and masks of every kind.
+POSITIONS = ["bloom_6_heads", "gpt2", "llama_rope_dynamic", "mistral", "qwen2_window", "qwen3"]
 # float32 rounding over two layers; a wrong slope, scale or position is off by 1e-2 and more.
 TOLERANCE = 1e-4
 Reference = Callable[[str], Any]
@@ -30,8 +32,10 @@ Error = Callable[[NDArray, NDArray], float]
 Scores = Callable[[OnlineBackend, NDArray], NDArray[np.float64]]
 
 
-@pytest.mark.parametrize("use_past", [True, False], ids=["cache", "no_cache"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "use_past"),
+    [*((case, True) for case in CASES), *((case, False) for case in POSITIONS)],
+)
 def test_logits_equal_transformers(
     case: str, use_past: bool, reference: Reference, relative_error: Error
 ) -> None:
