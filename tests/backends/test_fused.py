@@ -45,8 +45,10 @@ def test_logits_equal_transformers(case: str, reference: Reference, relative_err
     assert relative_error(known.run(model), known.logits) <= TOLERANCE
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("case", CASES)
+# In turn: either in each architecture.
+@pytest.mark.parametrize(
+    ("case", "dtype"), list(zip(CASES, itertools.cycle(["float16", "bfloat16"]), strict=False))
+)
 def test_weights_of_16_bits(
     case: str, dtype: DType, reference: Reference, relative_error: Error
 ) -> None:

@@ -198,7 +198,7 @@ def test_a_mixed_batch_equals_each_adapter_merged_and_run_alone(
     for slot, adapter in enumerate(order):
         if adapter is not None:
             model_alone, merged_weights = merged(model, weights, adapter)
-            alone = backend(model_alone, merged_weights, slots=1, use_past=False)
+            alone = backend(model_alone, merged_weights, slots=1, fused=True)
             wanted = run(alone, prompts[slot : slot + 1], forced[slot : slot + 1], [None])
             assert relative_error(got[slot], wanted[0]) <= TOLERANCE, adapter.name
 
