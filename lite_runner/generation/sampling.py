@@ -82,7 +82,8 @@ def process_logits(logits: Floats, seen: Ids, generated: int, config: Generation
         penalty = config.repetition_penalty
         scores[ids] = np.where(values < 0, values * penalty, values / penalty)
     if too_short:
-        scores[list(config.eos_token_id)] = -np.inf
+        # A model may name an end that its vocabulary does not have.
+        scores[[token for token in config.eos_token_id if token < len(scores)]] = -np.inf
     return scores
 
 

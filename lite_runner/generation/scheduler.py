@@ -241,8 +241,11 @@ class Scheduler:
         self._begin(job)
 
     def _begin(self, job: Job) -> None:
+        prompt = job.request.prompt
+        if job.prompt_logprobs is not None and not self._info.exact:
+            prompt = prompt[:0]  # its pieces are others, which nobody goes on from
         self._slots.cut(job.slots[0], job.filled)
-        self._slots.begin(job.slots[0], job.request.prompt, self._version(job))
+        self._slots.begin(job.slots[0], prompt, self._version(job))
 
     def _version(self, job: Job) -> int:
         """Of what computes a job: texts of another go on from none of its."""
@@ -290,7 +293,8 @@ class Scheduler:
         starts = [0, *ends]
         first = len(step.rows) - len(step.prompts)
         for place, row in enumerate(step.rows):
-            self._slots.wrote(row, of_prompt=place >= first)
+            of_prompt = place >= first and (self._info.exact or row.logits < 2)
+            self._slots.wrote(row, of_prompt=of_prompt)
         at = 0
         for job, count in step.decoding:
             found, moves = job.search.advance(logits[at : at + count])

@@ -194,3 +194,9 @@ def test_unusable_logits_name_step_and_prompt(
     with pytest.raises(RunnerError, match=f"{what}.* at step 1 of prompt 7") as error:
         sampler.choose(np.array(logits, dtype=np.float32))
     assert error.value.exit_code == 1
+
+
+def test_an_end_beyond_the_vocabulary_is_none() -> None:
+    config = GenerationConfig(min_new_tokens=1, eos_token_id=(2, 99))
+    logits = np.array([1.0, 2.0, 3.0], np.float32)
+    np.testing.assert_array_equal(process_logits(logits, PROMPT, 0, config), [1.0, 2.0, -np.inf])

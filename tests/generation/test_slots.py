@@ -79,6 +79,20 @@ def test_a_conversation_goes_on_from_its_answer_where_cuts_do_not_show(
     assert [second.token_ids] == tokens_alone(backend, [again])
 
 
+@pytest.mark.parametrize("chunk", [1, 8])
+def test_a_prompt_that_was_scored_is_gone_on_from_where_cuts_do_not_show(
+    backend: Backends, chunk: int
+) -> None:
+    """Else its pieces may be shorter than those that a prompt has otherwise."""
+    scheduler = Scheduler(backend(slots=2, chunk=chunk, most_logits=4))
+    scored = asked(TEXT, options={"prompt_logprobs": 0})
+    in_order(scheduler, [scored])
+    (later,) = in_order(scheduler, [asked(TEXT)])
+    assert later.cached_tokens == {1: 47, 8: 0}[chunk]
+    first, waited = in_order(Scheduler(backend(slots=2, chunk=chunk)), [scored, asked(TEXT)])
+    assert (first.cached_tokens, waited.cached_tokens) == (0, {1: 47, 8: 0}[chunk])
+
+
 def test_without_a_prefix_cache_nothing_is_shared(backend: Backends) -> None:
     scheduler = Scheduler(backend(), prefix_cache=False)
     found = in_order(scheduler, [asked(TEXT), asked(TEXT)])
