@@ -14,7 +14,8 @@ test:  ## set up, then lint, types, shell check and all tests
 	@scripts/setup.sh lite --optional
 	@$(MAKE) --no-print-directory lint
 	@# Hundreds of child processes import the package: with bytecode each takes a third less.
-	@PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n 2 --dist worksteal
+	@# A file's fixtures, such as jobs of several ranks, are made once; the last files are short.
+	@PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lite:  ## set up .venv-lite with MindSpore Lite, and its Python 3.7; PYTHON37=... chooses one
 	@scripts/setup.sh lite
