@@ -12,6 +12,7 @@ import time
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -289,7 +290,7 @@ class Scheduler:
         """Choose the next tokens by the logits of a step."""
         sources: list[int] = []
         targets: list[int] = []
-        ends = np.cumsum([row.logits for row in step.rows]).tolist()
+        ends = list(accumulate(row.logits for row in step.rows))
         starts = [0, *ends]
         first = len(step.rows) - len(step.prompts)
         for place, row in enumerate(step.rows):
