@@ -108,6 +108,7 @@ class Network(PreTrainedModel, nn.Cell):
                 raise ConfigError(
                     "logits of every token: not with an exported model", "backend='ms'"
                 )
+            self._scheduler = None  # a slot is overwritten, and the texts that it knows are gone
             rows = [
                 np.concatenate(list(logits_of_text(backend, row.astype(np.int32)))) for row in ids
             ]

@@ -63,6 +63,16 @@ def test_logits_are_those_of_transformers(
     assert last.shape == every.shape and np.array_equal(last.asnumpy(), every)
 
 
+def test_logits_in_between_change_no_text(reference: Callable) -> None:
+    """They overwrite a slot, whose text the next call may not go on from."""
+    prompt = [*range(3, 43)]
+    model = AutoModel.from_pretrained(REFERENCES / "llama")
+    expected = model.generate(prompt, **OPTIONS)
+    assert model.generate(prompt, **OPTIONS) == expected
+    model(ms.Tensor(np.full((1, 40), 7, np.int32)))
+    assert model.generate(prompt, **OPTIONS) == expected
+
+
 def test_parameters_have_mindformers_names() -> None:
     model = AutoModel.from_pretrained("tiny_llama")
     held = model.parameters_dict()
