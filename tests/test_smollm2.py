@@ -16,7 +16,7 @@ import pytest
 from lite_runner.backends.base import Row
 from lite_runner.backends.online import OnlineBackend, OnlineOptions
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.generation import generate
+from lite_runner.generation import Request, Scheduler, generate
 from lite_runner.run_modes.evaluate import evaluate
 from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
@@ -49,8 +49,8 @@ def backend(smollm2_gguf: Path) -> OnlineBackend:
 def completions(backend: OnlineBackend) -> list[list[int]]:
     """Of every case, all in one call over four slots: batch, refill and lengths at once."""
     options = GenerationConfig(max_new_tokens=REFERENCE["max_new_tokens"], eos_token_id=(2,))
-    prompts = [case["prompt_ids"] for case in CASES]
-    return [each.token_ids for each in generate(backend, prompts, options).completions]
+    requests = [Request(np.array(case["prompt_ids"], np.int32), options) for case in CASES]
+    return [each.token_ids for each in generate(Scheduler(backend), requests).completions]
 
 
 @pytest.mark.parametrize("index", range(len(CASES)))
