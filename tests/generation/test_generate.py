@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -324,6 +324,15 @@ def test_a_rank_alone_does_not_end_the_run(backend: Backends) -> None:
         )
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """What a shell starts in the background ignores Ctrl-C otherwise."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded")
 def test_ctrl_c_at_any_call(backend: Backends) -> None:
     """Each sequence is there as far as it is, the scheduler is idle, and what it does next is as if
     nothing had been. Where a function begins, and after one of C, Python looks for signals."""
