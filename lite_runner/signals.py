@@ -40,6 +40,8 @@ def handled() -> Iterator[None]:
         yield
         return
     before = {
+        # Where a shell's background ignores it, setting it back to that would drop one that waits.
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
         signal.SIGTERM: signal.signal(signal.SIGTERM, _terminate),
         signal.SIGUSR1: signal.signal(signal.SIGUSR1, signal.default_int_handler),
     }

@@ -54,6 +54,34 @@ print(came, handlers() == before)
 """
 
 
+IGNORED_BEFORE = """
+import signal
+from lite_runner.signals import deferred, handled
+
+def ignored():
+    (line,) = [one for one in open("/proc/self/status") if one.startswith("SigIgn")]
+    return bool(int(line.split()[1], 16) >> signal.SIGINT - 1 & 1)
+
+found = [ignored()]
+with handled():
+    with deferred():
+        found.append(ignored())
+    found.append(ignored())
+print([*found, ignored()])
+"""
+
+
+def test_ctrl_c_is_never_dropped_where_a_shell_in_the_background_ignores_it() -> None:
+    """The kernel drops a signal that waits when it is ignored, as it was before."""
+    program = [
+        sys.executable,
+        "-c",
+        f"import signal\nsignal.signal(2, signal.SIG_IGN){IGNORED_BEFORE}",
+    ]
+    ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[True, False, False, True]"
+
+
 OFFERED = """
 import os, signal, time
 from lite_runner.signals import handled, offered
