@@ -60,16 +60,16 @@ class Beams:
         try:
             parents = self._step(logits)
         except RunnerError as error:
-            return self._ended(error), []
+            return [*self._ended(error)], []
         if self._done:
-            return self._ended(), []
+            return [*self._ended()], []
         return [], [(parent, beam) for beam, parent in enumerate(parents) if parent != beam]
 
     def lanes(self) -> list[int]:
         """Those that go on: all, or none."""
         return [] if self._done else list(range(self.width))
 
-    def finish(self, reason: FinishReason, index: int | None = None) -> list[Event]:
+    def finish(self, reason: FinishReason, index: int | None = None) -> list[Finished]:
         """End the search: the running beams are given as they are. No beam ends alone."""
         if self._done or index is not None:
             return []
@@ -79,7 +79,7 @@ class Beams:
         ]
         return self._ended()
 
-    def _ended(self, error: RunnerError | None = None) -> list[Event]:
+    def _ended(self, error: RunnerError | None = None) -> list[Finished]:
         """The best of the finished ones."""
         self._done = True
         best = self._finished

@@ -24,7 +24,7 @@ class Search(Protocol):
     def newest(self) -> list[tuple[int, int, int]]: ...
     def advance(self, logits: NDArray[np.float32]) -> tuple[list[Event], list[tuple[int, int]]]: ...
     def lanes(self) -> list[int]: ...
-    def finish(self, reason: FinishReason, index: int | None = None) -> list[Event]: ...
+    def finish(self, reason: FinishReason, index: int | None = None) -> list[Finished]: ...
 
 
 @dataclass(eq=False)
@@ -78,6 +78,10 @@ class Job:
     def told(self, events: Sequence[Event]) -> list[Event]:
         """Events of the search, the completions with what is known of the prompt."""
         return [event if isinstance(event, Token) else self._whole(event) for event in events]
+
+    def finish(self, reason: FinishReason, index: int | None = None) -> list[Finished]:
+        """End the sequence with the number `index`, or all (None), as far as they go on."""
+        return [self._whole(event) for event in self.search.finish(reason, index)]
 
     def fill(self, tokens: int, logits: NDArray[np.float32]) -> list[Event]:
         """So many tokens of the prompt were computed, with the logits that `chunk` asked for."""

@@ -78,7 +78,7 @@ class Samples:
         """Those that go on."""
         return [lane for lane, one in enumerate(self._sequences) if one.finish_reason is None]
 
-    def finish(self, reason: FinishReason, index: int | None = None) -> list[Event]:
+    def finish(self, reason: FinishReason, index: int | None = None) -> list[Finished]:
         """End the sequence with the number `index`, or all (None), as far as they go on."""
         ended = [one for one in self._going_on() if index is None or one.index == index]
         return [self._finished(sequence, reason) for sequence in ended]

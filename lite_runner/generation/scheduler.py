@@ -12,7 +12,6 @@ import time
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +37,11 @@ class _Step:
     rows: list[Row] = field(default_factory=list)
     decoding: list[tuple[Job, int]] = field(default_factory=list)  # each with its rows
     prompts: list[Job] = field(default_factory=list)  # a row for each, behind the others
+
+    @property
+    def of_prompts(self) -> list[Row]:
+        """The rows of the prompts."""
+        return self.rows[len(self.rows) - len(self.prompts) :]
 
 
 class Scheduler:
@@ -78,11 +82,6 @@ class Scheduler:
         """Prompts for which there is no slot yet."""
         return len(self._waiting)
 
-    @property
-    def running(self) -> int:
-        """Prompts that have their slots."""
-        return len(self._running)
-
     def add(self, request: Request) -> int:
         """Put a request in line; gives its number, larger than all before.
 
@@ -102,13 +101,14 @@ class Scheduler:
     ) -> list[Finished]:
         """End a request now, or only its sequence with the number `index`; what was still going on
         is given as it is, what `step` gave already is not. Its slots are free at the next step."""
-        ended = [event for event in self._untold if _is_of(event, id, index)]
-        self._untold = [event for event in self._untold if event not in ended]
+        untold = [event for event in self._untold if _is_of(event, id, index)]
+        self._untold = [event for event in self._untold if event not in untold]
+        ended = [event for event in untold if isinstance(event, Finished)]
         for job in [one for one in (*self._running, *self._waiting) if one.id == id]:
-            ended += job.told(job.search.finish(reason, index))
+            ended += job.finish(reason, index)
         self._waiting = [job for job in self._waiting if job.search.lanes()]
         self._retire()
-        return [event for event in ended if isinstance(event, Finished)]
+        return ended
 
     def step(self) -> list[Event]:
         """Compute a step, and tell what came of it. After an exception of the backend, or Ctrl-C,
@@ -209,7 +209,7 @@ class Scheduler:
                 slot = self._pin(job.request.adapter)
             except RunnerError as error:
                 self._waiting.remove(job)
-                self._untold += [replace(one, error=error) for one in _ended(job)]
+                self._untold += [replace(one, error=error) for one in job.finish("error")]
                 continue
             if slot is None:
                 held_up = True
@@ -290,12 +290,11 @@ class Scheduler:
         """Choose the next tokens by the logits of a step."""
         sources: list[int] = []
         targets: list[int] = []
-        ends = list(accumulate(row.logits for row in step.rows))
-        starts = [0, *ends]
-        first = len(step.rows) - len(step.prompts)
-        for place, row in enumerate(step.rows):
-            of_prompt = place >= first and (self._info.exact or row.logits < 2)
-            self._slots.wrote(row, of_prompt=of_prompt)
+        prompts = step.of_prompts
+        for row in step.rows[: len(step.rows) - len(prompts)]:
+            self._slots.wrote(row, of_prompt=False)
+        for row in prompts:
+            self._slots.wrote(row, of_prompt=self._info.exact or row.logits < 2)
         at = 0
         for job, count in step.decoding:
             found, moves = job.search.advance(logits[at : at + count])
@@ -303,9 +302,9 @@ class Scheduler:
             sources += [job.slots[lane] for lane, _ in moves]
             targets += [job.slots[lane] for _, lane in moves]
             at += count
-        for place, job in enumerate(step.prompts, first):
-            row = step.rows[place]
-            found = job.fill(len(row.tokens), logits[starts[place] : ends[place]])
+        for job, row in zip(step.prompts, prompts, strict=True):
+            found = job.fill(len(row.tokens), logits[at : at + row.logits])
+            at += row.logits
             self._untold += job.told(found)
             if job.begun:
                 rest = [slot for slot in job.slots_in_use() if slot != job.slots[0]]
@@ -331,7 +330,7 @@ class Scheduler:
     def _count(self, step: _Step, seconds: float) -> None:
         """A step took so long, without compiling; each token had an equal part in it."""
         jobs = [job for job, count in step.decoding for _ in range(count)] + step.prompts
-        prompts = sum(len(row.tokens) for row in step.rows[len(step.rows) - len(step.prompts) :])
+        prompts = sum(len(row.tokens) for row in step.of_prompts)
         tokens = sum(len(row.tokens) for row in step.rows)
         self.timing.prefill_tokens += prompts
         self.timing.decode_tokens += tokens - prompts
@@ -346,8 +345,3 @@ def _is_of(event: Event, id: int, index: int | None) -> bool:
     """Whether an event is of a request, and of its sequence `index` (None: of any)."""
     own = event.index if isinstance(event, Token) else event.completion.return_index
     return event.id == id and index in (None, own)
-
-
-def _ended(job: Job) -> list[Finished]:
-    found = job.told(job.search.finish("error"))
-    return [event for event in found if isinstance(event, Finished)]

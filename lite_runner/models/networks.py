@@ -22,49 +22,41 @@ def network_of(model: Decoder, weights: Weights, options: BuildOptions) -> nn.Ce
     return cell
 
 
-class Prefill(nn.Cell):
-    """Rows of any number of tokens, each of the slot that is named for it."""
+class _Step(nn.Cell):
+    """A graph of the network, whose parameters keep their names."""
 
     def __init__(self, network: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.network = network
 
+
+class Prefill(_Step):
+    """Rows of any number of tokens, each of the slot that is named for it."""
+
     def construct(self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor) -> Tensor:
         return self.network(tokens, position, length, slot)
 
 
-class Decode(nn.Cell):
+class Decode(_Step):
     """Every slot, one token each.
 
     MindSpore's PagedAttention reads the lengths on the host, from the graph's input of just this
     name; those that a graph computes it does not see.
     """
 
-    def __init__(self, network: nn.Cell) -> None:
-        super().__init__(auto_prefix=False)
-        self.network = network
-
     def construct(self, tokens: Tensor, position: Tensor, batch_valid_length: Tensor) -> Tensor:
         return self.network(tokens, position, batch_valid_length, None)
 
 
-class Score(nn.Cell):
+class Score(_Step):
     """Prefill of one row, with the logits after every token [T, vocab]."""
-
-    def __init__(self, network: nn.Cell) -> None:
-        super().__init__(auto_prefix=False)
-        self.network = network
 
     def construct(self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor) -> Tensor:
         return self.network(tokens, position, length, slot, None, True)
 
 
-class LoraScore(nn.Cell):
+class LoraScore(_Step):
     """As Score, by the adapter in its slot [1], below 0 the base."""
-
-    def __init__(self, network: nn.Cell) -> None:
-        super().__init__(auto_prefix=False)
-        self.network = network
 
     def construct(
         self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor, adapter_slot: Tensor
@@ -72,12 +64,8 @@ class LoraScore(nn.Cell):
         return self.network(tokens, position, length, slot, adapter_slot, True)
 
 
-class LoraPrefill(nn.Cell):
+class LoraPrefill(_Step):
     """Prefill of one row, by the adapter in its slot [1], below 0 the base."""
-
-    def __init__(self, network: nn.Cell) -> None:
-        super().__init__(auto_prefix=False)
-        self.network = network
 
     def construct(
         self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor, adapter_slot: Tensor
@@ -85,12 +73,8 @@ class LoraPrefill(nn.Cell):
         return self.network(tokens, position, length, slot, adapter_slot)
 
 
-class LoraDecode(nn.Cell):
+class LoraDecode(_Step):
     """As Decode, every row by the adapter in its slot [slots], below 0 the base."""
-
-    def __init__(self, network: nn.Cell) -> None:
-        super().__init__(auto_prefix=False)
-        self.network = network
 
     def construct(
         self, tokens: Tensor, position: Tensor, batch_valid_length: Tensor, adapter_slot: Tensor
