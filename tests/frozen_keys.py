@@ -71,6 +71,21 @@ def key_of(sample: str) -> str:
     return sample.partition("=")[0]
 
 
+def meaningless() -> set[tuple[str, str]]:
+    """Pairs of a run mode and a key that it takes and does nothing with: it may be refused."""
+    return {(mode, key) for mode, keys in typed()["meaningless"].items() for key in keys}
+
+
+def took(run_mode: str, key: str) -> bool:
+    """Whether a key with some value was accepted by a run mode, and meant something."""
+    verdicts = stored("accepted.json")
+    return (run_mode, key) not in meaningless() and any(
+        verdicts[sample][run_mode].startswith("accepted")
+        for sample in verdicts
+        if key_of(sample) == key
+    )
+
+
 def command_line(run_mode: str, sample: str) -> list[str]:
     """The words to type: the minimum of the run mode, what the sample needs, the sample."""
     first, *needed = sample.split(" ")
@@ -114,21 +129,27 @@ def configs() -> dict[str, str]:
     }
 
 
-def changed_run_mode(former: Path, run_mode: str, here: Path) -> str:
-    """What becomes of a stored config.yaml that is repeated with another run mode typed."""
-    copy = here / f"{former.stem}.yaml"
-    copy.write_text(former.read_text(encoding="utf-8").replace(HERE, str(here)), encoding="utf-8")
-    needed = [word for word in typed()["lines"][run_mode] if not word.startswith("model=")]
-    return verdict(["--config", str(copy), f"run_mode={run_mode}", *needed], "run_mode")
+def former(run_mode: str, here: Path) -> Path:
+    """The stored config.yaml of a run mode, as if it had been written in the folder `here`."""
+    copy = here / f"{run_mode}.yaml"
+    text = (FOLDER / copy.name).read_text(encoding="utf-8")
+    copy.write_text(text.replace(HERE, str(here)), encoding="utf-8")
+    return copy
+
+
+def changed_run_mode(before: str, after: str, here: Path) -> str:
+    """What becomes of a run mode's config.yaml that is repeated with another run mode typed."""
+    needed = [word for word in typed()["lines"][after] if not word.startswith("model=")]
+    return verdict(
+        ["--config", str(former(before, here)), f"run_mode={after}", *needed], "run_mode"
+    )
 
 
 def changed_run_modes(here: Path) -> dict[str, dict[str, str]]:
     """Of each stored config.yaml, the verdict of each run mode that is typed behind it."""
     return {
-        former: {
-            mode: changed_run_mode(FOLDER / f"{former}.yaml", mode, here) for mode in run_modes()
-        }
-        for former in run_modes()
+        before: {after: changed_run_mode(before, after, here) for after in run_modes()}
+        for before in run_modes()
     }
 
 

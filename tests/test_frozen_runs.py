@@ -1,0 +1,27 @@
+"""What runs print, write and exit with stays as it is: see frozen_runs.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests import frozen_runs as frozen
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """All that the runs gave, one after another."""
+    with frozen.beside(tmp_path_factory.mktemp("runs")):
+        return frozen.found()
+
+
+@pytest.mark.parametrize("name", frozen.NAMES)
+def test_is_as_it_was(found: dict[str, dict[str, Any]], name: str) -> None:
+    expected = frozen.stored()[name]
+    differences = [
+        f"{run}: was {was}, is {found[name].get(run)}"
+        for run, was in expected.items()
+        if found[name].get(run) != was
+    ]
+    assert not differences, "\n".join(["", *differences])
