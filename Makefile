@@ -121,6 +121,6 @@ lock:  ## resolve requirements/lock.txt anew from setup.cfg, with Python 3.10
 	@scripts/lock.sh
 
 clean:  ## remove environments, caches and build folders; outputs/ stays
-	rm -rf .venv .venv-bench .venv-lite .venv-mindformers .python3.* build dist *.egg-info lite_runner/kernels/operators.so
+	rm -rf .venv .venv-bench .venv-lite .venv-mindformers .python3.* build dist *.egg-info lite_runner/native/operators.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,7 +16,7 @@ from pathlib import Path
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
-KERNELS = Path("lite_runner/kernels")
+KERNELS = Path("lite_runner/native")
 SOURCES = sorted(str(path) for path in KERNELS.glob("src/*.cc"))
 HEADERS = sorted(str(path) for path in KERNELS.glob("src/*.[hi]*"))
 FINGERPRINT = runpy.run_path(str(KERNELS / "fingerprint.py"))
@@ -93,10 +93,10 @@ setup(
         "lite_runner": ["py.typed"],
         "lite_runner.conf": ["**/*.yaml"],
         # The package compares its operators with their sources.
-        "lite_runner.kernels": [f"src/*{suffix}" for suffix in FINGERPRINT["COMPILED"]],
+        "lite_runner.native": [f"src/*{suffix}" for suffix in FINGERPRINT["COMPILED"]],
     },
     ext_modules=[
-        Extension("lite_runner.kernels.operators", SOURCES, depends=HEADERS, optional=True)
+        Extension("lite_runner.native.operators", SOURCES, depends=HEADERS, optional=True)
     ],
     cmdclass={"build_ext": BuildOperators},
 )

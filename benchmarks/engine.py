@@ -6,12 +6,15 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from lite_runner import environment, model_files, progress, session
+from lite_runner import progress
 from lite_runner.backends.base import Backend
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Request, Scheduler
+from lite_runner.model import model_files
+from lite_runner.plan import session
+from lite_runner.system import environment
 
 
 def load(overrides: Sequence[str], slots: int, length: int) -> Backend:

@@ -19,17 +19,17 @@ import numpy as np
 from mindspore import Tensor, ops
 from numpy.typing import NDArray
 
-from lite_runner import model_files
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Row
-from lite_runner.backends.online import OnlineBackend, OnlineOptions
+from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.resizable import decode_span
 from lite_runner.backends.step_inputs import Positions, gather_rows, score_bias
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
-from lite_runner.export.resizable_inputs import Shape, inputs_of
-from lite_runner.export.resizable_network import ResizableNetwork
-from lite_runner.model_files import ModelFiles
+from lite_runner.mindir.resizable_inputs import Shape, inputs_of
+from lite_runner.mindir.resizable_network import ResizableNetwork
+from lite_runner.model import model_files
+from lite_runner.model.model_files import ModelFiles
 from lite_runner.weights.read_ahead import ReadAhead
 
 
@@ -70,8 +70,8 @@ def checks(files: ModelFiles, prompt_tokens: int) -> dict[str, NDArray[Any]]:
     """What the online backend says of a prompt and of a token after it, in one slot."""
     weights = ReadAhead(files.tensors())
     try:
-        options = OnlineOptions(slots=1, length=prompt_tokens + 1)
-        backend = OnlineBackend(files.model, weights, options)
+        options = MindSporeOptions(slots=1, length=prompt_tokens + 1)
+        backend = MindSporeBackend(files.model, weights, options)
     finally:
         weights.close()
     generator = np.random.default_rng(0)

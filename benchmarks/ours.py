@@ -13,13 +13,17 @@ from pathlib import Path
 from engine import lockstep
 from measure import Measurement, engine_parser, seconds_since_start
 
-from lite_runner import environment, model_files, offline, progress, session
+from lite_runner import progress
 from lite_runner.backends.base import Backend
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
 from lite_runner.config.schema import RunConfig
+from lite_runner.export import offline
 from lite_runner.generation import Token
-from lite_runner.model_files import ModelFiles
+from lite_runner.model import model_files
+from lite_runner.model.model_files import ModelFiles
+from lite_runner.plan import session
+from lite_runner.system import environment
 
 NAMED = ("export.layout", "quant", "kv_cache")  # settings that an engine's name shows
 

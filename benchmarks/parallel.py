@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lite_runner import model_files, progress, session
+from lite_runner import progress
 from lite_runner.backends import collectives
 from lite_runner.config.argv import parse
 from lite_runner.config.cluster import Cluster, ranks_of
@@ -27,9 +27,11 @@ from lite_runner.config.compose import heads, resolve
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
-from lite_runner.events import MET, connect
+from lite_runner.distributed.events import MET, connect
+from lite_runner.distributed.job import Limits, run_ranks
 from lite_runner.generation import Request, Scheduler
-from lite_runner.launcher.job import Limits, run_ranks
+from lite_runner.model import model_files
+from lite_runner.plan import session
 
 SEQUENCES, PROMPT, STEPS = 4, 32, 48
 OVERRIDES = [

@@ -23,12 +23,12 @@ from measure import peak_rss_mib
 from lite_runner.architectures.flat import ModelConfig
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
-from lite_runner.weights.ckpt_file import open_ckpt, write_ckpt
+from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.layouts import expected_tensors
 from lite_runner.weights.random import random_checkpoint
-from lite_runner.weights.recut import whole_tensors
-from lite_runner.weights.shard_writer import Cutting, write_shards
-from lite_runner.weights.strategy import strategy_of, write_strategy
+from lite_runner.weights.sharding.reshard import whole_tensors
+from lite_runner.weights.sharding.shard_writer import Cutting, write_shards
+from lite_runner.weights.sharding.strategy import strategy_of, write_strategy
 
 STEPS = [(1, 2), (2, 4), (4, 1)]  # tensor parallel degrees, from and to
 

@@ -30,14 +30,16 @@ from bench import make_prompts
 from engine import lockstep
 from numpy.typing import NDArray
 
-from lite_runner import model_files, progress, session
-from lite_runner.adapters import AdapterJob
+from lite_runner import progress
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
 from lite_runner.generation import Scheduler
-from lite_runner.weights.adapter import open_adapters
-from lite_runner.weights.adapter_sites import sites
-from lite_runner.weights.safetensors_file import write_safetensors
+from lite_runner.model import model_files
+from lite_runner.model.adapters import AdapterJob
+from lite_runner.plan import session
+from lite_runner.weights.formats.safetensors_file import write_safetensors
+from lite_runner.weights.lora.adapter import open_adapters
+from lite_runner.weights.lora.target_modules import sites
 from lite_runner.weights.tensor import LazyTensor
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from lite_runner import __version__, memory
+from lite_runner import __version__
 from lite_runner.errors import (
     EXIT_ENVIRONMENT,
     EXIT_FAILED,
@@ -18,7 +18,8 @@ from lite_runner.errors import (
     ConfigError,
     RunnerError,
 )
-from lite_runner.signals import Terminated, handled
+from lite_runner.system import memory
+from lite_runner.system.signals import Terminated, handled
 
 if TYPE_CHECKING:
     from lite_runner.config.argv import CommandLine
@@ -131,7 +132,7 @@ def _print_config(line: CommandLine) -> None:
 
 def _run(config: RunConfig, notes: Sequence[Note], plugins: Sequence[str] = ()) -> int:
     from lite_runner.distributed.membership import membership
-    from lite_runner.registering import register_plugins
+    from lite_runner.plugins import register_plugins
 
     member = membership()
     register_plugins(plugins)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from lite_runner import environment, memory, progress, worker
+from lite_runner import progress, worker
 from lite_runner.backends import ascend_context
 from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.cluster import ranks_of
@@ -28,12 +28,13 @@ from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
 from lite_runner.distributed.join import Joined, join, schedule
 from lite_runner.distributed.membership import Member, device_of
+from lite_runner.distributed.stopping import BOARD, STOP_S, Board, CommonStop
 from lite_runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, RunnerError
 from lite_runner.launch import launch, ready_for_ranks, tell_details
+from lite_runner.output.report import RunFolder
 from lite_runner.rank import Outlet, placed
-from lite_runner.report import RunFolder
-from lite_runner.signals import CutShort, offered
-from lite_runner.stopping import BOARD, STOP_S, Board, CommonStop
+from lite_runner.system import environment, memory
+from lite_runner.system.signals import CutShort, offered
 
 
 def run(

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lite_runner import environment, progress, worker
-from lite_runner.ascend_devices import index_of
+from lite_runner import progress, worker
 from lite_runner.config.checks import rank_table_faults
 from lite_runner.config.cluster import cluster_of, ranks_of
 from lite_runner.config.compose import raise_faults
@@ -18,8 +17,11 @@ from lite_runner.config.request import items_of
 from lite_runner.config.requests import read_requests
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
-from lite_runner.rank_table_file import read_rank_table
-from lite_runner.report import RunFolder, versions
+from lite_runner.distributed.rank_table_file import read_rank_table
+from lite_runner.output.report import RunFolder
+from lite_runner.system import environment
+from lite_runner.system.ascend_devices import index_of
+from lite_runner.system.versions import versions
 
 LEAVE_S = 20.0  # until ranks that are done are ended
 RANK_PROGRAM = Path(__file__).with_name("rank.py")
@@ -97,14 +99,16 @@ def starts_ranks(config: RunConfig) -> bool:
 
 def _launch_ranks(config: RunConfig, folder: RunFolder, plugins: Sequence[str]) -> None:
     """Start what `config` says as ranks, which read it from the run folder."""
-    from lite_runner.launcher import ascend
-    from lite_runner.launcher.job import Limits, run_ranks
+    from lite_runner.distributed import ascend_ranks
+    from lite_runner.distributed.job import Limits, run_ranks
 
     cluster, parallel = cluster_of(config), config.parallel
     on_ascend = environment.resolve_device(config.context.device_target) == "Ascend"
     table = parallel.rank_table_file if on_ascend else ""
     rank_table = read_rank_table(Path(table)) if table else None
-    variables = ascend.variables(cluster, rank_table, parallel.hccl_timeout) if on_ascend else {}
+    variables = (
+        ascend_ranks.variables(cluster, rank_table, parallel.hccl_timeout) if on_ascend else {}
+    )
     config = ready_for_ranks(config)
     snapshot = folder.write_config(kept(config))
     # Devices want to be released, and the scheduler is other machines' too; on CPU nothing is left.
@@ -129,10 +133,11 @@ def ready_for_ranks(config: RunConfig) -> RunConfig:
 
     To be called by one process of a machine, before its ranks read anything. Raises RunnerError.
     """
-    from lite_runner import model_files, session
     from lite_runner.config.parallel import division_faults
-    from lite_runner.launcher.preflight import check_machine
-    from lite_runner.online import check_supported
+    from lite_runner.model import model_files
+    from lite_runner.plan import session
+    from lite_runner.plan.operators import check_supported
+    from lite_runner.plan.preflight import check_machine
 
     # Fetched once, here: the ranks find it in the cache. What is wrong shows before they start.
     if config.run_mode == "export":

@@ -19,13 +19,15 @@ from pathlib import Path
 
 import yaml
 
-from lite_runner import environment, memory, progress, worker
+from lite_runner import progress, worker
 from lite_runner.backends import ascend_context
 from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.cluster import cluster_of, ranks_of
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
+from lite_runner.distributed.events import MET, SOCKET_VARIABLE, Sender, connect
 from lite_runner.distributed.membership import device_of, membership
+from lite_runner.distributed.stopping import BOARD, Board, CommonStop
 from lite_runner.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -34,11 +36,10 @@ from lite_runner.errors import (
     EnvironmentFault,
     RunnerError,
 )
-from lite_runner.events import MET, SOCKET_VARIABLE, Sender, connect
-from lite_runner.registering import register_plugins
-from lite_runner.report import RunFolder
-from lite_runner.signals import CutShort, Terminated, handled, offered
-from lite_runner.stopping import BOARD, Board, CommonStop
+from lite_runner.output.report import RunFolder
+from lite_runner.plugins import register_plugins
+from lite_runner.system import environment, memory
+from lite_runner.system.signals import CutShort, Terminated, handled, offered
 
 logger = logging.getLogger("lite_runner.rank")
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from lite_runner import progress
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
-from lite_runner.report import RunFolder
-from lite_runner.run_modes import convert, evaluate, export, predict, quantize, shard, strategies
+from lite_runner.output.report import RunFolder
+from lite_runner.run_modes import convert, eval, export, predict, quantize, shard, strategies
 
 
 def run(
@@ -31,7 +31,7 @@ def run(
     elif config.run_mode == "convert":
         convert.run(config, folder)
     elif config.run_mode == "eval":
-        evaluate.run(config, folder)
+        eval.run(config, folder)
     elif config.run_mode == "export":
         export.run(config, folder, ranks)
     elif config.run_mode == "quantize":
@@ -47,7 +47,7 @@ def dry_run(config: RunConfig) -> None:
     """
     modes = {
         "convert": convert.planned,
-        "eval": evaluate.planned,
+        "eval": eval.planned,
         "export": export.planned,
         "quantize": quantize.planned,
         "shard": shard.planned,

@@ -20,14 +20,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lite_runner.own_python import continue_in_own_python
+from lite_runner.system.own_python import continue_in_own_python
 
 if __name__ == "__main__":
     continue_in_own_python()
 
 from lite_runner.app import guarded
+from lite_runner.distributed.rank_table import (
+    Device,
+    RankTable,
+    Server,
+    board_fault,
+    device_range,
+    is_ip,
+)
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.rank_table import Device, RankTable, Server, board_fault, device_range, is_ip
 
 HCCN_CONF = Path("/etc/hccn.conf")
 MOST_DEVICES = 1000

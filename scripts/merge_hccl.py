@@ -16,15 +16,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lite_runner.own_python import continue_in_own_python
+from lite_runner.system.own_python import continue_in_own_python
 
 if __name__ == "__main__":
     continue_in_own_python()
 
 from lite_runner.app import guarded
+from lite_runner.distributed.rank_table import merge
+from lite_runner.distributed.rank_table_file import read_rank_table
 from lite_runner.errors import ConfigError
-from lite_runner.rank_table import merge
-from lite_runner.rank_table_file import read_rank_table
 
 
 def write(names: Sequence[str]) -> Path:

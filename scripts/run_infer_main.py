@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lite_runner.own_python import continue_in_own_python
+from lite_runner.system.own_python import continue_in_own_python
 
 if __name__ == "__main__":
     continue_in_own_python()

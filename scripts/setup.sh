@@ -35,7 +35,7 @@ esac
 readonly venv lock supported wish old product again
 readonly own=.python$old # an old Python that this script got
 readonly uv=uv==0.6.17   # the last one that has Python 3.7
-readonly operators=lite_runner/kernels # what the set-up compiles
+readonly operators=lite_runner/native # what the set-up compiles
 readonly unfinished=$venv/.unfinished # stands while packages change; left behind by a killed set-up
 
 say() { echo "set-up: $*" >&2; }

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lite_runner.own_python import continue_in_own_python
+from lite_runner.system.own_python import continue_in_own_python
 
 if __name__ == "__main__":
     continue_in_own_python()
@@ -26,11 +26,11 @@ if __name__ == "__main__":
 from lite_runner import progress, str2bool
 from lite_runner.app import guarded
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.weights.shard_layout import uncut
-from lite_runner.weights.shard_manifest import rank_folders
-from lite_runner.weights.shard_writer import Cutting, write_shards
-from lite_runner.weights.shards import open_shard, open_shards
-from lite_runner.weights.strategy import Strategy, read_strategy
+from lite_runner.weights.sharding.shard_layout import uncut
+from lite_runner.weights.sharding.shard_manifest import rank_folders
+from lite_runner.weights.sharding.shard_writer import Cutting, write_shards
+from lite_runner.weights.sharding.shards import open_shard, open_shards
+from lite_runner.weights.sharding.strategy import Strategy, read_strategy
 from lite_runner.weights.tensor import LazyTensor
 
 

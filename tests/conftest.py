@@ -19,15 +19,16 @@ from filelock import FileLock
 from hypothesis import settings
 from numpy.typing import NDArray
 
+from tests.paths import ROOT
+
 if TYPE_CHECKING:
     from lite_runner.backends.base import Backend
-    from lite_runner.backends.fused import FusedBackend
-    from lite_runner.backends.online import OnlineBackend
+    from lite_runner.backends.mindspore import MindSporeBackend
+    from lite_runner.backends.native import NativeBackend
     from lite_runner.config.quantization import Quant
-    from lite_runner.config.schema import DType
+    from lite_runner.config.schema import DType, RunConfig
     from lite_runner.weights.tensor import LazyTensor
 
-ROOT = Path(__file__).resolve().parent.parent
 
 # Derandomized: a run of the tests says the same today and tomorrow. No deadline: machines differ.
 settings.register_profile("local", deadline=None, derandomize=True, max_examples=100)
@@ -87,6 +88,15 @@ def cli(tmp_path: Path) -> Cli:
     return run
 
 
+@pytest.fixture(scope="session")
+def resolve() -> Callable[..., RunConfig]:
+    """The config of a command line."""
+    from lite_runner.config import compose
+    from lite_runner.config.argv import parse
+
+    return lambda *args: compose.resolve(parse(args, compose.heads()))[0]
+
+
 @pytest.fixture
 def write_tiny_llama(tmp_path: Path) -> Callable[..., Path]:
     """`write_tiny_llama("model", sizes, **{name: array})` writes a folder in tmp_path: the
@@ -95,8 +105,8 @@ def write_tiny_llama(tmp_path: Path) -> Callable[..., Path]:
     from lite_runner.config.argv import parse
     from lite_runner.config.compose import heads, resolve
     from lite_runner.config.hf import hf_from_model_config
+    from lite_runner.weights.formats.safetensors_file import write_safetensors
     from lite_runner.weights.layouts import expected_tensors
-    from lite_runner.weights.safetensors_file import write_safetensors
     from lite_runner.weights.tensor import LazyTensor
 
     def write(
@@ -142,19 +152,19 @@ class Reference:
     def tensors(self, quant: Quant = "none", dtype: DType = "float32") -> dict[str, LazyTensor]:
         from lite_runner.config.quantization import Quantization
         from lite_runner.weights.checkpoint import open_checkpoint
-        from lite_runner.weights.quantization import with_quantization
-        from lite_runner.weights.rounding import with_matrices_in
+        from lite_runner.weights.quantization.quantize import with_quantization
+        from lite_runner.weights.quantization.rounding import with_matrices_in
 
         tensors = open_checkpoint(self.folder, self.config)
         found = with_quantization(tensors, self.config, Quantization.of(quant, None))
         return with_matrices_in(found, dtype)
 
-    def online(self, slots: int, length: int, **options: object) -> OnlineBackend:
-        from lite_runner.backends.online import OnlineBackend, OnlineOptions
+    def online(self, slots: int, length: int, **options: object) -> MindSporeBackend:
+        from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
         from lite_runner.weights.read_ahead import ReadAhead
 
-        chosen = OnlineOptions(slots=slots, length=length, **options)
-        return OnlineBackend(self.config, ReadAhead(self.tensors()), chosen)
+        chosen = MindSporeOptions(slots=slots, length=length, **options)
+        return MindSporeBackend(self.config, ReadAhead(self.tensors()), chosen)
 
     def fused(
         self,
@@ -163,14 +173,14 @@ class Reference:
         quant: Quant = "none",
         dtype: DType = "float32",
         **options: object,
-    ) -> FusedBackend:
-        from lite_runner.backends.fused import FusedBackend, FusedOptions
+    ) -> NativeBackend:
+        from lite_runner.backends.native import NativeBackend, NativeOptions
         from lite_runner.weights.read_ahead import QuantizedWeights
 
         weights = QuantizedWeights(self.tensors(quant, dtype), self.config)
         rounds = quant == "a8w8"
-        chosen = FusedOptions(slots=slots, length=length, integer_input=rounds, **options)
-        return FusedBackend(self.config, weights, chosen)
+        chosen = NativeOptions(slots=slots, length=length, integer_input=rounds, **options)
+        return NativeBackend(self.config, weights, chosen)
 
     def run(self, model: Backend, slots: Sequence[int] | None = None) -> NDArray[np.float32]:
         """Logits [slots, steps + 1, vocab]: prompt i in slots[i], all together, then the forced
@@ -215,10 +225,10 @@ def relative_error() -> Callable[[NDArray, NDArray], float]:
 @pytest.fixture
 def other_operators(tmp_path: Path) -> Path:
     """The library of our operators as other sources would make it."""
-    from lite_runner import kernels
-    from lite_runner.kernels import fingerprint
+    from lite_runner import native
+    from lite_runner.native import fingerprint
 
-    built, ours = kernels.LIBRARY.read_bytes(), fingerprint.sources().encode()
+    built, ours = native.LIBRARY.read_bytes(), fingerprint.sources().encode()
     assert built.count(ours) == 1
     path = tmp_path / "other_operators.so"
     path.write_bytes(built.replace(ours, ours[::-1]))

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.paths import ROOT
+
 FOLDER = ROOT / "tests/fixtures/frozen"
 REFERENCE = ROOT / "tests/fixtures/reference"
 GROUPS = ("model", "parallel", "ge", "run_mode", "backend")
@@ -46,7 +47,7 @@ def counts() -> dict[str, int]:
     """The number of parameters of each conf/model."""
     from lite_runner.config.argv import parse
     from lite_runner.config.compose import heads, options_of, resolve
-    from lite_runner.config.plan import parameter_count
+    from lite_runner.sizing.need import parameter_count
 
     found = {}
     for name in options_of("model"):
@@ -77,9 +78,9 @@ def settings() -> dict[str, dict[str, Any]]:
 
 def packed() -> dict[str, str]:
     """sha256 of every tiny model's layers as our own operators read them."""
-    from lite_runner.kernels.adapters import LoraSize
-    from lite_runner.kernels.packed_model import pack
-    from lite_runner.weights.adapter_sites import sites
+    from lite_runner.native.lora_pool import LoraSize
+    from lite_runner.native.packed_model import pack
+    from lite_runner.weights.lora.target_modules import sites
     from lite_runner.weights.read_ahead import QuantizedWeights
 
     found = {}
@@ -110,7 +111,7 @@ def graphs() -> dict[str, list[list[Any]]]:
 
     `dynamic` has the networks of `static_pair`.
     """
-    from lite_runner.export.skim import read_model
+    from lite_runner.mindir.skim import read_model
 
     found = {}
     for case in ("bloom", "gpt2", "llama"):
@@ -125,8 +126,8 @@ def graphs() -> dict[str, list[list[Any]]]:
 
 
 def _exports(case: str, folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    from lite_runner.export.resizable import export_resizable
-    from lite_runner.export.static_pair import export_static_pair
+    from lite_runner.mindir.write_resizable import export_resizable
+    from lite_runner.mindir.write_static_pair import export_static_pair
     from lite_runner.weights.read_ahead import ReadAhead
 
     config = description(case)
@@ -158,7 +159,7 @@ def description(case: str) -> Any:
 def _tensors(case: str, quant: Any) -> Any:
     from lite_runner.config.quantization import Quantization
     from lite_runner.weights.checkpoint import open_checkpoint
-    from lite_runner.weights.quantization import with_quantization
+    from lite_runner.weights.quantization.quantize import with_quantization
 
     config = description(case)
     tensors = open_checkpoint(REFERENCE / case, config)

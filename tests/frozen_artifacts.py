@@ -67,7 +67,7 @@ def logits(name: str) -> NDArray[np.float32] | None:
     """[2, steps + 1, vocab] of PROMPTS; None where the graph gives tokens."""
     from lite_runner.backends.exported import EngineOptions, choose_engine, open_exported
     from lite_runner.config.secret import encryption_key
-    from lite_runner.export.manifest import read_manifest
+    from lite_runner.mindir.manifest import read_manifest
 
     manifest = read_manifest(FOLDER / name)
     if manifest.sampled:

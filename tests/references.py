@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-REFERENCE = Path(__file__).resolve().parent / "fixtures/reference"
+from tests.paths import REFERENCE
 
 
 def every() -> list[str]:

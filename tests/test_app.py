@@ -16,8 +16,8 @@ from lite_runner.config.fields import Note
 from lite_runner.config.prompts import read_prompts
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 TINY = "model=tiny_llama"
 
 

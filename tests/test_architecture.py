@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lite_runner.architectures import KNOWN
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "lite_runner"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PYTHON_FILES = [
@@ -27,122 +27,72 @@ PYTHON_FILES = [
 # What the parts of lite_runner may import of one another. Imports go one way, from the bottom of
 # this table to its top; generation and run_modes have rules of their own besides.
 ALLOWED: dict[str, set[str]] = {
-    "code_digest": set(),
     "errors": set(),
-    "own_python": set(),
-    "small_file": set(),
-    "memory": {"errors"},
     "progress": set(),
-    "signals": set(),
-    "interrupts": set(),
-    "stopping": {"config"},
-    "ascend_devices": {"errors"},
-    "hccl": set(),
-    "environment": {"ascend_devices", "errors", "interrupts", "memory", "signals"},
-    "gguf_metadata": {"errors"},
-    "registering": {"errors"},
-    "report": {"config", "errors", "memory"},
-    "events": {"errors"},
-    "rank_table": {"errors"},
-    "rank_table_file": {"errors", "rank_table", "small_file"},
+    "system": {"errors"},
+    "plugins": {"errors"},
     "architectures": {"errors"},
-    "config": {"errors", "hccl", "memory", "progress", "rank_table_file", "small_file"},
-    "text": {"errors", "gguf_metadata"},
-    "weights": {"config", "errors", "gguf_metadata", "progress"},
-    "kernels": {"config", "errors", "weights"},
-    "models": {"config", "errors", "kernels", "weights"},
-    "export": {"config", "errors", "kernels", "models", "weights"},
+    "config": {"architectures", "distributed", "errors", "progress", "system"},
+    "weights": {"architectures", "config", "errors", "progress"},
+    "text": {"errors", "weights"},
+    "native": {"architectures", "errors", "weights"},
+    "networks": {"architectures", "config", "native", "weights"},
+    "mindir": {"architectures", "config", "errors", "native", "networks", "weights"},
+    "sizing": {"architectures", "config", "errors", "system"},
     "backends": {
-        *("code_digest", "config", "environment", "errors", "export", "kernels", "memory"),
-        *("models", "progress", "signals", "weights"),
+        *("architectures", "config", "errors", "mindir", "native", "networks", "progress"),
+        *("sizing", "system", "weights"),
     },
-    "given_model": {"config", "environment", "errors", "export", "progress"},
-    "model_files": {"config", "errors", "given_model", "progress", "text", "weights"},
-    "adapters": {"config", "errors", "model_files", "weights"},
-    "generation": {"backends", "config", "errors", "signals"},
-    "verification": {
-        *("backends", "config", "errors", "export", "kernels", "model_files", "progress"),
+    "distributed": {"backends", "config", "errors", "progress", "system"},
+    "generation": {"backends", "config", "errors", "system"},
+    "model": {
+        *("architectures", "config", "errors", "mindir", "progress", "sizing", "system", "text"),
         "weights",
     },
-    "artifact": {
-        *("backends", "config", "environment", "errors", "export", "footprint", "model_files"),
-        *("progress", "report", "text", "verification", "weights"),
+    "export": {
+        *("architectures", "backends", "config", "errors", "mindir", "model", "native"),
+        *("progress", "sizing", "system", "text", "weights"),
     },
-    "offline": {
-        *("artifact", "backends", "code_digest", "config", "environment", "errors", "export"),
-        *("kernels", "model_files", "progress", "report", "text", "weights"),
+    "plan": {
+        *("architectures", "backends", "config", "errors", "export", "generation", "model"),
+        *("native", "progress", "sizing", "system", "text", "weights"),
     },
-    "shares": {"backends", "config", "generation", "report"},
-    "online": {
-        *("backends", "config", "environment", "errors", "kernels", "memory", "model_files"),
-        *("models", "progress", "weights"),
+    "output": {
+        *("backends", "config", "errors", "generation", "plan", "progress", "system", "text"),
     },
-    "footprint": {"backends", "config", "errors", "model_files", "online", "weights"},
-    "session": {
-        *("adapters", "offline", "backends", "config", "errors", "footprint", "generation"),
-        *("kernels", "model_files", "online", "progress", "text", "weights"),
-    },
-    "printer": {"config", "generation", "progress", "report", "session", "text"},
     "run_modes": {
-        *("adapters", "artifact", "backends", "config", "environment", "errors", "generation"),
-        *("footprint", "gguf_metadata", "offline", "printer", "session", "shares"),
-        *("model_files", "progress", "report", "signals", "text", "weights"),
+        *("architectures", "backends", "config", "errors", "export", "generation", "model"),
+        *("output", "plan", "progress", "sizing", "system", "text", "weights"),
     },
-    "worker": {"config", "errors", "progress", "report", "run_modes"},
+    "worker": {"config", "output", "progress", "run_modes"},
     "rank": {
-        *("backends", "config", "distributed", "environment", "errors", "events", "memory"),
-        *("progress", "registering", "report", "signals", "stopping", "worker"),
-    },
-    "launcher": {
-        *("ascend_devices", "config", "environment", "errors", "events", "hccl", "memory"),
-        *("progress", "rank_table", "signals", "stopping"),
-    },
-    "distributed": {
-        *("ascend_devices", "backends", "environment", "errors", "hccl", "launcher"),
-        "rank_table_file",
+        *("backends", "config", "distributed", "errors", "output", "plugins", "progress"),
+        *("system", "worker"),
     },
     "launch": {
-        *("ascend_devices", "config", "environment", "errors", "launcher", "model_files"),
-        *("online", "progress", "rank_table_file", "report", "session", "worker"),
+        *("config", "distributed", "model", "output", "plan", "progress", "system", "worker"),
     },
     "api": {
-        *(
-            "adapters",
-            "backends",
-            "config",
-            "distributed",
-            "environment",
-            "errors",
-            "export",
-            "generation",
-            "given_model",
-            "hccl",
-        ),
-        *("launch", "model_files", "models", "progress", "session", "text", "weights"),
+        *("architectures", "backends", "config", "distributed", "errors", "generation", "launch"),
+        *("mindir", "model", "networks", "plan", "progress", "system", "text", "weights"),
     },
     "joined": {
-        *("backends", "config", "distributed", "environment", "errors", "launch", "memory"),
-        *("progress", "rank", "report", "signals", "stopping", "worker"),
+        *("backends", "config", "distributed", "errors", "launch", "output", "progress", "rank"),
+        *("system", "worker"),
     },
-    "app": {
-        *("config", "distributed", "errors", "joined", "launch", "memory", "progress"),
-        *("registering", "signals"),
-    },
+    "app": {"config", "distributed", "errors", "joined", "launch", "plugins", "system"},
     "__main__": {"app"},
-    "mindformers": {"api", "app", "config", "environment", "errors", "own_python"},
+    "mindformers": {"api", "app", "config", "errors", "system"},
 }
-# What a model is, all may know that stand on its description.
-for _part in list(ALLOWED)[list(ALLOWED).index("config") :]:
-    ALLOWED[_part].add("architectures")
 GENERATION_SEES = {
     "lite_runner.backends.base",
     "lite_runner.backends.likelihood",
     "lite_runner.config.generation",
     "lite_runner.errors",
-    "lite_runner.signals",
+    "lite_runner.system.signals",
 }
 # MindSpore takes most of a second to import: only what computes or stores tensors may.
-KNOWS_MINDSPORE = {"backends", "export", "models", "weights"}
+KNOWS_MINDSPORE = {"backends", "mindir", "networks", "weights"}
 # Rooms of other parts that do: a model that is a Cell, its Parameters, a tokenizer's tensors.
 CELLS = {"lite_runner.api.network", "lite_runner.api.parameters", "lite_runner.api.tensors"}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "joblib"}

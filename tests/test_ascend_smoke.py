@@ -6,11 +6,11 @@ import os
 import shutil
 import socket
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.paths import ROOT
+
 SECRET = "hf_abcdefgh12345678"
 PYTHON = """#!/bin/sh
 echo "called: $*"

@@ -20,9 +20,11 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from lite_runner import app, memory, online
+from lite_runner import app
+from lite_runner.plan import operators
+from lite_runner.system import memory
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 HI = "predict_data=hi"
 Fails = Callable[..., str]
 WriteModel = Callable[..., Path]
@@ -49,7 +51,7 @@ def fails(
         raise AssertionError("weights were read")
 
     for reader in ("ReadAhead", "QuantizedWeights"):
-        monkeypatch.setattr(online, reader, read_weights)
+        monkeypatch.setattr(operators, reader, read_weights)
 
     def run(code: int, *overrides: str) -> str:
         capsys.readouterr()
@@ -417,7 +419,7 @@ def test_a_machine_that_lacks_a_package(
 
 
 def test_a_device_that_is_not_there(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lite_runner.environment.ascend_devices", lambda: 0)
+    monkeypatch.setattr("lite_runner.system.environment.ascend_devices", lambda: 0)
     message = fails(3, HI, "context.device_target=Ascend")
     assert "context.device_target: got Ascend" in message
     assert "context.device_target=CPU" in message

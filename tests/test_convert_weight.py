@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
-from lite_runner.weights.ckpt_file import open_ckpt
-from lite_runner.weights.torch_file import open_torch
+from lite_runner.weights.formats.ckpt_file import open_ckpt
+from lite_runner.weights.formats.torch_file import open_torch
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / "tests/fixtures"
 BIN = FIXTURES / "torch/bloom/pytorch_model.bin"
 

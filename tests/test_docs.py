@@ -14,8 +14,8 @@ from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads
 from lite_runner.config.sweep import jobs_of
 from lite_runner.errors import ConfigError
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^ *```\w*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")

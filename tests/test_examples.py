@@ -14,11 +14,11 @@ import pytest
 from lite_runner import build_context
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
-from lite_runner.export.manifest import read_manifest
-from lite_runner.weights.ckpt_file import write_ckpt
+from lite_runner.mindir.manifest import read_manifest
+from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.random import random_checkpoint
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 
 

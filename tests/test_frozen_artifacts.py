@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner import kernels
+from lite_runner import native
 from tests import frozen_artifacts as frozen
 from tests.conftest import Reference
 
@@ -43,7 +43,7 @@ def test_gives_the_same_logits(
         assert name == "pair_sampled"
         return
     # Our operators round what enters a matrix: with other instructions it may round the other way.
-    other = name in PACKED and kernels.instructions() != frozen.INSTRUCTIONS
+    other = name in PACKED and native.instructions() != frozen.INSTRUCTIONS
     assert relative_error(found, frozen.expected_logits(name)) < (2e-3 if other else 1e-5)
     if name not in PACKED | {"ms_fp16"}:
         assert (

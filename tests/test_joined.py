@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from lite_runner import app
-from lite_runner.export.manifest import read_manifest
-from lite_runner.rank_table import Device, RankTable, Server
+from lite_runner.distributed.rank_table import Device, RankTable, Server
+from lite_runner.mindir.manifest import read_manifest
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 RUN_LITE = str(ROOT / "run_lite.py")
 PROMPTS = ["hello there", "a b c", "the third, 中文"]
 SETTINGS = ["model=tiny_llama", "max_new_tokens=8", "context.device_target=CPU"]
@@ -140,11 +140,11 @@ def test_no_process_is_left(jobs: dict[str, tuple[Path, int, str]]) -> None:
 DEAF = """
 import os, signal, sys, time
 from pathlib import Path
-from lite_runner.signals import handled
+from lite_runner.system.signals import handled
 
 with handled():
     from lite_runner import joined
-    from lite_runner.stopping import Board
+    from lite_runner.distributed.stopping import Board
 
     board = Board.create(Path(sys.argv[1]), 2)
     board.begin()

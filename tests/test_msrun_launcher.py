@@ -15,7 +15,8 @@ import psutil
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.paths import ROOT
+
 SHOW = "run_lite.py model=tiny_llama --cfg job"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import lite_runner
 from lite_runner.errors import ConfigError
+from tests.paths import ROOT
 
 
 def test_dir_lists_what_there_is() -> None:
@@ -29,11 +30,10 @@ def test_every_error_is_a_runner_error() -> None:
 
 
 def test_the_package_runs_as_the_program_does(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parent.parent
 
     def run(*arguments: str) -> tuple[int, str, str]:
         command = [sys.executable, "-m", "lite_runner", *arguments]
-        env = {"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"}
+        env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
         return done.returncode, done.stdout, done.stderr
 

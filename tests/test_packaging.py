@@ -21,11 +21,11 @@ import pytest
 from packaging.requirements import Requirement
 
 import lite_runner
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 # A vendor's wheel, or in a Python of its own: `make lite`.
 NOT_REQUIRED = {"lite_runner", "mindspore_lite"}
-SOURCES = ROOT / "lite_runner/kernels/src"
+SOURCES = ROOT / "lite_runner/native/src"
 
 
 def run(*command: str | Path, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
@@ -94,7 +94,7 @@ def test_wheel_holds_every_module_and_yaml(wheel: Path) -> None:
         *(str(path.relative_to(ROOT)) for path in (ROOT / "lite_runner").rglob("*.py")),
         *(str(path.relative_to(ROOT)) for path in SOURCES.iterdir()),
         "lite_runner/py.typed",
-        "lite_runner/kernels/operators.so",
+        "lite_runner/native/operators.so",
     }
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == expected
@@ -110,7 +110,7 @@ def test_without_a_compiler_mindspores_operators_serve(
     """`wheel`: what its build has left behind must not come back."""
     plain = wheel_of(source, tmp_path, CXX="/bin/false")
     packed, whole = (set(zipfile.ZipFile(path).namelist()) for path in (plain, wheel))
-    assert whole - packed == {"lite_runner/kernels/operators.so"} and packed <= whole
+    assert whole - packed == {"lite_runner/native/operators.so"} and packed <= whole
     bin_folder = installation_of(plain, tmp_path / "environment")
     arguments = ("model=tiny_llama", "predict_data=hi", "max_new_tokens=2")
     done = run(bin_folder / "run-lite", *arguments, cwd=tmp_path)
@@ -122,7 +122,7 @@ def test_without_a_compiler_mindspores_operators_serve(
 def test_a_failed_build_leaves_no_library(source: Path, tmp_path: Path, compiler: str) -> None:
     """It says so in one line, and takes away what fitted the sources before."""
     shutil.copytree(source, tmp_path / "source", ignore=shutil.ignore_patterns("build"))
-    library = tmp_path / "source/lite_runner/kernels/operators.so"
+    library = tmp_path / "source/lite_runner/native/operators.so"
     library.write_bytes(b"older")
     build = (sys.executable, "setup.py", "-q", "build_ext", "--inplace")
     done = run(*build, cwd=tmp_path / "source", CXX=compiler)

@@ -18,13 +18,13 @@ from lite_runner.config.cluster import Cluster
 from lite_runner.config.compose import heads, resolve
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
-from lite_runner.events import SOCKET_VARIABLE, Event
+from lite_runner.distributed.events import SOCKET_VARIABLE, Event
+from lite_runner.distributed.job import Limits, run_ranks
 from lite_runner.generation import GenerationTiming
-from lite_runner.launcher.job import Limits, run_ranks
-from lite_runner.report import RowResult
-from lite_runner.shares import Share, together
+from lite_runner.output.merge import Share, together
+from lite_runner.output.report import RowResult
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = "predict_data=['hello there','a b c','the third, \\u4e2d\\u6587']"
 
 
@@ -99,7 +99,8 @@ def test_a_failure_is_told_and_keeps_its_exit_code(
 
 def test_a_rank_ends_when_the_launcher_hangs_up(tmp_path: Path) -> None:
     events = tmp_path / "events"
-    program = "import time; from lite_runner.events import connect; connect(0); time.sleep(60)"
+    program = "import time\nfrom lite_runner.distributed.events import connect\nconnect(0)\n"
+    program += "time.sleep(60)"
     with closing(socket.socket(socket.AF_UNIX)) as listener:
         listener.bind(str(events))
         listener.listen()
@@ -153,7 +154,7 @@ def test_shares_are_put_together_in_the_order_of_the_copies() -> None:
 @pytest.mark.parametrize(("prompts", "copies"), [(7, 3), (2, 4), (4, 2), (1, 1)])
 def test_prompts_are_shared_evenly_and_in_order(prompts: int, copies: int) -> None:
     from lite_runner.config.request import Request
-    from lite_runner.session import Job, share
+    from lite_runner.plan.session import Job, share
 
     config = resolved("predict_data=hi")
     every = [Request(str(index)) for index in range(prompts)]

@@ -14,10 +14,10 @@ from types import ModuleType
 
 import pytest
 
-from lite_runner.rank_table import Device, RankTable, Server
-from lite_runner.rank_table_file import read_rank_table
+from lite_runner.distributed.rank_table import Device, RankTable, Server
+from lite_runner.distributed.rank_table_file import read_rank_table
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = ROOT / "tests/fixtures/rank_tables"
 PYTHON = Path(sys.executable).parent
 

@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 from lite_runner import AutoModel
 from lite_runner.architectures.flat import ModelConfig
 from lite_runner.backends.base import Backend, Row
-from lite_runner.backends.fused import FusedBackend, FusedOptions
-from lite_runner.backends.online import OnlineBackend, OnlineOptions
-from lite_runner.weights.adapter import Adapter, open_adapters
+from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
+from lite_runner.backends.native import NativeBackend, NativeOptions
 from lite_runner.weights.checkpoint import open_checkpoint
-from lite_runner.weights.ckpt_file import open_ckpt, write_ckpt
-from lite_runner.weights.merge import merged
+from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
+from lite_runner.weights.lora.adapter import Adapter, open_adapters
+from lite_runner.weights.lora.merge import merged
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
+from tests.paths import FIXTURES
 
-FIXTURES = Path(__file__).parent / "fixtures" / "mindformers"
+FIXTURES = FIXTURES / "mindformers"
 SEQ_LENGTH = 16
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -59,9 +60,11 @@ def backend(
     if adapter is not None:
         tensors = merged(tensors, adapter, config)
     if kernels:
-        options = FusedOptions(slots=1, length=SEQ_LENGTH)
-        return FusedBackend(config, QuantizedWeights(tensors, config), options)
-    return OnlineBackend(config, ReadAhead(tensors), OnlineOptions(slots=1, length=SEQ_LENGTH))
+        options = NativeOptions(slots=1, length=SEQ_LENGTH)
+        return NativeBackend(config, QuantizedWeights(tensors, config), options)
+    return MindSporeBackend(
+        config, ReadAhead(tensors), MindSporeOptions(slots=1, length=SEQ_LENGTH)
+    )
 
 
 def run(model: Backend, expected: Any, steps: int) -> NDArray[np.float32]:

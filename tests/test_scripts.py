@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.paths import ROOT
 
 
 def run(
@@ -65,7 +65,7 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, copy / name)
     for name in ("setup.cfg", "setup.py", "pyproject.toml"):
         shutil.copy(ROOT / name, copy / name)
-    source = copy / "lite_runner/kernels/src/operators.cc"
+    source = copy / "lite_runner/native/src/operators.cc"
     source.parent.mkdir(parents=True)
     source.write_text("int main() {}\n")
     return copy
@@ -124,12 +124,12 @@ def test_new_pins_update_the_environment(checkout: Path) -> None:
 
 def test_operators_that_changed_are_compiled_again(checkout: Path) -> None:
     setup(checkout)
-    with (checkout / "lite_runner/kernels/src/operators.cc").open("a") as source:
+    with (checkout / "lite_runner/native/src/operators.cc").open("a") as source:
         source.write("// changed\n")
     # The pip of this test compiles nothing, and a missing library is told.
     done = setup(checkout)
     assert "updating .venv" in done.stderr
-    assert "without the operators of lite_runner/kernels" in done.stderr
+    assert "without the operators of lite_runner/native" in done.stderr
     assert setup(checkout).stderr == ""
 
 
@@ -137,7 +137,7 @@ def test_another_compiler_is_another_try(checkout: Path) -> None:
     setup(checkout)
     done = run("scripts/setup.sh", "run", cwd=checkout, env={"CXX": "another-c++"})
     assert "updating .venv" in done.stderr
-    (checkout / "lite_runner/kernels/operators.so").touch()
+    (checkout / "lite_runner/native/operators.so").touch()
     assert "without the operators" not in setup(checkout).stderr
 
 

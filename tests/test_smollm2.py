@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 from lite_runner.backends.base import Row
-from lite_runner.backends.online import OnlineBackend, OnlineOptions
+from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Request, Scheduler, generate
-from lite_runner.run_modes.evaluate import evaluate
+from lite_runner.run_modes.eval import evaluate
 from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = json.loads(
     (ROOT / "tests/fixtures/reference/smollm2_135m.json").read_text(encoding="utf-8")
 )
@@ -38,15 +38,15 @@ def tokenizer(smollm2_gguf: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def backend(smollm2_gguf: Path) -> OnlineBackend:
+def backend(smollm2_gguf: Path) -> MindSporeBackend:
     config = model_config_of(smollm2_gguf)
     assert config is not None
     weights = ReadAhead(open_checkpoint(smollm2_gguf, config))
-    return OnlineBackend(config, weights, OnlineOptions(slots=4, length=512))
+    return MindSporeBackend(config, weights, MindSporeOptions(slots=4, length=512))
 
 
 @pytest.fixture(scope="module")
-def completions(backend: OnlineBackend) -> list[list[int]]:
+def completions(backend: MindSporeBackend) -> list[list[int]]:
     """Of every case, all in one call over four slots: batch, refill and lengths at once."""
     options = GenerationConfig(max_new_tokens=REFERENCE["max_new_tokens"], eos_token_id=(2,))
     requests = [Request(np.array(case["prompt_ids"], np.int32), options) for case in CASES]
@@ -74,7 +74,7 @@ def test_chat_prompt_equals_transformers(tokenizer: Tokenizer, case: dict[str, A
     assert tokenizer.encode_chat(messages) == case["prompt_ids"]
 
 
-def test_first_logits_equal_transformers(backend: OnlineBackend) -> None:
+def test_first_logits_equal_transformers(backend: MindSporeBackend) -> None:
     for case in REFERENCE["completions"]:
         logits = backend.forward([Row(0, np.array(case["prompt_ids"], np.int32), 0)])[0]
         expected = np.array(case["first_top5_logits"])
@@ -82,7 +82,7 @@ def test_first_logits_equal_transformers(backend: OnlineBackend) -> None:
         assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
-def test_perplexity_equals_transformers(backend: OnlineBackend) -> None:
+def test_perplexity_equals_transformers(backend: MindSporeBackend) -> None:
     """Token by token through the cache, so that every decode step counts; each slot takes a part
     of the text, behind all that is before it."""
     ids = np.array(REFERENCE["perplexity"]["token_ids"], np.int32)
@@ -111,7 +111,7 @@ def test_perplexity_equals_transformers(backend: OnlineBackend) -> None:
     ids=lambda case: f"{case['window']}-{case['stride']}",
 )
 def test_sliding_windows_equal_transformers(
-    backend: OnlineBackend, tokenizer: Tokenizer, case: dict[str, Any]
+    backend: MindSporeBackend, tokenizer: Tokenizer, case: dict[str, Any]
 ) -> None:
     text = (ROOT / "tests/fixtures/text" / REFERENCE["windows"]["file"]).read_text(encoding="utf-8")
     ids = np.array(tokenizer.encode(text), np.int32)
@@ -121,7 +121,7 @@ def test_sliding_windows_equal_transformers(
     assert found.perplexity == pytest.approx(case["value"], rel=1e-5)
 
 
-def test_scores_equal_transformers(backend: OnlineBackend, scores: Callable) -> None:
+def test_scores_equal_transformers(backend: MindSporeBackend, scores: Callable) -> None:
     ids = np.array(REFERENCE["perplexity"]["token_ids"], np.int32)
     assert -scores(backend, ids).mean() == pytest.approx(REFERENCE["perplexity"]["mean_nll"], 1e-5)
 

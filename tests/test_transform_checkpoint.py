@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lite_runner.weights.ckpt_file import open_ckpt, write_ckpt
-from lite_runner.weights.strategy import Layout, Strategy, write_strategy
+from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
+from lite_runner.weights.sharding.strategy import Layout, Strategy, write_strategy
 from lite_runner.weights.tensor import LazyTensor
+from tests.paths import ROOT
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts/transform_checkpoint.py"
+SCRIPT = ROOT / "scripts/transform_checkpoint.py"
 
 
 def transform(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:

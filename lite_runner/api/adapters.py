@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lite_runner.adapters import AdapterJob, check_adapters, open_wanted, pieces_of
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import AdapterSlots
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.request import adapter_name
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.model_files import ModelFiles, adapters_of
-from lite_runner.weights.adapter import Adapter, adapter_folders
-from lite_runner.weights.adapter_shards import is_cut
+from lite_runner.model.adapters import AdapterJob, check_adapters, open_wanted, pieces_of
+from lite_runner.model.model_files import ModelFiles, adapters_of
+from lite_runner.weights.lora.adapter import Adapter, adapter_folders
+from lite_runner.weights.lora.adapter_shards import is_cut
 
 AdapterIds = str | Sequence[str | None] | None
 

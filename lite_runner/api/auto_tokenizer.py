@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lite_runner import model_files
 from lite_runner.api.config import settings_of
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.config.fields import show
 from lite_runner.config.groups import options_of
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ConfigError
+from lite_runner.model import model_files
 from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 

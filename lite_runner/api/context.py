@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lite_runner import environment
 from lite_runner.api.ranks import join_job, rank_context
 from lite_runner.backends import ascend_context
 from lite_runner.config.ascend import KEYS, AscendSettings
@@ -20,6 +19,7 @@ from lite_runner.config.mindformers_keys import IGNORED
 from lite_runner.config.schema import Context
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ConfigError
+from lite_runner.system import environment
 
 DEVICE_VARIABLE = "LITE_RUNNER_DEVICE_TARGET"  # wins over what a script says
 

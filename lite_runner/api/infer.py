@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lite_runner import environment
 from lite_runner.api.config import PretrainedConfig, settings_of
 from lite_runner.api.model import PreTrainedModel
 from lite_runner.api.pipelines import TASKS, TextGenerationPipeline, check_task
@@ -16,8 +15,9 @@ from lite_runner.config.mindformers import FAMILIES, NO_FAMILIES
 from lite_runner.config.model_dir import MANIFEST, only_yaml
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.export.manifest import read_manifest
-from lite_runner.given_model import common_folder, graphs_in, paths_of
+from lite_runner.mindir.manifest import read_manifest
+from lite_runner.model.exported_model import common_folder, graphs_in, paths_of
+from lite_runner.system import environment
 
 _PATHS = ("prefill_model_path", "increment_model_path")
 _CHOICES = {"model_type": ("mindir", "mindir_lite"), "target": ("auto", "Ascend", "CPU")}
@@ -240,8 +240,8 @@ def _what_lies_beside(config: InferConfig) -> tuple[str, dict[str, str]]:
 def told_sizes(family: str, paths: Sequence[Path]) -> dict[str, int]:
     """The sizes that graphs of a family tell, by their names in the model's config."""
     environment.import_mindspore()
-    from lite_runner.export.inspect import read_graph
-    from lite_runner.export.model_told import sizes_of
+    from lite_runner.mindir.graph_check import sizes_of
+    from lite_runner.mindir.inspect import read_graph
 
     graphs = [read_graph(path) for path in paths]
     parameters = {one.name: one for graph in graphs for one in graph.parameters}

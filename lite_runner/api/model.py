@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lite_runner import environment, model_files
 from lite_runner.api.adapters import AdapterIds, OpenAdapters, names_of, taken
 from lite_runner.api.config import AutoConfig, PretrainedConfig, settings_of
 from lite_runner.api.ids import rows_of
@@ -22,11 +21,13 @@ from lite_runner.backends.base import Backend
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.generation import Completion, OnLogits, Scheduler, generate
-from lite_runner.model_files import ModelFiles
-from lite_runner.session import Job, fit, grown, load, share, with_backend
+from lite_runner.model import model_files
+from lite_runner.model.model_files import ModelFiles
+from lite_runner.plan.session import Job, fit, grown, load, share, with_backend
+from lite_runner.system import environment
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.text.transcript import Transcript
-from lite_runner.weights.adapter import Adapter
+from lite_runner.weights.lora.adapter import Adapter
 
 if TYPE_CHECKING:
     from lite_runner.api.network import Network

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from lite_runner import model_files
 from lite_runner.api.config import PretrainedConfig
 from lite_runner.api.ids import as_arrays
 from lite_runner.api.model import AutoModel, PreTrainedModel, lasting
@@ -19,8 +18,9 @@ from lite_runner.api.ranks import cut_by_hand, own_ranks
 from lite_runner.architectures import architecture_of
 from lite_runner.backends.likelihood import logits_of_text
 from lite_runner.errors import ConfigError
-from lite_runner.model_files import ModelFiles
-from lite_runner.session import Job
+from lite_runner.model import model_files
+from lite_runner.model.model_files import ModelFiles
+from lite_runner.plan.session import Job
 
 
 class Network(PreTrainedModel, nn.Cell):

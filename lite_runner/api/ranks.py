@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lite_runner import environment, hccl
-from lite_runner.config import seeds
+from lite_runner.config import hccl, seeds
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.fields import Fault, read
 from lite_runner.config.mindformers_keys import IGNORED
@@ -26,10 +25,11 @@ from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import ParallelConfig, RunConfig
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.distributed.join import Joined, join, schedule
-from lite_runner.distributed.meeting import MeetingPlace
 from lite_runner.distributed.membership import device_of, membership
+from lite_runner.distributed.rendezvous import MeetingPlace
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.generation import Completion, Logprobs
+from lite_runner.system import environment
 
 RENDEZVOUS_S = 120  # until all ranks must have met, where the starter does not say
 _START = "start it with msrun --worker_num=N, scripts/msrun_launcher.sh or a loop over a rank table"

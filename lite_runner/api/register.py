@@ -13,11 +13,11 @@ from lite_runner.architectures import KNOWN, Architecture, OwnNetwork, Parameter
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ConfigError
-from lite_runner.export.pair_inputs import MAPPING, CommonInputsOfInfer, InputsOfInfer
+from lite_runner.mindir.pair_inputs import MAPPING, CommonInputsOfInfer, InputsOfInfer
 
 if TYPE_CHECKING:
-    from lite_runner.export.static_pair import Steps
-    from lite_runner.models.networks import Network
+    from lite_runner.mindir.write_static_pair import Steps
+    from lite_runner.networks.steps import Network
 
 _GRAPHS = {"prefill", "increment"}
 _REGISTERED: set[str] = set()
@@ -92,7 +92,7 @@ def register_inputs(name: str, inputs: type[InputsOfInfer], *, steps: Steps | No
     MAPPING[name] = style
     if steps is not None:
         # Here, since it brings MindSpore with it, which takes most of a second.
-        from lite_runner.export.static_pair import STEPS
+        from lite_runner.mindir.write_static_pair import STEPS
 
         STEPS[style.names] = steps
 

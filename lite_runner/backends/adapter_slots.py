@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.kernels.adapters import LoraSize
-from lite_runner.models.fused import FusedNetwork
-from lite_runner.models.lora import EmbeddingLora, Lora
-from lite_runner.weights.adapter import Adapter
+from lite_runner.native.lora_pool import LoraSize
+from lite_runner.networks.lora import EmbeddingLora, Lora
+from lite_runner.networks.native import NativeNetwork
+from lite_runner.weights.lora.adapter import Adapter
 
 
 class LoraSlots:
@@ -36,7 +36,7 @@ class LoraSlots:
         self._layers = [cell for cell in cells if isinstance(cell, Lora) and cell.names]
         self._tables = [cell for cell in cells if isinstance(cell, EmbeddingLora) and cell.names]
         self._pools = [
-            pool for cell in cells if isinstance(cell, FusedNetwork) for pool in cell.adapters
+            pool for cell in cells if isinstance(cell, NativeNetwork) for pool in cell.adapters
         ]
         there = {name for cell in self._layers for name in cell.names}
         there |= {name for table in self._tables for name in table.names}

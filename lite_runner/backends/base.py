@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.weights.adapter import Adapter
+from lite_runner.weights.lora.adapter import Adapter
 
 BASE = -1  # the adapter slot of the base model
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import EnvironmentFault
-from lite_runner.models.parallel import TensorParallel
+from lite_runner.networks.tensor_parallel import TensorParallel
 
 # On CPU a collective fails when another rank comes later than this, 30 s by default; yet ranks
 # load, compile and (data parallel) generate for as long as they need. The launcher has timeouts.

@@ -6,9 +6,10 @@ import os
 
 import mindspore as ms
 
-from lite_runner import environment, progress
+from lite_runner import progress
 from lite_runner.backends import ascend_context
 from lite_runner.errors import EnvironmentFault
+from lite_runner.system import environment
 
 CANN_KERNELS = "MS_DISABLE_INTERNAL_KERNELS_LIST"  # for these operators, in place of MindSpore's
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from lite_runner.backends.answers import wanted_of
 from lite_runner.backends.base import AdapterSlots, BackendInfo, Row
 from lite_runner.backends.engines.base import Engine
-from lite_runner.backends.sizes import chunk_length, step_budget
+from lite_runner.backends.step_sizes import chunk_length, step_budget
 from lite_runner.errors import ConfigError
-from lite_runner.export.manifest import Manifest
+from lite_runner.mindir.manifest import Manifest
 
 
 class DynamicBackend:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lite_runner import environment, kernels, progress
+from lite_runner import native, progress
 from lite_runner.backends.base import Backend
 from lite_runner.backends.engines import lite
 from lite_runner.backends.engines.base import Engine
@@ -15,7 +15,8 @@ from lite_runner.backends.engines.lite_python import find_lite_python
 from lite_runner.config.engines import ENGINES, EngineName
 from lite_runner.config.ge import GeConfig
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.export.manifest import GraphName, Layout, Manifest, Operators
+from lite_runner.mindir.manifest import GraphName, Layout, Manifest, Operators
+from lite_runner.system import environment
 
 Device = Literal["CPU", "Ascend"]
 
@@ -121,10 +122,10 @@ def _open_fused(
 ) -> Backend:
     check_operators(f"the exported {manifest.model_name}", options.device)
     engine = _engine(graphs, manifest, options)
-    kernels.set_threads(options.threads)
-    from lite_runner.backends.dynamic_fused import DynamicFusedBackend
+    native.set_threads(options.threads)
+    from lite_runner.backends.native_graph import NativeGraphBackend
 
-    return DynamicFusedBackend(manifest, operators, engine, slots)
+    return NativeGraphBackend(manifest, operators, engine, slots)
 
 
 def check_operators(what: str, device: Device) -> None:
@@ -134,7 +135,7 @@ def check_operators(what: str, device: Device) -> None:
             f"{what} needs this project's own operators, which are made for a CPU; got {device}",
             "context.device_target=CPU, or export it without quant=",
         )
-    kernels.check_usable(what)
+    native.check_usable(what)
 
 
 def _engine(graphs: Mapping[GraphName, Path], manifest: Manifest, options: EngineOptions) -> Engine:
@@ -167,6 +168,6 @@ def _engine(graphs: Mapping[GraphName, Path], manifest: Manifest, options: Engin
         device_id=options.device_id,
         threads=options.threads,
         dec_key=options.key,
-        library=kernels.LIBRARY if manifest.operators else None,
+        library=native.LIBRARY if manifest.operators else None,
         producer=manifest.versions.get("mindspore", ""),
     )

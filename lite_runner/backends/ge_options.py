@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lite_runner import environment, progress
+from lite_runner import progress
 from lite_runner.config.ge import FILE_NAME, GeConfig, ge_config, preset_of
 from lite_runner.config.groups import compose_groups
 from lite_runner.config.schema import RunConfig
+from lite_runner.system import environment
 
 
 def ge_of_run(config: RunConfig, beside: tuple[Path, ...] = ()) -> GeConfig | None:

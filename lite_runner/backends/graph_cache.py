@@ -16,7 +16,7 @@ from pathlib import Path
 import mindspore as ms
 from mindspore.graph import api as graph_api
 
-from lite_runner.code_digest import code_digest
+from lite_runner.system.code_digest import code_digest
 from lite_runner.weights.files import sha256_of
 from lite_runner.weights.source import cache_dir
 

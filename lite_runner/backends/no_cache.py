@@ -15,7 +15,7 @@ from lite_runner.backends.answers import logits_of, wanted_of
 from lite_runner.backends.base import AdapterSlots, BackendInfo, Row
 from lite_runner.backends.engines.base import Engine
 from lite_runner.errors import ConfigError
-from lite_runner.export.manifest import Manifest
+from lite_runner.mindir.manifest import Manifest
 
 
 class NoCacheBackend:

@@ -1,6 +1,6 @@
 """The offline backend of the `resizable` layout: one graph, its cache outside of it.
 
-The graph (lite_runner.export.resizable_inputs tells its inputs) is resized between two uses:
+The graph (lite_runner.mindir.resizable_inputs tells its inputs) is resized between two uses:
 a *prefill* has one row of any number of tokens, a *decode* one token of every slot. Resizing
 costs milliseconds, so a decode keeps its shape for as long as its rows fit: the arrays that the
 engine bound are the cache then, and are copied out only when another shape is due.
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from lite_runner.backends.answers import wanted_of
 from lite_runner.backends.base import AdapterSlots, BackendInfo, Row
 from lite_runner.backends.engines.base import Engine
-from lite_runner.backends.sizes import LONGEST_CHUNK, chunk_length, step_budget
 from lite_runner.backends.step_inputs import Positions, gather_rows, score_bias
+from lite_runner.backends.step_sizes import LONGEST_CHUNK, chunk_length, step_budget
 from lite_runner.errors import ArtifactError
-from lite_runner.export.manifest import Manifest
-from lite_runner.export.resizable_inputs import (
+from lite_runner.mindir.manifest import Manifest
+from lite_runner.mindir.resizable_inputs import (
     Shape,
     bias_names,
     inputs_of,

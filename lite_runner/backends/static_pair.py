@@ -17,8 +17,8 @@ from lite_runner.backends.dynamic import cannot_copy
 from lite_runner.backends.engines.base import Engine
 from lite_runner.backends.no_cache import whole_prompts
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.export.manifest import GraphName, Manifest, TensorSpec
-from lite_runner.export.pair_inputs import (
+from lite_runner.mindir.manifest import GraphName, Manifest, TensorSpec
+from lite_runner.mindir.pair_inputs import (
     arrays_of,
     inputs_named,
     same_but_for_ones,

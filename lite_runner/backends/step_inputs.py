@@ -1,6 +1,6 @@
 """What a step of the `resizable` graph is told of places, in NumPy.
 
-Shapes as in lite_runner.export.resizable_inputs: B rows, S new tokens a row, n = B * S, P cached
+Shapes as in lite_runner.mindir.resizable_inputs: B rows, S new tokens a row, n = B * S, P cached
 positions, H heads, K key/value heads, G = H / K, D head_dim.
 """
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures import positions
 from lite_runner.architectures.spec import Decoder
-from lite_runner.export.resizable_inputs import Shape
+from lite_runner.mindir.resizable_inputs import Shape
 
 MASKED = np.float32(-1.0e9)  # far below any score, yet finite
 

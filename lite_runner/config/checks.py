@@ -33,7 +33,7 @@ from lite_runner.config.schema import (
     LlamaSettings,
     RunConfig,
 )
-from lite_runner.rank_table_file import read_rank_table
+from lite_runner.distributed.rank_table_file import read_rank_table
 
 _GENERATION = (
     *("do_sample", "max_new_tokens", "max_length", "min_new_tokens", "temperature", "top_k"),

@@ -17,7 +17,7 @@ from lite_runner.config.fields import Fault, show
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ConfigError
-from lite_runner.small_file import read_small
+from lite_runner.system.small_file import read_small
 
 FILE_NAME = "config.ini"  # as MindFormers wants it beside the graphs
 # Sections that MindSpore Lite 2.2 to 2.7 reads; it says nothing of one that it does not know.

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from lite_runner import hccl
 from lite_runner.architectures import of_settings
 from lite_runner.architectures.spec import Decoder, RopeScaling
+from lite_runner.config import hccl
 from lite_runner.config.fields import Fault, Range, read
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.quantization import CacheType, Quant, QuantGroup, Quantization

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from lite_runner.errors import ConfigError
-from lite_runner.small_file import read_small
+from lite_runner.system.small_file import read_small
 
 
 class _StrictLoader(yaml.SafeLoader):

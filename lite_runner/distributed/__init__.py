@@ -1,1 +1,1 @@
-"""A job of several processes that somebody else starts: which of them this one is, and joining."""
+"""Several ranks: rank tables, msrun started, watched and ended, or joined."""

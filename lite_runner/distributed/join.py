@@ -7,12 +7,12 @@ import socket
 import sys
 from dataclasses import dataclass
 
-from lite_runner import environment
-from lite_runner.distributed import scheduler
-from lite_runner.distributed.meeting import MeetingPlace
+from lite_runner.config.hccl import timeouts
+from lite_runner.distributed import msrun_scheduler
 from lite_runner.distributed.membership import Member
+from lite_runner.distributed.rendezvous import MeetingPlace
 from lite_runner.errors import EXIT_FAILED
-from lite_runner.hccl import timeouts
+from lite_runner.system import environment
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ def join(member: Member, device: str, device_id: int, timeout: int, hccl_timeout
 def _find_scheduler(member: Member, place: MeetingPlace, timeout: int) -> None:
     """Put the dynamic cluster into the environment that a loop over a rank table lacks."""
     if member.rank == 0:
-        port = scheduler.start(place.folder, member.size, timeout)
+        port = msrun_scheduler.start(place.folder, member.size, timeout)
         place.say(str(port))
     else:
         port = place.wait_for_port(timeout)
     os.environ.update(
         MS_ROLE="MS_WORKER",
         MS_WORKER_NUM=str(member.size),
-        MS_SCHED_HOST=scheduler.HOST,
+        MS_SCHED_HOST=msrun_scheduler.HOST,
         MS_SCHED_PORT=str(port),
         MS_NODE_ID=str(member.rank),
     )

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lite_runner.ascend_devices import index_of
+from lite_runner.distributed.rank_table_file import read_rank_table
 from lite_runner.errors import EnvironmentFault
-from lite_runner.rank_table_file import read_rank_table
+from lite_runner.system.ascend_devices import index_of
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""MindIR that others can run: what is written, and the manifest that says what it is."""
+"""Exporting a model: the spec, output paths, the writer, and the proof that it computes alike."""

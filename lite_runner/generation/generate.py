@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lite_runner.generation.request import Completion, Event, Finished, Request, Token
 from lite_runner.generation.result import Generation, GenerationTiming
 from lite_runner.generation.scheduler import Scheduler
-from lite_runner.signals import deferred
+from lite_runner.system.signals import deferred
 
 # (prompt index, return index, token id); a true answer ends the sequence.
 OnToken = Callable[[int, int, int], "bool | None"]

@@ -27,7 +27,7 @@ from lite_runner.generation.request import Event, Finished, Request, Token
 from lite_runner.generation.result import GenerationTiming
 from lite_runner.generation.samples import Samples
 from lite_runner.generation.slots import Slots
-from lite_runner.signals import deferred
+from lite_runner.system.signals import deferred
 
 
 @dataclass

@@ -15,15 +15,16 @@ from importlib.util import module_from_spec
 from pathlib import Path
 from typing import NoReturn
 
-from lite_runner.own_python import continue_in_own_python
+from lite_runner.system.own_python import continue_in_own_python
 
 if __name__ == "__main__":
     continue_in_own_python()
 
 import lite_runner
-from lite_runner import app, environment
+from lite_runner import app
 from lite_runner.errors import ConfigError
 from lite_runner.mindformers import device, tree
+from lite_runner.system import environment
 
 # MindFormers' own scripts: where there is no such file, the one here that takes its flags.
 SCRIPTS = {

@@ -6,8 +6,8 @@ import os
 import sys
 from typing import Any
 
-from lite_runner import environment
 from lite_runner.api.context import DEVICE_VARIABLE
+from lite_runner.system import environment
 
 
 def force(device: str) -> None:

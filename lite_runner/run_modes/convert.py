@@ -8,15 +8,16 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from lite_runner import model_files, progress
-from lite_runner.config.plan import about_model, aligned, readable, weight_bytes
+from lite_runner import progress
 from lite_runner.config.quantization import Quantization
 from lite_runner.config.schema import AdapterFormat, CheckpointFormat, RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.model_files import RANDOM, ModelFiles
-from lite_runner.report import Result, RunFolder
-from lite_runner.weights.adapter import check_effective, is_listing
-from lite_runner.weights.adapter_write import write_adapters
+from lite_runner.model import model_files
+from lite_runner.model.model_files import RANDOM, ModelFiles
+from lite_runner.output.report import Result, RunFolder
+from lite_runner.sizing.need import about_model, aligned, readable, weight_bytes
+from lite_runner.weights.lora.adapter import check_effective, is_listing
+from lite_runner.weights.lora.adapter_write import write_adapters
 from lite_runner.weights.write import (
     check_folder,
     check_target,

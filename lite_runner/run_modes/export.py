@@ -7,15 +7,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from lite_runner import footprint, model_files, offline, progress
-from lite_runner.artifact import Place, Wanted, export_artifact, weights_and_cache
+from lite_runner import progress
 from lite_runner.backends.exported import Device, EngineOptions
-from lite_runner.config.plan import aligned, plan
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
-from lite_runner.model_files import ModelFiles
-from lite_runner.report import Result, RunFolder
-from lite_runner.weights.adapter import digest
+from lite_runner.export import offline
+from lite_runner.export.writer import ExportSpec, Place, export_artifact, weights_and_cache
+from lite_runner.model import model_files
+from lite_runner.model.model_files import ModelFiles
+from lite_runner.output.report import Result, RunFolder
+from lite_runner.sizing.need import aligned, export_need, plan
+from lite_runner.weights.lora.adapter import digest
 
 DEFAULT_LENGTH = 512  # positions of a layout that fixes them
 
@@ -51,7 +53,7 @@ def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> Non
     )
 
 
-def wanted(config: RunConfig, files: ModelFiles) -> tuple[Wanted, EngineOptions]:
+def wanted(config: RunConfig, files: ModelFiles) -> tuple[ExportSpec, EngineOptions]:
     """What the artifact has to be, and what it is proved in. Raises RunnerError."""
     length = config.infer.infer_seq_length or default_length(files)
     want = offline.wanted(config, files, config.predict_batch_size or 1, length)
@@ -67,7 +69,7 @@ def planned(config: RunConfig) -> list[str]:
     lines = plan(
         config,
         files.model,
-        footprint.of_export(weights_and_cache(files, want)),
+        export_need(weights_and_cache(files, want)),
         device=engine.device,
         held="float32, while it is written",
         slots=want.slots,
@@ -78,7 +80,7 @@ def planned(config: RunConfig) -> list[str]:
     return [*lines, *aligned({"writes": writes})]
 
 
-def place_of(config: RunConfig, files: ModelFiles, want: Wanted, device: Device) -> Place:
+def place_of(config: RunConfig, files: ModelFiles, want: ExportSpec, device: Device) -> Place:
     """Where the config wants the artifact."""
     overwrite = bool(config.overwrite)
     if config.infer.prefill_model_path:
@@ -93,7 +95,7 @@ def place_of(config: RunConfig, files: ModelFiles, want: Wanted, device: Device)
 
 
 def _particulars(
-    config: RunConfig, files: ModelFiles, want: Wanted, device: Device
+    config: RunConfig, files: ModelFiles, want: ExportSpec, device: Device
 ) -> Iterator[str]:
     """What tells an export from the one without settings on this `device`: each is part of the
     folder's name, so that exports that differ do not meet in one folder."""

@@ -7,22 +7,23 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 
-from lite_runner import environment, footprint, model_files, progress
-from lite_runner.adapters import open_wanted
+from lite_runner import progress
 from lite_runner.backends.base import AdapterSlots, Backend
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.ge import FILE_NAME, ge_config, render
-from lite_runner.config.plan import plan
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.request import BASE
 from lite_runner.config.requests import read_requests
-from lite_runner.config.scaling import ranks_plan
 from lite_runner.config.schema import RunConfig
 from lite_runner.generation import Generation, Scheduler, generate
-from lite_runner.model_files import ModelFiles
-from lite_runner.printer import Printer, advice, show, summary
-from lite_runner.report import AdapterReport, AdapterUse, Result, RowResult, RunFolder
-from lite_runner.session import (
+from lite_runner.model import model_files
+from lite_runner.model.adapters import open_wanted
+from lite_runner.model.model_files import ModelFiles
+from lite_runner.output.merge import Share, gather, seed_of_all, wait_for_all
+from lite_runner.output.printer import Printer, advice, show, summary
+from lite_runner.output.report import AdapterReport, AdapterUse, Result, RowResult, RunFolder
+from lite_runner.plan import footprint
+from lite_runner.plan.session import (
     Job,
     load,
     longest_of,
@@ -34,8 +35,10 @@ from lite_runner.session import (
     slots_for,
     with_backend,
 )
-from lite_runner.shares import Share, gather, seed_of_all, wait_for_all
-from lite_runner.signals import CutShort
+from lite_runner.sizing.need import plan
+from lite_runner.sizing.scaling import ranks_plan
+from lite_runner.system import environment
+from lite_runner.system.signals import CutShort
 from lite_runner.text.tokenizer import Tokenizer
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from lite_runner import model_files, progress
-from lite_runner.config.plan import about_model, aligned, parameter_count, readable, weight_bytes
+from lite_runner import progress
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
-from lite_runner.report import Result, RunFolder
+from lite_runner.model import model_files
+from lite_runner.output.report import Result, RunFolder
+from lite_runner.sizing.need import about_model, aligned, parameter_count, readable, weight_bytes
 from lite_runner.weights.files import atomic_write, new_folder, require_space
-from lite_runner.weights.quantization import describe
-from lite_runner.weights.quantized_checkpoint import (
+from lite_runner.weights.quantization.quantize import describe
+from lite_runner.weights.quantization.quantized_checkpoint import (
     MANIFEST,
     QuantizationManifest,
     weights_bytes,

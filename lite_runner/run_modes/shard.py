@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from lite_runner import model_files, progress
+from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.checks import fits_model
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.compose import raise_faults
-from lite_runner.config.plan import about_model, aligned, readable, weight_bytes
 from lite_runner.config.quantization import Quantization
 from lite_runner.config.schema import RunConfig
-from lite_runner.model_files import ModelFiles
-from lite_runner.report import Result, RunFolder
+from lite_runner.model import model_files
+from lite_runner.model.model_files import ModelFiles
+from lite_runner.output.report import Result, RunFolder
+from lite_runner.sizing.need import about_model, aligned, readable, weight_bytes
 from lite_runner.weights.files import new_folder
-from lite_runner.weights.shard_writer import (
+from lite_runner.weights.sharding.shard_writer import (
     Cutting,
     check_free,
     write_merged,

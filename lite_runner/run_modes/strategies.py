@@ -10,15 +10,21 @@ import re
 import time
 from pathlib import Path
 
-from lite_runner import model_files, progress
+from lite_runner import progress
 from lite_runner.config.checks import fits_model
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.report import Result, RunFolder
+from lite_runner.model import model_files
+from lite_runner.output.report import Result, RunFolder
 from lite_runner.weights.files import make_folder
-from lite_runner.weights.strategy import Strategy, read_strategy, strategy_of, write_strategy
+from lite_runner.weights.sharding.strategy import (
+    Strategy,
+    read_strategy,
+    strategy_of,
+    write_strategy,
+)
 
 _NAME = "ckpt_strategy.ckpt"
 

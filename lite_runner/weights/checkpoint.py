@@ -13,11 +13,11 @@ from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.hf import model_config_from_hf, special_tokens_from_hf
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.ckpt_file import looks_like_ckpt, open_ckpt
 from lite_runner.weights.files import first_bytes
-from lite_runner.weights.gguf_checkpoint import config_of_gguf, from_gguf
-from lite_runner.weights.gguf_file import looks_like_gguf, open_gguf
-from lite_runner.weights.hugging_face import (
+from lite_runner.weights.formats.ckpt_file import looks_like_ckpt, open_ckpt
+from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
+from lite_runner.weights.formats.gguf_file import looks_like_gguf, open_gguf
+from lite_runner.weights.formats.hugging_face import (
     INDEX,
     TORCH_INDEX,
     check_tied_head,
@@ -27,17 +27,17 @@ from lite_runner.weights.hugging_face import (
     open_index,
     shapes_in_files,
 )
-from lite_runner.weights.layouts import check_tensors, expected_tensors
-from lite_runner.weights.quantized_checkpoint import open_quantized, read_quantization
-from lite_runner.weights.safetensors_file import (
+from lite_runner.weights.formats.safetensors_file import (
     looks_like_safetensors,
     no_duplicates,
     open_safetensors,
     stored_tensors,
 )
-from lite_runner.weights.shard_manifest import rank_folders, shards_model
+from lite_runner.weights.formats.torch_file import looks_like_torch, open_torch
+from lite_runner.weights.layouts import check_tensors, expected_tensors
+from lite_runner.weights.quantization.quantized_checkpoint import open_quantized, read_quantization
+from lite_runner.weights.sharding.shard_manifest import rank_folders, shards_model
 from lite_runner.weights.tensor import LazyTensor
-from lite_runner.weights.torch_file import looks_like_torch, open_torch
 
 MAX_JSON = 16 * 2**20  # bytes of a config.json
 LFS_POINTER = b"version https://git-lfs."

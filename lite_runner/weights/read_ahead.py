@@ -16,7 +16,7 @@ from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.files import drop_pages
-from lite_runner.weights.quantized import QuantizedTensor
+from lite_runner.weights.quantization.quantized import QuantizedTensor
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor, widened
 
 THREADS = 2  # of dequantizing two saturate the memory

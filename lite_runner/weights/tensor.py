@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.config.quantization import Scheme
-from lite_runner.weights.quantized import QuantizedTensor
+from lite_runner.weights.quantization.quantized import QuantizedTensor
 
 # BF16 has no NumPy type: its raw arrays are uint16, the upper half of a float32.
 DType = Literal["F32", "F16", "BF16"]

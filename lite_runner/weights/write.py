@@ -16,14 +16,14 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.hf import hf_from_model_config, is_transformers
 from lite_runner.config.release import Release
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.weights.adapter import Adapter
 from lite_runner.weights.checkpoint import FILES, folder_of, open_checkpoint
-from lite_runner.weights.ckpt_file import write_ckpt
 from lite_runner.weights.derive import cast
 from lite_runner.weights.files import atomic_write, make_folder, sync_folder
-from lite_runner.weights.hugging_face import INDEX, TOKENIZER_FILES, to_hugging_face
-from lite_runner.weights.merge import merged, merged_model
-from lite_runner.weights.safetensors_file import write_safetensors
+from lite_runner.weights.formats.ckpt_file import write_ckpt
+from lite_runner.weights.formats.hugging_face import INDEX, TOKENIZER_FILES, to_hugging_face
+from lite_runner.weights.formats.safetensors_file import write_safetensors
+from lite_runner.weights.lora.adapter import Adapter
+from lite_runner.weights.lora.merge import merged, merged_model
 from lite_runner.weights.tensor import DType, LazyTensor
 
 __all__ = ["Format", "convert", "write_ckpt", "write_safetensors"]

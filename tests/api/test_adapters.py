@@ -13,8 +13,8 @@ from lite_runner import AutoConfig, AutoModel, pipeline
 from lite_runner.api.network import Network
 from lite_runner.app import main
 from lite_runner.errors import ArtifactError, ConfigError
+from tests.paths import FIXTURES
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
 ADAPTERS = FIXTURES / "adapters/llama"
 CASE = FIXTURES / "reference/llama"
 

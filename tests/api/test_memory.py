@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.paths import ROOT
+
 LIFE = """
 import gc, json, sys
-import lite_runner.session
+import lite_runner.plan.session
 from lite_runner import AutoModel
 
 def resident():  # MB of this process's own, without the files that are mapped
@@ -25,8 +26,9 @@ def make():  # 117 MB of weights
                                      kernels=sys.argv[1] == "own")
 
 loads = []
-opened = lite_runner.session.open_online
-lite_runner.session.open_online = lambda *args, **kwargs: loads.append(1) or opened(*args, **kwargs)
+session = lite_runner.plan.session
+opened = session.open_backend
+session.open_backend = lambda *args, **kwargs: loads.append(1) or opened(*args, **kwargs)
 model, prompt, said, texts = make(), [5, 6, 7], {}, []
 
 def run(prompts, tokens):
@@ -53,9 +55,8 @@ WEIGHTS = 117.0  # MB
 
 @pytest.mark.parametrize("operators", ["own", "mindspore"])
 def test_weights_are_held_once_and_given_back(operators: str) -> None:
-    root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-c", LIFE, operators]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=root)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["same"] and said["loads"] == 1

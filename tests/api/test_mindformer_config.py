@@ -22,7 +22,7 @@ from lite_runner import (
     transform_and_load_checkpoint,
 )
 from lite_runner.errors import ConfigError
-from lite_runner.weights.ckpt_file import write_ckpt
+from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.random import random_checkpoint
 
 YAML = """

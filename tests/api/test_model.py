@@ -24,9 +24,10 @@ from lite_runner.api.model import PreTrainedModel
 from lite_runner.app import main
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.weights import source
+from tests.paths import FIXTURES
 
 # A checkpoint without a tokenizer, whose model has one on the hub; and what follows these ids.
-SAVED = Path(__file__).parents[1] / "fixtures" / "mindformers" / "gpt2" / "past"
+SAVED = FIXTURES / "mindformers/gpt2/past"
 IDS, FOLLOWING = [5, 6, 7], [27, 27, 27, 27, 9, 43]
 PROMPT, OTHER = list(b"I love Beijing, because"), list(b"LLaMA")
 

@@ -21,8 +21,9 @@ from lite_runner import (
 )
 from lite_runner.api.network import Network
 from lite_runner.errors import ConfigError
+from tests.paths import REFERENCE
 
-REFERENCES = Path(__file__).parent.parent / "fixtures/reference"
+REFERENCES = REFERENCE
 PROMPT = list(b"I love Beijing, because")
 OPTIONS = {"max_new_tokens": 6, "eos_token_id": []}
 

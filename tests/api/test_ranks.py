@@ -15,11 +15,11 @@ import pytest
 
 from lite_runner import AutoConfig, AutoModel, TransformerOpParallelConfig, init_context
 from lite_runner.api.ranks import completions_from_bytes, completions_to_bytes
+from lite_runner.distributed.rank_table import Device, RankTable, Server
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.generation import Completion, Logprobs, logprobs_of, prompt_logprobs_of
-from lite_runner.rank_table import Device, RankTable, Server
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
 OPTIONS = {"max_new_tokens": 8, "do_sample": True, "top_k": 5, "seed": 3}
 TOLD = {"max_new_tokens": 4, "logprobs": 2, "prompt_logprobs": 0, "return_dict_in_generate": True}

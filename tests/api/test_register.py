@@ -18,18 +18,17 @@ from lite_runner.app import main
 from lite_runner.architectures import KNOWN
 from lite_runner.backends.base import Backend, Row
 from lite_runner.backends.engines.graph_cell import GraphCellEngine
-from lite_runner.backends.online import OnlineBackend, OnlineOptions
+from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.static_pair import StaticPairBackend
 from lite_runner.config import hf
 from lite_runner.config.hf_fields import Fields
 from lite_runner.config.model import ModelConfig
-from lite_runner.config.plan import parameter_count
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.export import pair_inputs, static_pair
-from lite_runner.export.manifest import Graph, GraphName, Manifest, TensorSpec, read_manifest
-from lite_runner.export.resizable import export_resizable
-from lite_runner.export.static_pair import export_static_pair
-from lite_runner.models.layers import (
+from lite_runner.mindir import pair_inputs, write_static_pair
+from lite_runner.mindir.manifest import Graph, GraphName, Manifest, TensorSpec, read_manifest
+from lite_runner.mindir.write_resizable import export_resizable
+from lite_runner.mindir.write_static_pair import export_static_pair
+from lite_runner.networks.layers import (
     Attention,
     BuildOptions,
     Embedding,
@@ -39,11 +38,12 @@ from lite_runner.models.layers import (
     StepInputs,
     Weights,
 )
+from lite_runner.sizing.need import parameter_count
 from lite_runner.text.tokenizer import byte_tokenizer
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.layouts import Parameter
 from lite_runner.weights.read_ahead import ReadAhead
-from lite_runner.weights.safetensors_file import write_safetensors
 from lite_runner.weights.tensor import LazyTensor
 
 VOCAB, HIDDEN, HEADS, LAYERS, LENGTH = 300, 32, 4, 2, 48
@@ -155,7 +155,7 @@ class ForeignIncrement(ForeignPrefill):
 @pytest.fixture(autouse=True)
 def registry() -> Iterator[None]:
     """What a test registers is gone behind it."""
-    tables: list[dict[Any, Any]] = [KNOWN, pair_inputs.MAPPING, static_pair.STEPS]
+    tables: list[dict[Any, Any]] = [KNOWN, pair_inputs.MAPPING, write_static_pair.STEPS]
     before = [dict(table) for table in tables]
     yield
     for table, old in zip(tables, before, strict=True):
@@ -292,7 +292,9 @@ def test_online_and_exported_logits_are_right(folder: Path, tmp_path: Path, arra
     assert config is not None and config.architecture == "toy"
     assert parameter_count(config) == sum(array.size for array in arrays.values())
     weights = ReadAhead(open_checkpoint(folder, config))
-    check_logits(OnlineBackend(config, weights, OnlineOptions(slots=2, length=LENGTH)), arrays)
+    check_logits(
+        MindSporeBackend(config, weights, MindSporeOptions(slots=2, length=LENGTH)), arrays
+    )
     manifest = export(folder, tmp_path / "pair")
     assert [one.name for one in manifest.graphs["prefill"].inputs] == [
         *("input_ids", "current_index", "init_reset", "valid_length")
@@ -304,7 +306,7 @@ def test_inputs_in_a_foreign_order(folder: Path, tmp_path: Path, arrays: Arrays)
     register_toy(inputs=ForeignInputs)
     with pytest.raises(ConfigError, match="registered without the steps"):
         export(folder, tmp_path / "none")
-    steps: static_pair.Steps = {"prefill": ForeignPrefill, "increment": ForeignIncrement}
+    steps: write_static_pair.Steps = {"prefill": ForeignPrefill, "increment": ForeignIncrement}
     register_inputs("foreign", ForeignInputs, steps=steps)
     manifest = export(folder, tmp_path / "pair")
     assert manifest.graphs["increment"].inputs == (

@@ -17,8 +17,8 @@ from lite_runner import (
 )
 from lite_runner.api.infer import infer_config
 from lite_runner.errors import ConfigError
-from lite_runner.export.manifest import read_manifest
-from lite_runner.weights.ckpt_file import write_ckpt
+from lite_runner.mindir.manifest import read_manifest
+from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.random import random_checkpoint
 
 

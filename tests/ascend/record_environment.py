@@ -19,7 +19,7 @@ def main(folder: Path) -> None:
     temporary.write_text(json.dumps(dict(os.environ)))
     temporary.rename(folder / f"rank_{rank}.json")
     if "LITE_RUNNER_EVENTS" in os.environ:  # of this program's launcher
-        from lite_runner.events import MET, connect
+        from lite_runner.distributed.events import MET, connect
 
         sender = connect(rank)
         assert sender is not None

@@ -18,11 +18,11 @@ from mindspore.train.mind_ir_pb2 import ModelProto
 
 from lite_runner.architectures.flat import ModelConfig
 from lite_runner.backends.device import set_device
-from lite_runner.models.decoder import DecoderCell
-from lite_runner.models.layers import BuildOptions, CacheSize
-from lite_runner.models.networks import Decode, LoraDecode, LoraPrefill, LoraScore, Prefill, Score
-from lite_runner.models.quantized import QuantizedLinear
-from lite_runner.weights.quantized import quantize
+from lite_runner.networks.decoder import DecoderCell
+from lite_runner.networks.layers import BuildOptions, CacheSize
+from lite_runner.networks.quantized_layers import QuantizedLinear
+from lite_runner.networks.steps import Decode, LoraDecode, LoraPrefill, LoraScore, Prefill, Score
+from lite_runner.weights.quantization.quantized import quantize
 from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
 

@@ -12,20 +12,22 @@ from typing import Any
 import pytest
 import yaml
 
-from lite_runner import ascend_devices, environment, hccl, launch
-from lite_runner.ascend_devices import VISIBLE
+from lite_runner import launch
+from lite_runner.config import hccl
 from lite_runner.config.argv import parse
 from lite_runner.config.cluster import Cluster
 from lite_runner.config.compose import heads, resolve
 from lite_runner.config.schema import RunConfig
+from lite_runner.distributed import ascend_ranks, job
+from lite_runner.distributed.job import Limits
 from lite_runner.distributed.membership import device_of, membership
+from lite_runner.distributed.rank_table import Device, RankTable, Server, device_range
+from lite_runner.distributed.rank_table_file import read_rank_table
 from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
-from lite_runner.launcher import ascend, job
-from lite_runner.launcher.job import Limits
-from lite_runner.rank_table import Device, RankTable, Server, device_range
-from lite_runner.rank_table_file import read_rank_table
+from lite_runner.system import ascend_devices, environment
+from lite_runner.system.ascend_devices import VISIBLE
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "tests/fixtures/rank_tables"
 FACTS = yaml.safe_load(Path(__file__).with_name("ranks.yaml").read_text())
 RECORD = Path(__file__).with_name("record_environment.py")
@@ -57,7 +59,7 @@ def run_recorded(folder: Path, cluster: Cluster, table: Path | None) -> list[dic
         folder,
         Limits(rendezvous=60, leave=20),
         rank_table_file=str(table or ""),
-        ascend=ascend.variables(cluster, read, 7200),
+        ascend=ascend_ranks.variables(cluster, read, 7200),
     )
     return recorded(folder)
 
@@ -95,15 +97,15 @@ def test_the_second_machine_of_a_table(shows: list[int]) -> None:
     table = read_rank_table(TABLES / "ascend_operator.json")
     for node, visible in enumerate(("4,5,6,7", "0,1,2,3")):
         cluster = Cluster(8, 4, master_port=8118, node_rank=node)
-        assert ascend.variables(cluster, table, 7200, {})[VISIBLE] == visible
+        assert ascend_ranks.variables(cluster, table, 7200, {})[VISIBLE] == visible
     assert list(cluster.local_ranks) == FACTS["msrun"]["RANK_ID"]
     with pytest.raises(ConfigError, match="has 2 machines of 4 ranks") as caught:
-        ascend.variables(Cluster(8, 8), table, 7200, {})
+        ascend_ranks.variables(Cluster(8, 8), table, 7200, {})
     assert "parallel.local_worker_num=4" in caught.value.hint
 
 
 def test_without_a_table_the_ranks_see_what_the_user_says() -> None:
-    assert VISIBLE not in ascend.variables(Cluster(2, 2), None, 7200, {VISIBLE: "2,3"})
+    assert VISIBLE not in ascend_ranks.variables(Cluster(2, 2), None, 7200, {VISIBLE: "2,3"})
 
 
 @pytest.mark.parametrize("seconds", ["", "119", "7201", "1.5", "0"])
@@ -141,7 +143,7 @@ def test_the_devices_of_run_distribute(shows: list[int], fact: dict[str, Any]) -
     node = table.node(numbers.start, numbers.stop, None)
     cluster = Cluster(node.worker_num, node.local_worker_num, node_rank=node.node_rank)
     assert list(cluster.local_ranks) == fact["RANK_ID"]
-    visible = ascend.variables(cluster, table, 7200, {})
+    visible = ascend_ranks.variables(cluster, table, 7200, {})
     for rank, device in zip(fact["RANK_ID"], fact["DEVICE_ID"], strict=True):
         index = ascend_devices.index_of(table.device_of(rank), visible)
         assert ascend_devices.seen_ids(visible)[index] == device

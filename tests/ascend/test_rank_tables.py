@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from lite_runner.distributed.rank_table import merge
+from lite_runner.distributed.rank_table_file import read_rank_table
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.rank_table import merge
-from lite_runner.rank_table_file import read_rank_table
+from tests.paths import FIXTURES
 
-TABLES = Path(__file__).resolve().parents[1] / "fixtures/rank_tables"
+TABLES = FIXTURES / "rank_tables"
 MINDFORMERS = "MindFormers 1.3.2, mindformers/tools/hccl_tools.py"
 HCCL = "CANN, hcomm: topoinfo_ranktableConcise.cc, GetSingleDeviceIp"
 OPERATOR = "MindCluster, component/ascend-operator/pkg/ranktable/common"

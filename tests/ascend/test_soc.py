@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import mindspore as ms
 import pytest
 
-from lite_runner import environment, progress
+from lite_runner import progress
 from lite_runner.backends import device
 from lite_runner.errors import EnvironmentFault
+from lite_runner.system import environment
 
 WHEEL = Path(ms.__file__).resolve().parent
 # By mindspore 2.10.0, lib/plugin/libmindspore_ascend.so.2: the names of aclrtGetSocName and the

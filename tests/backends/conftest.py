@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lite_runner.export.manifest import Graph, GraphName, Layout, Manifest
-from lite_runner.export.static_pair import export_static_pair, stems_of
+from lite_runner.mindir.manifest import Graph, GraphName, Layout, Manifest
+from lite_runner.mindir.write_static_pair import export_static_pair, stems_of
 from lite_runner.weights.read_ahead import ReadAhead
 
 ExportedPair = Callable[..., tuple[Manifest, dict[GraphName, Path]]]

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from lite_runner.backends import collectives
 from lite_runner.backends.base import Row
 from lite_runner.backends.device import set_device
-from lite_runner.backends.online import OnlineBackend, OnlineOptions
+from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
 from lite_runner.config.ranks import Ranks
-from lite_runner.events import MET, connect
+from lite_runner.distributed.events import MET, connect
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
-from lite_runner.weights.pieces import pieces
 from lite_runner.weights.read_ahead import ReadAhead
+from lite_runner.weights.sharding.pieces import pieces
+from tests.paths import REFERENCE
 
-REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
 CASES = [  # fixture, the ranks that share it, whether the vocabulary is cut, or there is a cache
     ("llama", range(4), True, True),
     ("bloom", range(4), False, True),
@@ -72,7 +72,7 @@ def logits(case: str, ranks: Ranks, cut_vocabulary: bool, use_past: bool) -> NDA
     config = model_config_of(folder)
     assert config is not None
     tensors = pieces(open_checkpoint(folder, config), config, ranks, vocab_parallel=cut_vocabulary)
-    options = OnlineOptions(
+    options = MindSporeOptions(
         slots=len(prompts),
         length=max(map(len, prompts)) + forced.shape[1],
         threads=1,
@@ -80,7 +80,7 @@ def logits(case: str, ranks: Ranks, cut_vocabulary: bool, use_past: bool) -> NDA
         ranks=ranks,
         vocab_parallel=cut_vocabulary,
     )
-    model = OnlineBackend(config, ReadAhead(tensors), options)
+    model = MindSporeBackend(config, ReadAhead(tensors), options)
     found = [model.forward([Row(slot, prompt, 0) for slot, prompt in enumerate(prompts)])]
     for step in range(forced.shape[1]):
         rows = [

@@ -12,9 +12,9 @@ from mindspore import Parameter, Tensor, nn
 from lite_runner.backends.adapter_slots import LoraSlots
 from lite_runner.backends.device import set_device
 from lite_runner.errors import ConfigError
-from lite_runner.kernels.adapters import LoraSize, pool_size
-from lite_runner.models.lora import EmbeddingLora, Lora
-from lite_runner.weights.adapter import Adapter, LoraPair
+from lite_runner.native.lora_pool import LoraSize, pool_size
+from lite_runner.networks.lora import EmbeddingLora, Lora
+from lite_runner.weights.lora.adapter import Adapter, LoraPair
 from lite_runner.weights.tensor import LazyTensor
 
 set_device("CPU", 0)  # before the first operator: later tests of the process want to do it again

@@ -8,11 +8,11 @@ from typing import Any
 import mindspore as ms
 import pytest
 
-from lite_runner import environment
 from lite_runner.backends import ascend_context
 from lite_runner.backends.device import set_device
 from lite_runner.config.ascend import AscendSettings
 from lite_runner.errors import ConfigError
+from lite_runner.system import environment
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from lite_runner.backends.base import Row
 from lite_runner.backends.dynamic import DynamicBackend
 from lite_runner.backends.engines.graph_cell import GraphCellEngine
 from lite_runner.errors import ConfigError
-from lite_runner.export.dynamic import export_dynamic
-from lite_runner.export.manifest import Manifest
+from lite_runner.mindir.manifest import Manifest
+from lite_runner.mindir.write_dynamic import export_dynamic
 from lite_runner.weights.read_ahead import ReadAhead
 
 CASES = [

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.paths import ROOT
+
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lite_runner.config.cluster import Cluster
-from lite_runner.launcher.job import Limits, run_ranks
+from lite_runner.distributed.job import Limits, run_ranks
 
 HERE = Path(__file__).parent
 REFERENCE = HERE.parent / "fixtures" / "reference"

@@ -15,8 +15,8 @@ from lite_runner.backends.base import Row
 from lite_runner.backends.engines.worker import WorkerEngine
 from lite_runner.backends.resizable import ResizableBackend, decode_span, pieces
 from lite_runner.errors import ArtifactError
-from lite_runner.export.manifest import Graph, Manifest
-from lite_runner.export.resizable import export_resizable
+from lite_runner.mindir.manifest import Graph, Manifest
+from lite_runner.mindir.write_resizable import export_resizable
 from lite_runner.weights.read_ahead import ReadAhead
 from tests import references
 

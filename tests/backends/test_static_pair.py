@@ -15,7 +15,7 @@ from lite_runner.backends.base import Row
 from lite_runner.backends.engines.graph_cell import GraphCellEngine
 from lite_runner.backends.static_pair import StaticPairBackend
 from lite_runner.errors import ConfigError
-from lite_runner.export.manifest import GraphName, Manifest
+from lite_runner.mindir.manifest import GraphName, Manifest
 
 CASES = [
     *("llama", "llama_rope_dynamic", "qwen2", "bloom", "gpt2"),

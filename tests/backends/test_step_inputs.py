@@ -8,7 +8,7 @@ import pytest
 from lite_runner.architectures.flat import ModelConfig
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.step_inputs import MASKED, gather_rows, score_bias
-from lite_runner.export.resizable_inputs import Shape
+from lite_runner.mindir.resizable_inputs import Shape
 
 
 def model(heads: int, kv: int) -> Decoder:

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.paths import ROOT
+
 FIGURES: dict[str, Any] = {
     "decode_tok_s": 60.0,
     "prefill_tok_s": 1200.0,

@@ -14,7 +14,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+from tests.paths import ROOT
+
+FOLDER = ROOT / "benchmarks"
 SVG = "{http://www.w3.org/2000/svg}"
 
 # Reads 1000 tokens/s, its step takes 1 ms and another one for each 1000 tokens of context.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks/token_loop.py"
+from tests.paths import ROOT
+
+SCRIPT = ROOT / "benchmarks/token_loop.py"
 
 
 def test_every_size_and_way_has_a_figure() -> None:

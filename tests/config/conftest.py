@@ -12,10 +12,8 @@ import pytest
 
 from lite_runner.config import compose, groups
 from lite_runner.config.argv import parse
-from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 
-Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]
 
 
@@ -39,12 +37,6 @@ def composed_once() -> Iterator[None]:
             ),
         )
         yield
-
-
-@pytest.fixture(scope="session")
-def resolve() -> Resolve:
-    """The config of a command line."""
-    return lambda *args: compose.resolve(parse(args, compose.heads()))[0]
 
 
 @pytest.fixture(scope="session")

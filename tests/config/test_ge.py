@@ -21,7 +21,7 @@ from lite_runner.config.ge import (
 )
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
-from lite_runner.small_file import MAX_FILE_BYTES
+from lite_runner.system.small_file import MAX_FILE_BYTES
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]

@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 import yaml
 
-from lite_runner import model_files
 from lite_runner.app import main
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads
 from lite_runner.config.compose import resolve as resolve_line
 from lite_runner.errors import ConfigError, RunnerError
+from lite_runner.model import model_files
+from tests.paths import REFERENCE
 
 OUTCOMES = Path(__file__).with_name("mindformers_yaml_outcomes.yaml")
-REFERENCE = Path(__file__).parents[1] / "fixtures/reference"
+
 OURS = {"BloomLMHeadModel", "GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM"}
 HERE = ("--run_mode", "predict", "--device_target", "CPU", "--use_parallel", "False")
 RANDOM = ("--load_checkpoint", "random", "--predict_data", "hello")

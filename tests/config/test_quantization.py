@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner.config.plan import memory_need, parameter_count, weight_bytes
 from lite_runner.config.quantization import Quant, Quantization, Scheme
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
-from lite_runner.weights.quantization import schemes
-from lite_runner.weights.quantized_checkpoint import QuantizationManifest, weights_bytes
+from lite_runner.sizing.need import memory_need, parameter_count, weight_bytes
+from lite_runner.weights.quantization.quantize import schemes
+from lite_runner.weights.quantization.quantized_checkpoint import (
+    QuantizationManifest,
+    weights_bytes,
+)
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]

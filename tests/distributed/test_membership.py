@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lite_runner.distributed.membership import Address, Member, membership
+from lite_runner.distributed.rank_table import Device, RankTable, Server
 from lite_runner.errors import ArtifactError, EnvironmentFault
-from lite_runner.rank_table import Device, RankTable, Server
 
 CLUSTER = {"MS_WORKER_NUM": "4", "MS_SCHED_HOST": "10.0.0.7", "MS_SCHED_PORT": "8118"}
 WORKER = {**CLUSTER, "MS_ROLE": "MS_WORKER"}

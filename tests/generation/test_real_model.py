@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,16 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.backends.base import Backend
-from lite_runner.backends.fused import FusedBackend, FusedOptions
-from lite_runner.backends.online import OnlineBackend, OnlineOptions
+from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
+from lite_runner.backends.native import NativeBackend, NativeOptions
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion, Finished, Request, Scheduler
-from lite_runner.kernels.adapters import LoraSize, pool_size
-from lite_runner.weights.adapter import Adapter, open_adapters
+from lite_runner.native.lora_pool import LoraSize, pool_size
+from lite_runner.weights.lora.adapter import Adapter, open_adapters
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 from tests.generation.scenarios import begins, same
+from tests.paths import FIXTURES
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 REQUESTS, SLOTS, LENGTH, VOCAB = 40, 5, 64, 96
 # Of MindSpore's operators a text's logits differ with its company by float32 rounding: by this part
 # of the largest logit at most. Tokens are the same wherever the two largest differ by more.
@@ -140,9 +139,9 @@ def test_own_operators_to_the_bit(
 ) -> None:
     known = reference(case)
     adapters, lora = adapters_of(case, known.config)
-    options = FusedOptions(SLOTS, LENGTH, cache=cache, integer_input=quant == "a8w8", lora=lora)
+    options = NativeOptions(SLOTS, LENGTH, cache=cache, integer_input=quant == "a8w8", lora=lora)
     weights = QuantizedWeights(known.tensors(quant), known.config)
-    backend = FusedBackend(known.config, weights, options, adapters)
+    backend = NativeBackend(known.config, weights, options, adapters)
     random = np.random.default_rng(len(case))
     requests = list(random_requests(random, [None, *(one.name for one in adapters)]))
     together = in_company(backend, requests, random)
@@ -169,11 +168,11 @@ def test_operators_of_mindspore(
     case: str, reference: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy tokens, as far as none before was a matter of rounding."""
-    monkeypatch.setattr("lite_runner.backends.sizes.LONGEST_CHUNK", 16)
+    monkeypatch.setattr("lite_runner.backends.step_sizes.LONGEST_CHUNK", 16)
     known = reference(case)
     adapters, lora = adapters_of(case, known.config)
-    options = OnlineOptions(slots=SLOTS, length=LENGTH, lora=lora)
-    backend = OnlineBackend(known.config, ReadAhead(known.tensors()), options, adapters)
+    options = MindSporeOptions(slots=SLOTS, length=LENGTH, lora=lora)
+    backend = MindSporeBackend(known.config, ReadAhead(known.tensors()), options, adapters)
     assert backend.info.chunk == 16
     random = np.random.default_rng(len(case))
     names = [None, *(one.name for one in adapters)]

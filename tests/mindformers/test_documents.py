@@ -21,14 +21,15 @@ from lite_runner import AutoModel, AutoTokenizer, BloomConfig, BloomLMHeadModel,
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
 from lite_runner.config.groups import options_of
-from lite_runner.export.manifest import read_manifest
+from lite_runner.mindir.manifest import read_manifest
 from lite_runner.text.tokenizer import byte_tokenizer
-from lite_runner.weights.ckpt_file import write_ckpt
+from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.random import random_checkpoint
+from tests.paths import ROOT
 
 Runner = Callable[..., str]
 
-TESTS = Path(__file__).resolve().parent.parent
+TESTS = ROOT / "tests"
 DOCUMENTS = TESTS / "fixtures/documents"
 
 # -- What a substitution may be; a snippet that needs anything else does not run as it is. --------

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import safetensors.numpy as st
 
-from lite_runner import model_files
 from lite_runner.app import main
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
-from lite_runner.offline import folder_in_cache, wanted
-from lite_runner.weights.ckpt_file import write_ckpt
+from lite_runner.export.offline import folder_in_cache, wanted
+from lite_runner.model import model_files
+from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.tensor import LazyTensor
+from tests.paths import FIXTURES
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 LLAMA = ["model=auto", f"load_checkpoint={FIXTURES}/reference/llama"]
 ADAPTERS = f"adapter_path={FIXTURES}/adapters/llama"
 Run = Callable[..., str]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lite_runner import offline, verification
 from lite_runner.app import main
+from lite_runner.export import offline, verify
 
 Run = Callable[..., dict[str, Any]]
 LAYOUTS = {"resizable": "lite-worker", "dynamic": "graph-cell", "static_pair": "graph-cell"}
@@ -154,7 +154,7 @@ def test_an_existing_folder_is_kept(
 def test_what_computes_something_else_does_not_get_its_name(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(verification, "TOLERANCE", {"float32": -1.0})  # the logits are equal
+    monkeypatch.setattr(verify, "TOLERANCE", {"float32": -1.0})  # the logits are equal
     assert main(["run_mode=export", "model=tiny_gpt2", "export.layout=dynamic"]) == 4
     assert "computes something else in graph-cell" in capsys.readouterr().err
     assert not list(Path("outputs").glob("*tiny_gpt2_dynamic*"))

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from lite_runner import model_files, offline
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
+from lite_runner.export import offline
+from lite_runner.model import model_files
 from lite_runner.run_modes import export
+from tests.paths import FIXTURES
 
-FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 ADAPTERS = FIXTURES / "adapters/llama"
 
 

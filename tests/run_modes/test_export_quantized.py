@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from lite_runner import kernels
+from lite_runner import native
 from lite_runner.app import main
-from lite_runner.kernels.packing import FORMAT
+from lite_runner.native.packing import FORMAT
 
 Run = Callable[..., dict[str, Any]]
 PREDICT = ["predict_data=['some words','中文']", "max_new_tokens=6", "eos_token_id=[]"]
@@ -92,7 +92,7 @@ def test_without_operators_it_ends_in_3(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(*EXPORT)
-    monkeypatch.setattr(kernels, "LIBRARY", Path("operators.so").absolute())
+    monkeypatch.setattr(native, "LIBRARY", Path("operators.so").absolute())
     for command in (GIVEN, [*EXPORT, "overwrite=true"]):
         capsys.readouterr()
         assert main(command) == 3

@@ -16,8 +16,8 @@ import pytest
 
 from lite_runner.app import main
 from lite_runner.text.tokenizer import byte_tokenizer
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 Run = Callable[..., dict[str, Any]]
 WriteModel = Callable[..., Path]
 

@@ -20,10 +20,10 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
 from lite_runner.config.ranks import Ranks
-from lite_runner.weights.recut import whole_tensors
-from lite_runner.weights.strategy import read_strategy, strategy_of
+from lite_runner.weights.sharding.reshard import whole_tensors
+from lite_runner.weights.sharding.strategy import read_strategy, strategy_of
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SHARD = ["verbosity=0", "run_mode=shard"]
 TINY = "model=tiny_llama"
 
@@ -187,7 +187,7 @@ import sys, time
 from pathlib import Path
 from lite_runner.config.ranks import Ranks
 from lite_runner.weights.random import random_checkpoint
-from lite_runner.weights.shard_writer import Cutting, write_shards
+from lite_runner.weights.sharding.shard_writer import Cutting, write_shards
 from lite_runner.weights.tensor import LazyTensor
 sys.path.insert(0, {tests!r})
 from test_shard import model_of

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from lite_runner import memory
 from lite_runner.app import main
-from lite_runner.config.plan import readable
-from lite_runner.report import AdapterReport, AdapterUse
-from lite_runner.shares import Share, together
+from lite_runner.output.merge import Share, together
+from lite_runner.output.report import AdapterReport, AdapterUse
+from lite_runner.sizing.need import readable
+from lite_runner.system import memory
 
 Run = Callable[..., dict[str, Any]]
 HIDDEN, HEADS, WIDE, LAYERS = 64, 96, 128, 2  # of model=tiny_llama

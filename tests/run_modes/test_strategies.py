@@ -13,7 +13,7 @@ from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
 from lite_runner.config.ranks import Ranks
 from lite_runner.run_modes import strategies
-from lite_runner.weights.strategy import read_strategy, strategy_of
+from lite_runner.weights.sharding.strategy import read_strategy, strategy_of
 
 PREDICT = ["model=tiny_llama", "predict_data=hello"]
 YAML = """

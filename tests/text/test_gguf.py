@@ -12,8 +12,9 @@ import tokenizers
 from lite_runner.errors import ArtifactError
 from lite_runner.text import StreamDecoder, Tokenizer, load_tokenizer
 from lite_runner.text.sentencepiece import read_model
+from tests.paths import FIXTURES
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "tokenizers" / "smollm2.json"
+FIXTURE = FIXTURES / "tokenizers/smollm2.json"
 Write = Callable[..., Path]
 
 

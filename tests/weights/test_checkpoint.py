@@ -13,14 +13,14 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.hf import hf_from_model_config
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint, weights_file
-from lite_runner.weights.ckpt_file import write_ckpt
-from lite_runner.weights.hugging_face import INDEX, full_name, is_buffer, to_hugging_face
-from lite_runner.weights.safetensors_file import open_safetensors, write_safetensors
+from lite_runner.weights.formats.ckpt_file import write_ckpt
+from lite_runner.weights.formats.hugging_face import INDEX, full_name, is_buffer, to_hugging_face
+from lite_runner.weights.formats.safetensors_file import open_safetensors, write_safetensors
 from lite_runner.weights.tensor import LazyTensor
 from tests import references
+from tests.paths import REFERENCE
 from tests.sizes import resized
 
-REFERENCE = Path(__file__).parent.parent / "fixtures" / "reference"
 Values = Callable[..., dict[str, LazyTensor]]
 Same = Callable[..., None]
 

@@ -13,10 +13,10 @@ from safetensors.numpy import load_file, save_file
 
 from lite_runner.architectures import parameters
 from lite_runner.architectures.reference import forward
-from lite_runner.backends.fused import FusedBackend, FusedOptions
+from lite_runner.backends.native import NativeBackend, NativeOptions
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
-from lite_runner.weights.gguf_checkpoint import config_of_gguf, from_gguf
-from lite_runner.weights.gguf_file import open_gguf
+from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
+from lite_runner.weights.formats.gguf_file import open_gguf
 from lite_runner.weights.read_ahead import QuantizedWeights
 from tests import references
 from tests.model_gguf import KINDS, write_model_gguf
@@ -46,10 +46,10 @@ def test_logits_equal_transformers(
     write_model_gguf(tmp_path / "x.gguf", known.folder, metadata=window(case))
     file = open_gguf(tmp_path / "x.gguf")
     config = config_of_gguf(file)
-    model = FusedBackend(
+    model = NativeBackend(
         config,
         QuantizedWeights(from_gguf(file, config), config),
-        FusedOptions(slots=len(known.prompts), length=known.length),
+        NativeOptions(slots=len(known.prompts), length=known.length),
     )
     assert relative_error(known.run(model), known.logits) <= 1e-5
 
@@ -85,10 +85,10 @@ def test_logits_are_those_of_the_floats_that_the_file_means(
     meant = write_model_gguf(tmp_path / "x.gguf", known.folder, kind, window(case))
     file = open_gguf(tmp_path / "x.gguf")
     config = config_of_gguf(file)
-    model = FusedBackend(
+    model = NativeBackend(
         config,
         QuantizedWeights(from_gguf(file, config), config),
-        FusedOptions(slots=len(known.prompts), length=known.length),
+        NativeOptions(slots=len(known.prompts), length=known.length),
     )
     floats = {one.name: meant[one.hugging_face] for one in parameters(config)}
     expected = []

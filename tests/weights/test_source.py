@@ -17,8 +17,8 @@ import pytest
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.weights import source
 from lite_runner.weights.source import cache_dir, fetch
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 

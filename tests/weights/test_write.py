@@ -13,8 +13,8 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.release import Release
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
-from lite_runner.weights.ckpt_file import open_ckpt
-from lite_runner.weights.hugging_face import to_hugging_face
+from lite_runner.weights.formats.ckpt_file import open_ckpt
+from lite_runner.weights.formats.hugging_face import to_hugging_face
 from lite_runner.weights.tensor import LazyTensor
 from lite_runner.weights.write import convert, write_ckpt, write_safetensors
 

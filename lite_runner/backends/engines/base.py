@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from lite_runner.export.manifest import GraphName
+from lite_runner.mindir.manifest import GraphName
 
 
 class Engine(Protocol):

@@ -13,13 +13,13 @@ import numpy as np
 from mindspore import Tensor, nn
 from numpy.typing import NDArray
 
-from lite_runner import memory
 from lite_runner.backends.device import set_device
-from lite_runner.config.plan import Memory, check_memory
 from lite_runner.errors import ArtifactError
-from lite_runner.export.manifest import Graph, GraphName
-from lite_runner.export.operators import resolve
-from lite_runner.signals import deferred
+from lite_runner.mindir.manifest import Graph, GraphName
+from lite_runner.mindir.operators import resolve
+from lite_runner.sizing.need import Memory, check_memory
+from lite_runner.system import memory
+from lite_runner.system.signals import deferred
 
 AGAIN = "export the model again with the MindSpore of this machine"
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lite_runner.backends.engines import mindir_version
 from lite_runner.config.ge import FILE_NAME, GeConfig, render
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, RunnerError
-from lite_runner.export.manifest import GraphName, TensorSpec
+from lite_runner.mindir.manifest import GraphName, TensorSpec
 
 ORDER: tuple[GraphName, ...] = ("model", "prefill", "increment")
 AGAIN = "export the model again"

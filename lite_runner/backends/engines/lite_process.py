@@ -16,9 +16,9 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any
 
-from lite_runner import memory
 from lite_runner.backends.engines.lite_python import lite_environment, quoted_tail
 from lite_runner.errors import EnvironmentFault, RunnerError
+from lite_runner.system import memory
 
 CLOSE_SECONDS = 1.0  # then it is killed
 MAX_ANSWER = 1 << 24  # bytes; an answer is names and shapes, never data

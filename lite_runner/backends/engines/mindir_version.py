@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from lite_runner.errors import EnvironmentFault
-from lite_runner.export.wire import mindir_version
+from lite_runner.mindir.wire import mindir_version
 
 # MindSpore Lite up to this release reads MindIR up to this version. Of 2.5 it is not known.
 LAST: dict[tuple[int, int], int] = {(2, 2): 1, (2, 4): 2}

@@ -22,7 +22,7 @@ from lite_runner.backends.engines import mindir_version
 from lite_runner.backends.engines.lite_process import LiteProcess
 from lite_runner.backends.engines.lite_python import find_lite_python, lite_command
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
-from lite_runner.export.manifest import GraphName, TensorSpec
+from lite_runner.mindir.manifest import GraphName, TensorSpec
 
 # Limits for something that hangs, not for something slow: a large model on a busy machine.
 START_SECONDS = 300.0

@@ -12,7 +12,7 @@ from mindspore.train.mind_ir_pb2 import ModelProto
 
 from lite_runner.backends.engines.graph_cell import GraphCellEngine
 from lite_runner.errors import ArtifactError
-from lite_runner.export.manifest import Graph, GraphName, TensorSpec
+from lite_runner.mindir.manifest import Graph, GraphName, TensorSpec
 
 KEY = b"0123456789abcdef"
 

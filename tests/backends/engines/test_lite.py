@@ -25,9 +25,9 @@ from lite_runner.backends.engines.lite import LiteEngine, available
 from lite_runner.backends.static_pair import StaticPairBackend
 from lite_runner.config.ge import GeConfig
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, RunnerError
-from lite_runner.export.manifest import GraphName, Manifest
+from lite_runner.mindir.manifest import GraphName, Manifest
+from tests.paths import FIXTURES
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
 KEY = b"0123456789abcdef"
 BATCH, LENGTH = 4, 48
 SECTIONS = {"ascend_context": {"provider": "ge"}, "ge_session_options": {"ge.event": "notify"}}

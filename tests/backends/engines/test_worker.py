@@ -383,7 +383,7 @@ def test_ctrl_c_does_not_reach_it(lite: WorkerEngine) -> None:
 def test_ctrl_c_while_waiting_ends_it(stand_in: Engine) -> None:
     engine = stand_in(run="hang")
     engine.bind("model", [(2, 5)])
-    # As lite_runner.signals passes a Ctrl-C on; SIGINT itself may be MindSpore's in this process.
+    # As lite_runner.system.signals passes a Ctrl-C on; SIGINT itself may be MindSpore's here.
     before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
     timer.start()

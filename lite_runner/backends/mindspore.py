@@ -1,0 +1,296 @@
+"""The online backend: a MindSpore network built from a checkpoint, on CPU or Ascend.
+
+Two graphs share the weights and the cache: *prefill* takes one row of any length (a dynamic
+shape), *decode* one token of every slot (a static shape, which runs a quarter faster). A row is
+prefilled alone, so what stands beside it cannot change its logits. A third, *score*, is a prefill
+that gives the logits after every token.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+from numpy.typing import NDArray
+
+from lite_runner import progress
+from lite_runner.architectures import network_code
+from lite_runner.architectures.spec import Decoder
+from lite_runner.backends.adapter_slots import LoraSlots
+from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row
+from lite_runner.backends.cache_memory import give_back, untie
+from lite_runner.backends.cache_slots import copy_slots
+from lite_runner.backends.collectives import tensor_parallel
+from lite_runner.backends.device import choose_attention, set_device
+from lite_runner.backends.graph_cache import GraphCache
+from lite_runner.backends.likelihood import rows_at_once
+from lite_runner.backends.step_sizes import cache_length, chunk_length, step_budget
+from lite_runner.config.ranks import Ranks
+from lite_runner.native.lora_pool import LoraSize
+from lite_runner.networks import steps
+from lite_runner.networks.layers import BuildOptions, CacheSize, Weights, resize
+from lite_runner.networks.quantized_layers import LinearIntegers
+from lite_runner.system import environment
+from lite_runner.system.signals import deferred
+from lite_runner.weights.lora.adapter import Adapter
+from lite_runner.weights.read_ahead import QuantizedWeights
+
+# The graphs, without adapters and with them.
+_CELLS: dict[str, tuple[type[nn.Cell], type[nn.Cell]]] = {
+    "prefill": (steps.Prefill, steps.LoraPrefill),
+    "decode": (steps.Decode, steps.LoraDecode),
+    "score": (steps.Score, steps.LoraScore),
+}
+
+
+@dataclass(frozen=True)
+class MindSporeOptions:
+    """What an online backend is asked for."""
+
+    slots: int  # rows that can be held at once
+    length: int  # tokens that the longest row may reach, prompt and new ones
+    dtype: str = "float32"
+    device: str = "CPU"
+    device_id: int = 0
+    threads: int | None = None  # None: MindSpore's own choice
+    use_past: bool = True  # False: no cache, every step computes the whole row anew
+    ranks: Ranks = Ranks()  # noqa: RUF009  (frozen)
+    vocab_parallel: bool = True  # several ranks: the embedding and the head are cut too
+    lora: LoraSize | None = None  # room for adapters; None: the base model alone
+    integer_input: bool = False  # a8w8, where the weights are integers
+    pynative: bool = False  # operators one by one: nothing is compiled, and each step is slower
+
+
+class MindSporeBackend:
+    """See `lite_runner.backends.base.Backend`.
+
+    Of several ranks each has a backend of its own; those that share a copy of the model get the
+    same rows in the same order, and compute the same logits.
+    """
+
+    def __init__(
+        self,
+        config: Decoder,
+        weights: Weights | QuantizedWeights,
+        options: MindSporeOptions,
+        adapters: Sequence[Adapter] = (),
+    ) -> None:
+        """`config` is the whole model's, `weights` give this rank's pieces, as do `adapters`, those
+        that are known from the start. QuantizedWeights are for Ascend, whose operators multiply by
+        integers.
+
+        Several ranks must have met before: see `lite_runner.backends.collectives`.
+        """
+        self._network: nn.Cell | None = None
+        self._compiled: dict[str, nn.Cell] = {}
+        self._history: dict[int, NDArray[np.int32]] = {}  # use_past=False: tokens of each slot
+        set_device(options.device, options.device_id, options.threads, pynative=options.pynative)
+        fused = environment.has_fused_operators(options.device)
+        if fused:
+            choose_attention()
+        self.compile_s = 0.0  # so far; a part of the forward that it happened in
+        length = cache_length(options.length, config.seq_length)
+        size = CacheSize(options.slots, length) if options.use_past else None
+        parallel = tensor_parallel(options.ranks, cut_vocabulary=options.vocab_parallel)
+        build = BuildOptions(
+            size,
+            getattr(ms, options.dtype),
+            parallel,
+            options.lora,
+            fused,
+            options.integer_input,
+        )
+        local = config.shard(options.ranks.tensor)
+        if isinstance(weights, QuantizedWeights):
+            weights = LinearIntegers(weights, config)
+        network = self._network = steps.network_of(local, weights, build)
+        self.adapters: AdapterSlots | None
+        self.adapters = LoraSlots(network, adapters, options.lora) if options.lora else None
+        self._config, self._heads = config, local.num_heads
+        self._fused = fused
+        self._use_past = options.use_past
+        self._pynative = options.pynative
+        self._ranks = options.ranks
+        self._lay_out(network, replace(options, length=length))
+
+    def _lay_out(self, network: nn.Cell, options: MindSporeOptions) -> None:
+        """All that depends on the room which the network has."""
+        untie(network)
+        self._options, config = options, self._config
+        chunk = most = options.length
+        if self._use_past:
+            chunk = chunk_length(self._heads, options.length)
+            most = rows_at_once(config.vocab_size, chunk)
+        self.info = BackendInfo(
+            engine="mindspore",
+            vocab_size=config.vocab_size,
+            slots=options.slots,
+            max_length=options.length,
+            budget=step_budget(options.slots, chunk),
+            chunk=chunk,
+            most_logits=most,
+            can_continue=not config.by_length,
+        )
+        lora = options.lora
+        self._graphs = GraphCache(
+            {
+                "model": asdict(config),
+                "options": asdict(replace(options, lora=None)) | {"threads": None},
+                "fused": self._fused,
+                "adapters": lora and [lora.slots, lora.rank, sorted(lora.targets)],
+                # Integers, by column or by group, are multiplied by other operators than floats.
+                "weights": [
+                    [one.name, list(one.shape), str(one.dtype)] for one in network.get_parameters()
+                ],
+                "network": network_code(config),
+            }
+        )
+
+    def grow(self, slots: int, length: int) -> None:
+        """Room for other rows, and as long ones; the weights and the adapters stay."""
+        assert self._network is not None
+        self._compiled.clear()
+        options = replace(
+            self._options, slots=slots, length=cache_length(length, self._config.seq_length)
+        )
+        if self._use_past:
+            resize(self._network, CacheSize(options.slots, options.length))
+        self._lay_out(self._network, options)
+        give_back()
+
+    def prepare(self) -> None:
+        """Compile what the first token needs; `forward` does it where this was not called.
+
+        Always prefill first, as the graph cache wants it. Decode can wait for the first token
+        where it is read from the cache; compiling it would interrupt the text for seconds. Of
+        several ranks one may have it in its cache and keep the others waiting.
+        """
+        if "prefill" in self._compiled:
+            return
+        cached = self._compile("prefill")
+        if self._use_past and (not cached or self._ranks.size > 1):
+            self._compile("decode")
+
+    def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        """Logits [sum of row.logits, vocab], in the order of the rows and of their tokens.
+
+        Every rank computes the same.
+        """
+        ends = np.cumsum([row.logits for row in rows])
+        logits = np.empty((ends[-1], self.info.vocab_size), np.float32)
+        decoded = []
+        for index, row in enumerate(rows):
+            one = self._use_past and row.position > 0 and len(row.tokens) == 1
+            if one and not row.length:  # no chunk of a prompt
+                decoded.append(index)
+            else:
+                self._prefill(row, logits[ends[index] - row.logits : ends[index]])
+        if decoded:
+            found = self._decode([rows[index] for index in decoded])
+            wanted = [place for place, index in enumerate(decoded) if rows[index].logits]
+            logits[ends[decoded][wanted] - 1] = found[wanted]
+        return logits
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Slot targets[i] becomes slot sources[i]; all are read before any is written."""
+        if not self._use_past:
+            self._history |= {
+                target: self._history[source]
+                for source, target in zip(sources, targets, strict=True)
+            }
+            return
+        assert self._network is not None
+        layers = [block.attention for block in self._network.blocks]
+        caches = [cache for layer in layers for cache in (layer.keys, layer.values)]
+        copy_slots(caches, self.info.slots, sources, targets)
+
+    def close(self) -> None:
+        """Let go of the network, and of its memory."""
+        if self._network is not None:
+            self._compiled.clear()
+            self._history.clear()
+            self._network = self.adapters = None
+            give_back()
+
+    # A default, since modules are emptied before the last objects are.
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():
+            self.close()
+
+    def _prefill(self, row: Row, logits: NDArray[np.float32]) -> None:
+        """Compute a row, and fill in the logits [row.logits, vocab]."""
+        tokens, position = row.tokens, row.position
+        if not self._use_past:
+            tokens = np.concatenate([self._history.get(row.slot, tokens[:0])[:position], tokens])
+            self._history[row.slot] = tokens
+            position = 0
+        wanted = turn = len(tokens) - row.logits  # from here on
+        if row.logits == 0 or (row.logits == 1 and self._compiled.keys() != {"score"}):
+            turn = len(tokens)  # a graph that gives the last one's logits will do
+        elif not self._use_past:
+            turn = 0  # it is computed whole
+        adapter = np.array([row.adapter_slot], np.int32)
+        for kind, first, end, step in (
+            ("prefill", 0, turn, self.info.chunk),
+            ("score", turn, len(tokens), self.info.most_logits),
+        ):
+            for start in range(first, end, step):
+                piece = tokens[None, start : min(start + step, end)]
+                found = self._run(kind, adapter, piece, [position + start], [row.end], [row.slot])
+                if kind == "score":
+                    found = found[max(0, wanted - start) :]
+                    logits[max(0, start - wanted) :][: len(found)] = found
+                elif turn == len(tokens):
+                    logits[:] = found
+
+    def _decode(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        slots = [row.slot for row in rows]
+        tokens = np.zeros((self.info.slots, 1), np.int32)
+        position = np.full(self.info.slots, self.info.max_length - 1, np.int32)  # the scratch place
+        tokens[slots, 0] = [row.tokens[0] for row in rows]
+        position[slots] = [row.position for row in rows]
+        adapters = np.full(self.info.slots, BASE, np.int32)
+        adapters[slots] = [row.adapter_slot for row in rows]
+        logits = self._run("decode", adapters, tokens, position, position + 1)
+        return logits if slots == list(range(self.info.slots)) else logits[slots]
+
+    def _run(self, kind: str, adapters: NDArray[np.int32], *arrays: object) -> NDArray[np.float32]:
+        if kind != "score":
+            self.prepare()
+        if kind not in self._compiled:
+            self._compile(kind)
+        if self.adapters is not None:
+            arrays = (*arrays, adapters)
+        inputs = [Tensor(np.asarray(array, np.int32)) for array in arrays]
+        logits: NDArray[np.float32] = self._compiled[kind](*inputs).asnumpy()
+        return logits
+
+    def _compile(self, kind: str) -> bool:
+        """Compile a graph, or read it from the cache, which the answer tells."""
+        start = time.perf_counter()
+        graph: nn.Cell = _CELLS[kind][self.adapters is not None](self._network)
+        rows = self.info.slots if kind == "decode" else 1
+        each = Tensor(np.zeros(rows, np.int32))
+        # Position, length, slot but for the decoding, and adapter.
+        each_row = [each] * (2 + (kind != "decode") + (self.adapters is not None))
+        inputs = [Tensor(np.zeros((rows, 1 + (kind != "decode")), np.int32)), *each_row]
+        if kind != "decode":
+            graph.set_inputs(Tensor(shape=[1, None], dtype=ms.int32), *each_row)
+        graph.set_train(False)
+        if self._pynative:
+            self._compiled[kind] = graph
+            return True
+        purpose = "score" if kind == "score" else "generate"
+        with self._graphs.entry(purpose) as cached:
+            shown = nullcontext() if cached else progress.step(f"compile the {kind} graph")
+            with shown, deferred():  # interrupted, MindSpore leaves a dump and goes on
+                graph.compile(*inputs)
+        self._compiled[kind] = graph
+        self.compile_s += time.perf_counter() - start
+        return cached

@@ -1,0 +1,127 @@
+"""The msrun command of a job, its environment, and the port where its ranks meet."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from lite_runner.config.cluster import Cluster
+from lite_runner.distributed.events import SOCKET_VARIABLE
+from lite_runner.distributed.msrun_member import PARENT_VARIABLE, SCHEDULES_VARIABLE
+from lite_runner.errors import EnvironmentFault
+
+MEMBER = Path(__file__).with_name("msrun_member.py")
+# Left over from another job, these would make a rank believe that it is somebody else.
+_OF_OTHER_JOBS = (
+    *("MS_ROLE", "MS_NODE_ID", "MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT"),
+    *("MS_TOPO_TIMEOUT", "MS_SIMULATION_LEVEL", "MS_ENABLE_RECOVERY"),
+    *("RANK_ID", "RANK_SIZE", "RANK_TABLE_FILE", "DEVICE_ID"),
+    *("MS_SERVER_NUM", "MS_LOCAL_WORKER", "MS_NODE_RANK"),  # of ascend-operator
+)
+
+
+def command(
+    program: Sequence[str],
+    cluster: Cluster,
+    log_dir: Path,
+    *,
+    port: int,
+    rendezvous_timeout: int,
+    rank_table_file: str = "",
+) -> list[str]:
+    """The words of the command that starts `program` (a .py file and its arguments) as each of
+    this machine's ranks. Raises EnvironmentFault where msrun or a `python` for it is missing."""
+    beside = Path(sys.executable).parent
+    msrun = beside / "msrun"
+    if not msrun.is_file():
+        raise EnvironmentFault(
+            f"msrun, which starts several ranks, is not beside this Python ({beside})",
+            "it comes with MindSpore: pip install --force-reinstall mindspore",
+        )
+    words = [sys.executable, str(MEMBER), str(msrun)]
+    options = {
+        "worker_num": cluster.worker_num,
+        "local_worker_num": cluster.local_worker_num,
+        "master_addr": cluster.master_addr,
+        "master_port": port,
+        "node_rank": cluster.node_rank,
+        "log_dir": log_dir,
+        "join": True,
+        "cluster_time_out": rendezvous_timeout,
+        # A rank that no machine has: no `tail -f` of a rank's log is started.
+        "tail_worker_log": cluster.worker_num,
+    }
+    if rank_table_file:
+        options["rank_table_file"] = rank_table_file
+    words += [f"--{name}={value}" for name, value in options.items()]
+    return [*words, _python_name(), str(MEMBER), *program]
+
+
+def environment(events: Path, cluster: Cluster, ascend: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment for msrun and its ranks; `events` is the launcher's socket, and
+    `ascend` is what launcher.ascend adds."""
+    kept = {name: value for name, value in os.environ.items() if name not in _OF_OTHER_JOBS}
+    path = [str(Path(sys.executable).parent), *filter(None, [kept.get("PATH")])]
+    return {
+        **kept,
+        **ascend,
+        "PATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",  # so that what a killed rank printed last stands in its log
+        SOCKET_VARIABLE: str(events),
+        PARENT_VARIABLE: str(os.getpid()),
+        SCHEDULES_VARIABLE: "1" if cluster.is_master else "0",
+    }
+
+
+def choose_port(cluster: Cluster) -> int:
+    """The port to meet at: the one that is asked for, or a free one.
+
+    Raises EnvironmentFault where it is taken, or where master_addr is not this machine's though
+    its rank 0 is to run here.
+    """
+    if not cluster.is_master:
+        assert cluster.master_port is not None
+        return cluster.master_port
+    asked = cluster.master_port or 0
+    try:
+        address = socket.getaddrinfo(
+            cluster.master_addr.strip("[]"), asked, type=socket.SOCK_STREAM
+        )[0]
+        with closing(socket.socket(address[0], socket.SOCK_STREAM)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address[4])
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        where = f"{cluster.master_addr}:{asked}" if asked else cluster.master_addr
+        raise EnvironmentFault(
+            f"parallel.master_addr, master_port: the ranks cannot meet at {where}:"
+            f" {error.strerror or error}",
+            "another port with parallel.master_port=, or null for a free one; master_addr is an"
+            " address of the machine with node_rank 0",
+        ) from None
+
+
+def answers(address: str, port: int) -> bool:
+    """Whether something listens there: a scheduler does as long as it lives."""
+    try:
+        with socket.create_connection((address.strip("[]"), port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def _python_name() -> str:
+    """The name under which msrun, which knows only two, finds this very Python on its PATH."""
+    for name in ("python", "python3"):
+        path = Path(sys.executable).with_name(name)
+        if path.exists() and path.samefile(sys.executable):
+            return name
+    raise EnvironmentFault(
+        f"msrun starts ranks as `python` or `python3`, and neither beside {sys.executable} is that"
+        " Python",
+        "run from a virtual environment: python -m venv .venv",
+    )

@@ -1,0 +1,131 @@
+"""Whether an exported model computes what the online backend computes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner import native, progress
+from lite_runner.architectures.spec import Decoder
+from lite_runner.backends.base import Backend, Row
+from lite_runner.backends.exported import EngineOptions, open_exported
+from lite_runner.config.quantization import CacheType
+from lite_runner.config.ranks import Ranks
+from lite_runner.errors import ArtifactError
+from lite_runner.mindir.manifest import Manifest
+from lite_runner.model.model_files import ModelFiles
+from lite_runner.native.packed_model import unsupported
+from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
+from lite_runner.weights.tensor import LazyTensor
+
+# Of the largest logit. Lite's own rounding is a tenth of it; a wrong operator is far above.
+TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
+PROBE_PROMPTS = (5, 18)  # tokens
+PROBE_STEPS = 3
+LENGTH = max(PROBE_PROMPTS) + PROBE_STEPS
+PROBE_THREADS = (1, 2)
+
+
+def verify(
+    folder: Path,
+    manifest: Manifest,
+    files: ModelFiles,
+    engine: EngineOptions,
+    ranks: Ranks,
+    *,
+    cut_vocabulary: bool,
+) -> None:
+    """Compare the artifact's logits with the online backend's: prompts of two lengths, some steps,
+    each with one thread and with two. Of several ranks each calls this, for its graphs. Raises
+    ArtifactError where they differ."""
+    prompts = _probes(manifest)
+    operators = manifest.operators
+    if operators is None:
+        online = _online(files, ranks, cut_vocabulary)
+    else:
+        rounds = operators.quant == "a8w8"
+        cache = operators.kv_cache
+        online = _fused(files.model, files.tensors(), cache=cache, integer_input=rounds)
+    expected = _logits(online, prompts)
+    online.close()
+    # Our own operators give the same bits wherever they run.
+    limit = TOLERANCE[manifest.precision] if operators is None else 0.0
+    graphs = manifest.paths(folder, ranks.tensor_index)
+    for threads in PROBE_THREADS:
+        options = dataclasses.replace(engine, threads=threads)
+        with progress.step(f"verify in {engine.name}, threads={threads}"):
+            backend = open_exported(graphs, manifest, options, slots=1)
+            try:
+                got = _logits(backend, prompts)
+            finally:
+                backend.close()
+        largest = np.abs(expected).max()
+        if manifest.sampled:  # a 1 at the token it chose: how far is that one from the likeliest?
+            error = float((expected.max(-1) - (expected * got).sum(-1)).max() / largest)
+        else:
+            error = float(np.abs(got - expected).max() / largest)
+        if not error <= limit:  # NaN fails too
+            raise ArtifactError(
+                f"the exported {manifest.model_name} computes something else in {engine.name} with "
+                f"threads={threads}: off by {error:.1e} of the largest logit, at most {limit:.0e} "
+                "expected; it is not kept",
+            )
+
+
+def _probes(manifest: Manifest) -> list[NDArray[np.int32]]:
+    generator = np.random.default_rng(0)
+    sizes = [min(size, manifest.seq_length - PROBE_STEPS) for size in PROBE_PROMPTS]
+    vocab = manifest.model.vocab_size
+    return [generator.integers(0, vocab, size + PROBE_STEPS).astype(np.int32) for size in sizes]
+
+
+def _logits(backend: Backend, prompts: list[NDArray[np.int32]]) -> NDArray[np.float32]:
+    """[prompts, steps + 1, vocab]: after each prompt and each of its last tokens, in one slot."""
+    logits = []
+    for tokens in prompts:
+        start = len(tokens) - PROBE_STEPS
+        pieces = [tokens[:start], *np.split(tokens[start:], PROBE_STEPS)]
+        position = 0
+        for piece in pieces:
+            logits.append(backend.forward([Row(0, piece, position)])[0])
+            position += len(piece)
+    together: NDArray[np.float32] = np.stack(logits)
+    return together.reshape(len(prompts), PROBE_STEPS + 1, -1)
+
+
+def _fused(
+    model: Decoder,
+    tensors: Mapping[str, LazyTensor],
+    *,
+    cache: CacheType = "fp32",
+    integer_input: bool = False,
+    widen: bool = False,
+) -> Backend:
+    from lite_runner.backends.native import NativeBackend, NativeOptions
+
+    options = NativeOptions(1, LENGTH, cache=cache, integer_input=integer_input, widen=widen)
+    weights = QuantizedWeights(tensors, model)
+    try:
+        return NativeBackend(model, weights, options)
+    finally:
+        weights.close()
+
+
+def _online(files: ModelFiles, ranks: Ranks, cut_vocabulary: bool) -> Backend:
+    """In float32. Our own operators where they serve: their graph compiles in a tenth of a second,
+    those of MindSpore's operators take as long as the export itself."""
+    tensors = files.cut(ranks, vocab_parallel=cut_vocabulary)
+    if ranks.tensor == 1 and native.unusable() is None and not unsupported(files.model):
+        return _fused(files.model, tensors, widen=True)
+    from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
+
+    weights = ReadAhead(tensors)
+    options = MindSporeOptions(slots=1, length=LENGTH, ranks=ranks, vocab_parallel=cut_vocabulary)
+    try:
+        return MindSporeBackend(files.model, weights, options)
+    finally:
+        weights.close()

@@ -1,1 +1,0 @@
-"""Several ranks on this machine: started with msrun, watched, and ended together."""

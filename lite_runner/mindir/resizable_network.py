@@ -1,0 +1,288 @@
+"""The network of the `resizable` layout, of the few primitives that MindSpore Lite 2.0.0 runs well.
+
+Lite 2.0.0 keeps no state between runs, and computes some operators wrong; so the cache goes in
+and comes out, norms and activations are composed, and everything that depends on positions is an
+input (lite_runner.mindir.resizable_inputs tells them, and the shapes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from lite_runner.architectures import by_place, spec
+from lite_runner.architectures.naming import Role
+from lite_runner.architectures.spec import Attention, Decoder
+from lite_runner.mindir.resizable_inputs import windows_of
+from lite_runner.networks.layers import Array, Weights, parameter
+
+
+def _constant(value: float) -> Tensor:
+    return Tensor(np.array([value], np.float32))
+
+
+class Tensors:
+    """A model's tensors by their place; each can be taken once."""
+
+    def __init__(self, model: Decoder, weights: Weights) -> None:
+        self._weights = weights
+        self._places = by_place(model)
+
+    def __call__(self, role: Role, layer: int | None = None) -> Array:
+        """A weight or gain; of a linear layer [out, in]."""
+        place = self._places[role, layer, "weight"]
+        weight = self._weights(place.name)
+        return weight.T if place.layout == "in_out" else weight
+
+    def bias(self, role: Role, layer: int | None = None) -> Array | None:
+        """Of a linear layer or a norm; None where it has none."""
+        place = self._places.get((role, layer, "bias"))
+        return None if place is None else self._weights(place.name)
+
+
+class Dense(nn.Cell):
+    """[n, in] -> [n, out] by a weight [out, in] and an optional bias [out]."""
+
+    def __init__(self, weight: Array, bias: Array | None = None) -> None:
+        super().__init__()
+        self.weight = parameter(weight, "weight")
+        self.bias = None if bias is None else parameter(bias, "bias")
+        self.matmul, self.add = ops.MatMul(transpose_b=True), ops.Add()
+
+    def construct(self, x: Tensor) -> Tensor:
+        y = self.matmul(x, self.weight)
+        return y if self.bias is None else self.add(y, self.bias)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """What follows a norm: y * gamma + beta."""
+
+    gamma: Array
+    beta: Array | None = None
+
+    def folded_into(self, weight: Array, bias: Array | None) -> tuple[Array, Array | None]:
+        """A linear layer [out, in] behind the norm that does this as well: two operators less."""
+        if self.beta is not None:
+            shift = weight @ self.beta
+            bias = shift if bias is None else bias + shift
+        return weight * self.gamma, bias
+
+
+class Norm(nn.Cell):
+    """RMSNorm or LayerNorm over the last axis of [n, hidden].
+
+    Composed: Lite's own LayerNorm is wrong with several threads, its Rsqrt in the fourth digit.
+    Without an `affine` that is left to the layer behind it.
+    """
+
+    def __init__(self, norm: spec.Norm, affine: Affine | None = None) -> None:
+        super().__init__()
+        self.centred = norm.kind == "layer"
+        self.gamma = None if affine is None else parameter(affine.gamma, "gamma")
+        self.beta = None
+        if affine is not None and affine.beta is not None:
+            self.beta = parameter(affine.beta, "beta")
+        self.eps = _constant(norm.eps)
+        self.mean, self.sqrt = ops.ReduceMean(keep_dims=True), ops.Sqrt()
+        self.add, self.sub, self.mul, self.div = ops.Add(), ops.Sub(), ops.Mul(), ops.RealDiv()
+
+    def construct(self, x: Tensor) -> Tensor:
+        if self.centred:
+            x = self.sub(x, self.mean(x, -1))
+        y = self.div(x, self.sqrt(self.add(self.mean(self.mul(x, x), -1), self.eps)))
+        if self.gamma is not None:
+            y = self.mul(y, self.gamma)
+        return y if self.beta is None else self.add(y, self.beta)
+
+
+class HeadNorm(nn.Cell):
+    """RMSNorm of each head's query and key, over the last axis of [n, H + 2 * K, D].
+
+    The values go through as they are: their squares count nothing, and they are divided by 1.
+    """
+
+    def __init__(self, attention: Attention, eps: float, query: Array, key: Array) -> None:
+        """`query`, `key`: gains [D]."""
+        super().__init__()
+        heads, kv = attention.heads, attention.kv_heads
+        value = np.ones_like(key)
+        self.gamma = parameter(np.stack([query] * heads + [key] * kv + [value] * kv), "gamma")
+        count = [heads + kv, kv]  # that are normed, and that are not
+        self.normed = Tensor(np.repeat([1.0, 0.0], count).astype(np.float32)[:, None])
+        self.floor = Tensor(np.repeat([eps, 1.0], count).astype(np.float32)[:, None])
+        self.mean, self.sqrt = ops.ReduceMean(keep_dims=True), ops.Sqrt()
+        self.add, self.mul, self.div = ops.Add(), ops.Mul(), ops.RealDiv()
+
+    def construct(self, x: Tensor) -> Tensor:
+        # Before the mean: Lite makes one operator of a product and a sum, and fails to shape it.
+        squares = self.mean(self.mul(x, self.mul(x, self.normed)), -1)
+        return self.mul(self.div(x, self.sqrt(self.add(squares, self.floor))), self.gamma)
+
+
+class SwiGLU(nn.Cell):
+    """silu(gate) * up of [n, 2 * width], the gate in the first half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.split, self.sigmoid, self.mul = ops.Split(-1, 2), ops.Sigmoid(), ops.Mul()
+
+    def construct(self, x: Tensor) -> Tensor:
+        gate, up = self.split(x)
+        return self.mul(self.mul(gate, self.sigmoid(gate)), up)
+
+
+class GELU(nn.Cell):
+    """The tanh form, as x * sigmoid(2 u): Lite's own GeLU is off by 5e-4, its Tanh by 2e-5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add, self.mul, self.sigmoid = ops.Add(), ops.Mul(), ops.Sigmoid()
+        self.cubic, self.one = _constant(0.044715), _constant(1.0)
+        self.scale = _constant(2 * (2 / np.pi) ** 0.5)
+
+    def construct(self, x: Tensor) -> Tensor:
+        inner = self.mul(x, self.add(self.mul(self.mul(x, x), self.cubic), self.one))
+        return self.mul(x, self.sigmoid(self.mul(inner, self.scale)))
+
+
+class CachedAttention(nn.Cell):
+    """Attention over new and cached keys, from and to [n, hidden]; the heads' rows are gathered."""
+
+    def __init__(
+        self, attention: Attention, qkv: Dense, out: Dense, head_norm: HeadNorm | None
+    ) -> None:
+        super().__init__()
+        self.qkv, self.out, self.head_norm = qkv, out, head_norm
+        self.rotary = attention.rotary is not None
+        self.head_dim = attention.head_dim
+        self.by_head = (-1, attention.heads + 2 * attention.kv_heads, attention.head_dim)
+        self.merged = (-1, attention.heads * attention.head_dim)
+        half = attention.head_dim // 2
+        swapped = np.concatenate([np.arange(half, 2 * half), np.arange(half)])
+        self.swapped = Tensor(swapped.astype(np.int32))  # a head's halves change places
+        self.reshape, self.gather, self.join = ops.Reshape(), ops.Gather(), ops.Concat(2)
+        self.mul, self.add, self.softmax = ops.Mul(), ops.Add(), ops.Softmax(-1)
+        self.scores, self.mix = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul()
+
+    def construct(
+        self, x: Tensor, past_k: Tensor, past_v: Tensor, rows: tuple[Tensor, ...], place: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q_rows, k_rows, v_rows, merge_rows, bias = rows
+        x = self.qkv(x)
+        if self.rotary or self.head_norm is not None:
+            x = self.reshape(x, self.by_head)
+        if self.head_norm is not None:
+            x = self.head_norm(x)
+        if self.rotary:  # of the values too: their cosine is 1 and their sine 0
+            turned = self.mul(self.gather(x, self.swapped, 2), place[1])
+            x = self.add(self.mul(x, place[0]), turned)
+        x = self.reshape(x, (-1, self.head_dim))
+        q, k, v = self.gather(x, q_rows, 0), self.gather(x, k_rows, 0), self.gather(x, v_rows, 0)
+        scores = self.scores(q, self.join((k, past_k)))
+        mixed = self.mix(self.softmax(self.add(scores, bias)), self.join((v, past_v)))
+        mixed = self.gather(self.reshape(mixed, (-1, self.head_dim)), merge_rows, 0)
+        return self.out(self.reshape(mixed, self.merged)), k, v
+
+
+class Block(nn.Cell):
+    """Attention and a feed-forward, each behind a norm and added to the residual stream."""
+
+    def __init__(self, model: Decoder, take: Tensors, layer: int) -> None:
+        super().__init__()
+        block = model.blocks[layer]
+        attention = block.attention
+
+        def affine(role: Role) -> Affine:
+            return Affine(take(role, layer), take.bias(role, layer))
+
+        def together(roles: list[Role], behind: Affine, scale: float = 1.0) -> Dense:
+            """One product in place of several, behind a norm; the first of them is scaled."""
+            parts = [take(role, layer) for role in roles]
+            biases = [bias for role in roles if (bias := take.bias(role, layer)) is not None]
+            for part in (parts, biases):
+                part[:1] = [values * np.float32(scale) for values in part[:1]]
+            bias = np.concatenate(biases) if biases else None
+            return Dense(*behind.folded_into(np.concatenate(parts), bias))
+
+        def dense(role: Role) -> Dense:
+            return Dense(take(role, layer), take.bias(role, layer))
+
+        scale, head_norm = attention.head_dim**-0.5, None
+        if attention.qk_norm is not None:  # a scale of the queries before it would vanish in it
+            gain = take("query_norm", layer) * np.float32(scale)
+            key = take("key_norm", layer)
+            scale, head_norm = 1.0, HeadNorm(attention, attention.qk_norm.eps, gain, key)
+        self.attention_norm, self.norm = Norm(block.norm), Norm(block.norm)
+        qkv = together(["query", "key", "value"], affine("attention_norm"), scale)
+        self.attention = CachedAttention(attention, qkv, dense("attention_out"), head_norm)
+        gated = block.feed_forward.gated
+        self.up = together(["gate", "up"] if gated else ["up"], affine("feed_forward_norm"))
+        self.activation: nn.Cell = SwiGLU() if gated else GELU()
+        self.down = dense("down")
+        self.add = ops.Add()
+
+    def construct(
+        self, x: Tensor, past_k: Tensor, past_v: Tensor, rows: tuple[Tensor, ...], place: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        h, k, v = self.attention(self.attention_norm(x), past_k, past_v, rows, place)
+        x = self.add(x, h)
+        return self.add(x, self.down(self.activation(self.up(self.norm(x))))), k, v
+
+
+class ResizableNetwork(nn.Cell):
+    """Inputs and outputs: see lite_runner.mindir.resizable_inputs."""
+
+    def __init__(self, model: Decoder, weights: Weights) -> None:
+        super().__init__()
+
+        take = Tensors(model, weights)
+
+        def norm(described: spec.Norm, role: Role) -> Norm:
+            return Norm(described, Affine(take(role), take.bias(role)))
+
+        self.embedding_norm = self.position_table = self.head = None
+        self.table: Parameter = parameter(take("embedding"), "table")
+        if model.learned_positions:
+            self.position_table = parameter(take("positions"), "position_table")
+        if model.embedding_norm is not None:
+            self.embedding_norm = norm(model.embedding_norm, "embedding_norm")
+        self.blocks = nn.CellList([Block(model, take, at) for at in range(model.num_layers)])
+        self.norm = norm(model.norm, "norm")
+        if not model.tie_word_embeddings:
+            self.head = parameter(take("head"), "head")
+        windows = windows_of(model)
+        self.biases = len(windows)
+        self.bias_of = [windows.index(window) for window in model.windows]  # of each layer
+        places = (2 if model.rotary is not None else 0) + int(model.learned_positions)
+        self.before_cache = self.biases + places
+        self.gather, self.add, self.matmul = ops.Gather(), ops.Add(), ops.MatMul(transpose_b=True)
+        self.stack = ops.Concat(1)
+
+    def construct(
+        self,
+        tokens: Tensor,
+        q_rows: Tensor,
+        k_rows: Tensor,
+        v_rows: Tensor,
+        merge_rows: Tensor,
+        last_rows: Tensor,
+        *rest: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        place = rest[self.biases : self.before_cache]
+        x = self.gather(self.table, tokens, 0)
+        if self.position_table is not None:
+            x = self.add(x, self.gather(self.position_table, place[-1], 0))
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        new: tuple[Tensor, ...] = ()
+        for index, block in enumerate(self.blocks):
+            rows = (q_rows, k_rows, v_rows, merge_rows, rest[self.bias_of[index]])
+            at = self.before_cache + 2 * index
+            x, k, v = block(x, rest[at], rest[at + 1], rows, place)
+            new += (k, v)
+        x = self.norm(self.gather(x, last_rows, 0))
+        logits = self.matmul(x, self.table if self.head is None else self.head)
+        return logits, self.stack(new)  # one output: each one costs Lite time, however small

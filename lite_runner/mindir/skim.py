@@ -1,0 +1,100 @@
+"""Reads a MindIR without its weights: the protobuf's fields are walked, and values left on disk."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mindspore.train import mind_ir_pb2
+
+from lite_runner.errors import ArtifactError
+from lite_runner.mindir.wire import fields, varint
+
+MAX_KEPT = 64 * 2**20  # bytes of a graph without its values
+MAX_NODE = 64 * 2**10  # a larger node is a table, of which nobody asks the values
+_CIPHER = b"\x5e\x3a\x7f"  # behind the first byte of what MindSpore encrypted
+
+
+def read_model(path: Path) -> Any:
+    """The ModelProto of a file: inputs, outputs, small nodes, and of each parameter its name,
+    type and shape.
+
+    Raises ArtifactError: missing, encrypted, no MindIR, of a later version, too large.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if data[1:4] == _CIPHER:
+                raise ArtifactError(
+                    f"{path}: encrypted, and there is no manifest that says what is in it",
+                    "give the folder with its manifest.json and infer.enc_key",
+                )
+            model = mind_ir_pb2.ModelProto.FromString(_model(data))
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except _TooLarge as error:
+        raise ArtifactError(f"{path}: more than {MAX_KEPT} bytes without its weights") from error
+    except ValueError as error:  # DecodeError is one; so is what mmap says of an empty file
+        raise ArtifactError(f"{path}: no MindIR, or a damaged one: {error}") from error
+    if not model.graph.input:
+        raise ArtifactError(f"{path}: no MindIR, or one without inputs")
+    known = max(mind_ir_pb2.Version.values())
+    if model.mind_ir_version > known:
+        raise ArtifactError(
+            f"{path}: of MindIR version {model.mind_ir_version}, but this MindSpore reads none "
+            f"above {known}",
+            "install the MindSpore that wrote it, or export the model again",
+        )
+    return model
+
+
+class _TooLarge(ValueError):
+    pass
+
+
+def _numbers(message: Any, *names: str) -> set[int]:
+    return {message.DESCRIPTOR.fields_by_name[name].number for name in names}
+
+
+_MODEL = _numbers(mind_ir_pb2.ModelProto, "mind_ir_version", "model_version")
+(_GRAPH,) = _numbers(mind_ir_pb2.ModelProto, "graph")
+_KEPT = _numbers(mind_ir_pb2.GraphProto, "name", "input", "output")
+(_NODE,) = _numbers(mind_ir_pb2.GraphProto, "node")
+(_PARAMETER,) = _numbers(mind_ir_pb2.GraphProto, "parameter")
+_SHAPE = _numbers(mind_ir_pb2.TensorProto, "name", "dims", "data_type")
+
+
+def _model(data: mmap.mmap) -> bytes:
+    def parameter(start: int, end: int) -> bytes:
+        return _kept(data, start, end, _SHAPE)
+
+    def node(start: int, end: int) -> bytes:
+        return data[start:end] if end - start <= MAX_NODE else b""
+
+    def graph(start: int, end: int) -> bytes:
+        return _kept(data, start, end, _KEPT, {_NODE: node, _PARAMETER: parameter})
+
+    return _kept(data, 0, len(data), _MODEL, {_GRAPH: graph})
+
+
+def _kept(
+    data: mmap.mmap,
+    start: int,
+    end: int,
+    whole: set[int],
+    nested: dict[int, Callable[[int, int], bytes]] | None = None,
+) -> bytes:
+    """The message between two places: its `whole` fields, and the `nested` ones as they say."""
+    made = bytearray()
+    for number, first, value, last in fields(data, start, end):
+        if nested and number in nested:
+            inner = nested[number](value, last)
+            made += varint(number << 3 | 2) + varint(len(inner)) + inner
+        elif number in whole:
+            if last - first > MAX_KEPT:
+                raise _TooLarge
+            made += data[first:last]
+        if len(made) > MAX_KEPT:
+            raise _TooLarge
+    return bytes(made)

@@ -1,0 +1,169 @@
+"""The static pair: a prefill and an increment graph with the inputs of MindFormers' decoders.
+
+Shapes: b rows, s positions that a row has at most, V the vocabulary. Row i of a batch is slot i of
+a cache that lies inside the graphs as Parameters; both graphs name them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from lite_runner.architectures.spec import Decoder
+from lite_runner.errors import ConfigError
+from lite_runner.mindir.manifest import Graph, GraphName, TensorSpec
+from lite_runner.mindir.pair_inputs import COMMON, LLAMA, inputs_style, specs_of
+from lite_runner.mindir.writer import check_length, write_mindir
+from lite_runner.networks.layers import BuildOptions, CacheSize, Weights
+from lite_runner.networks.steps import network_of
+from lite_runner.networks.tensor_parallel import TensorParallel
+
+
+def stems_of(model_name: str) -> dict[GraphName, str]:
+    """MindFormers' names of a pair, without `_graph.mindir`."""
+    return {"prefill": f"{model_name}_prefill", "increment": f"{model_name}_inc"}
+
+
+# MindFormers' names of what run_mode=export writes, of the first of the ranks.
+RANK_STEMS: dict[GraphName, str] = {
+    "prefill": "mindir_full_checkpoint/rank_0",
+    "increment": "mindir_inc_checkpoint/rank_0",
+}
+
+
+def stem_of_rank(stem: str, rank: int) -> str:
+    """The name of a rank's graph, by that of the first, which may say rank_0 or nothing of it."""
+    base = stem.removesuffix("rank_0")
+    return f"{base}rank_{rank}" if base != stem else f"{stem}_rank_{rank}"
+
+
+Answer: TypeAlias = Tensor | tuple[Tensor, Tensor]  # [b, V], or [b, 1] and [b, 1]
+
+
+class _Step(nn.Cell):
+    """What all four graphs share."""
+
+    def __init__(self, network: nn.Cell, batch_size: int, sampled: bool) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.sampled = sampled
+        self.start = Tensor(np.zeros(batch_size, np.int32))
+        self.slots = Tensor(np.arange(batch_size, dtype=np.int32))
+        self.gather, self.scatter = ops.Gather(), ops.ScatterNd()
+        self.argmax = ops.Argmax(-1, ms.int32)
+        self.certain = Tensor(np.ones((batch_size, 1), np.float32))
+
+    def answer(self, logits: Tensor) -> Answer:
+        """Logits [b, V]; or ones [b, 1] and the token of the highest [b, 1]: MindFormers' infer
+        draws one of the tokens in the second output by the weights in the first."""
+        if self.sampled:
+            return self.certain, self.argmax(logits).reshape(-1, 1)
+        return logits
+
+
+class GPTPrefill(_Step):
+    """BLOOM and GPT-2: whole prompts, from position 0."""
+
+    def construct(
+        self, input_ids: Tensor, current_index: Tensor, init_reset: Tensor, valid_length: Tensor
+    ) -> Answer:
+        return self.answer(self.network(input_ids, self.start, valid_length, self.slots))
+
+
+class GPTIncrement(_Step):
+    """BLOOM and GPT-2: one token of every row."""
+
+    def construct(
+        self, input_ids: Tensor, current_index: Tensor, init_reset: Tensor, valid_length: Tensor
+    ) -> Answer:
+        return self.answer(self.network(input_ids, valid_length - 1, valid_length, None))
+
+
+class LlamaPrefill(_Step):
+    """Llama: whole prompts, from position 0, each of the slot that batch_index says."""
+
+    def construct(
+        self, input_ids: Tensor, valid_length: Tensor, batch_index: Tensor, zactivate_len: Tensor
+    ) -> Answer:
+        slots = batch_index.astype(ms.int32)
+        return self.answer(self.network(input_ids, self.start, valid_length, slots))
+
+
+class LlamaIncrement(_Step):
+    """Llama: one token of every row, each of the slot that batch_index says."""
+
+    def construct(
+        self, input_ids: Tensor, valid_length: Tensor, batch_index: Tensor, zactivate_len: Tensor
+    ) -> Answer:
+        # The rows are put in the order of the slots, which is cheaper than moving the cache.
+        slots = batch_index.astype(ms.int32)
+        rows = self.scatter(slots.reshape(-1, 1), self.slots, self.slots.shape)
+        length = self.gather(valid_length, rows, 0)
+        logits = self.network(self.gather(input_ids, rows, 0), length - 1, length, None)
+        return self.answer(self.gather(logits, slots, 0))
+
+
+Steps = Mapping[GraphName, Callable[[nn.Cell, int, bool], nn.Cell]]
+
+# By the names of the inputs; each is made of the network, the batch size and `sampled`.
+STEPS: dict[tuple[str, ...], Steps] = {
+    COMMON.names: {"prefill": GPTPrefill, "increment": GPTIncrement},
+    LLAMA.names: {"prefill": LlamaPrefill, "increment": LlamaIncrement},
+}
+
+
+def export_static_pair(
+    model: Decoder,
+    weights: Weights,
+    folder: Path,
+    stems: Mapping[GraphName, str],
+    *,
+    batch_size: int,
+    seq_length: int,
+    dtype: str,
+    enc_key: bytes | None,
+    sampled: bool,
+    parallel: TensorParallel | None = None,
+) -> dict[GraphName, Graph]:
+    """Write `<stem>_graph.mindir` of each, above 1 GB with `<stem>_variables/` beside it; a stem
+    may begin with a folder. With `parallel` they are of one rank, as the `weights` are.
+
+    Output: logits [b, V] after each row's last valid token; with `sampled` ones [b, 1] and the
+    token of the highest logit [b, 1] int32, as MindFormers 1.0's bloom.py returns. A row with
+    valid_length 0 in a prefill, or seq_length in an increment, only touches the last position of
+    its slot, which is never read before it is written. A seq_length beyond the model's own is a
+    ConfigError, and so is a family without steps.
+    """
+    check_length(model, seq_length)
+    style = inputs_style(model)
+    if style.names not in STEPS:
+        raise ConfigError(
+            f"{model.architecture}: registered without the steps of its graphs: no pair",
+            "export.layout=dynamic, or give steps to lite_runner.register_inputs",
+        )
+    build = BuildOptions(CacheSize(batch_size, seq_length), getattr(ms, dtype), parallel)
+    mine = model if parallel is None else model.shard(parallel.ranks.tensor)
+    network = network_of(mine, weights, build)
+    graphs: dict[GraphName, Graph] = {}
+    for graph, stem in stems.items():
+        step = STEPS[style.names][graph](network, batch_size, sampled)
+        specs = specs_of(style, graph, batch_size, seq_length)
+        inputs = [Tensor(np.zeros(spec.shape, spec.dtype)) for spec in specs]
+        target = folder / stem
+        target.parent.mkdir(exist_ok=True)
+        file = target.with_name(write_mindir(step, inputs, target.parent, target.name, enc_key))
+        outputs = _outputs(batch_size, model.vocab_size, sampled)
+        graphs[graph] = Graph(file.relative_to(folder).as_posix(), specs, outputs)
+    return graphs
+
+
+def _outputs(batch: int, vocab: int, sampled: bool) -> tuple[TensorSpec, ...]:
+    if sampled:
+        certain = TensorSpec("probabilities", (batch, 1), "float32")
+        return certain, TensorSpec("tokens", (batch, 1), "int32")
+    return (TensorSpec("logits", (batch, vocab), "float32"),)

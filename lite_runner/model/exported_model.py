@@ -1,0 +1,200 @@
+"""The exported model that the user gives: a folder, the paths of a pair, or that of one graph.
+
+With our manifest it is checked against that; any other is inspected, and taken where its inputs
+are of a layout that is known. Files are judged by their own names, never by those of folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+from lite_runner import progress
+from lite_runner.config.ge import FILE_NAME
+from lite_runner.config.model_dir import MANIFEST, only_yaml
+from lite_runner.config.schema import RunConfig
+from lite_runner.errors import ArtifactError
+from lite_runner.mindir.manifest import GraphName, Manifest, read_manifest
+from lite_runner.system import environment
+
+# A model above 1 GB has _graph in its files' names, MindFormers' documents have it in all.
+PREFILL_ENDS = ("prefill_graph.mindir", "prefill.mindir")
+INCREMENT_ENDS = ("inc_graph.mindir", "inc.mindir")
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """An exported model that is there and known. `ge_files`: the config.ini beside it, if any."""
+
+    folder: Path
+    manifest: Manifest  # ours, or made of what the graphs tell
+    ge_files: tuple[Path, ...]
+
+    @property
+    def graphs(self) -> Mapping[GraphName, Path]:
+        """Where each graph is."""
+        return self.manifest.paths(self.folder)
+
+
+def exported_model(config: RunConfig) -> ExportedModel | None:
+    """The exported model that a run names; None where it names none.
+
+    Raises ArtifactError: a file is missing or another one, half of a pair, ambiguous, no MindIR,
+    or not of the model that the config names.
+    """
+    if not config.predicts:  # an export writes to these paths
+        return None
+    try:
+        return _found(config)
+    except OSError as error:
+        where = config.infer.model_dir or config.infer.prefill_model_path
+        raise ArtifactError(f"{where}: cannot be read: {error.strerror or error}") from error
+
+
+def _found(config: RunConfig) -> ExportedModel | None:
+    infer = config.infer
+    if infer.model_dir:
+        folder = Path(infer.model_dir).expanduser()
+        if not folder.is_dir():
+            raise ArtifactError(f"{folder}: no such folder", "infer.model_dir= an exported model")
+        if (folder / MANIFEST).is_file():
+            manifest = read_manifest(folder)
+        else:
+            only_yaml(folder)  # of several nobody knows whose sizes hold
+            manifest = _inspected(graphs_in(folder), config)
+    elif infer.prefill_model_path:
+        paths = paths_of(infer.prefill_model_path, infer.increment_model_path)
+        folder = common_folder(paths)
+        manifest = _manifest_of(folder, paths) or _inspected(paths, config)
+    else:
+        return None
+    if infer.model_type not in (None, manifest.model_type.lower()):
+        raise ArtifactError(
+            f"{folder}: the model is {manifest.model_type.lower()}, got "
+            f"infer.model_type={infer.model_type}",
+            "leave infer.model_type= out",
+        )
+    ge_file = folder / FILE_NAME
+    return ExportedModel(folder, manifest, (ge_file,) if ge_file.is_file() else ())
+
+
+def graphs_in(folder: Path) -> dict[GraphName, Path]:
+    """The MindIR files of a folder: a pair by the ends of their names, or a single one.
+
+    Raises ArtifactError where they are not such.
+    """
+    found = sorted(path for path in folder.iterdir() if path.suffix == ".mindir")
+    names = ", ".join(path.name for path in found)
+    expected = f"expected one MindIR, or ...{PREFILL_ENDS[0]} and ...{INCREMENT_ENDS[0]}"
+    if not found:
+        if any(path.suffix == ".ms" for path in folder.iterdir()):
+            raise ArtifactError(f"{folder}: a .ms, but no {MANIFEST}", _MS_HINT)
+        raise ArtifactError(f"{folder}: no MindIR in it; {expected}")
+    if len(found) > 2:
+        raise ArtifactError(f"{folder}: got {len(found)} MindIR files ({names}); {expected}")
+    prefill = [path for path in found if path.name.endswith(PREFILL_ENDS)]
+    increment = [path for path in found if path.name.endswith(INCREMENT_ENDS)]
+    if len(found) == 1 and not prefill and not increment:
+        return {"model": found[0]}
+    if len(found) == 2 and not prefill and not increment:  # as in x_prefill_seq1024_bs1.mindir
+        prefill = [path for path in found if "prefill" in path.name]
+        increment = [path for path in found if path not in prefill] if prefill else []
+    if len(prefill) == 1 and len(increment) == 1:
+        return {"prefill": prefill[0], "increment": increment[0]}
+    ends = ((PREFILL_ENDS[0], prefill), (INCREMENT_ENDS[0], increment))
+    missing = [end for end, one in ends if not one]
+    half = f"only one of a pair, there is no ...{missing[0]}; " if len(missing) == 1 else ""
+    raise ArtifactError(f"{folder}: {half}got {names}; {expected}")
+
+
+_MS_HINT = "a .ms tells nothing of its inputs: keep it with its manifest, or give the MindIR"
+
+
+def paths_of(prefill: str, increment: str) -> dict[GraphName, Path]:
+    """The graphs at these paths; without the second it is a single one. Raises ArtifactError."""
+    first = _existing(prefill, "infer.prefill_model_path")
+    if not increment:
+        return {"model": first}
+    second = _existing(increment, "infer.increment_model_path")
+    if first.samefile(second):
+        raise ArtifactError(
+            f"{first}: the prefill and the increment graph are the same file",
+            "infer.increment_model_path= the other graph; a single graph needs the first path only",
+        )
+    return {"prefill": first, "increment": second}
+
+
+def _existing(given: str, key: str) -> Path:
+    """The file at a path, or under the other name that an export may have given it: of x, MindSpore
+    writes x.mindir, and x_graph.mindir where it is above 1 GB."""
+    path = Path(given).expanduser()
+    if path.is_file():
+        return path
+    stem = path.name.removesuffix(".mindir").removesuffix("_graph")
+    others = [path.with_name(f"{stem}{end}") for end in (".mindir", "_graph.mindir")]
+    found = [other for other in others if other.is_file()]
+    if len(found) == 1:
+        progress.note(f"{path} is not there; {found[0].name} is")
+        return found[0]
+    if found:
+        raise ArtifactError(
+            f"{path}: not there, but both {found[0].name} and {found[1].name} are",
+            f"{key}= one of them",
+        )
+    what = "a folder; infer.model_dir= takes one" if path.is_dir() else "no such file"
+    raise ArtifactError(f"{path}: {what}", f"{key}= the path of a MindIR")
+
+
+def common_folder(paths: Mapping[GraphName, Path]) -> Path:
+    """Where what belongs to these graphs lies: in their folder, or in the one that holds both
+    folders, as those of run_mode=export are."""
+    folders = {path.parent for path in paths.values()}
+    above = {folder.parent for folder in folders}
+    if len(folders) > 1 and len(above) == 1 and (above_all := above.pop() / MANIFEST).is_file():
+        return above_all.parent
+    return next(iter(paths.values())).parent
+
+
+def _manifest_of(folder: Path, paths: Mapping[GraphName, Path]) -> Manifest | None:
+    """The manifest beside the graphs, if it is about them."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    graphs = read_manifest(folder, check_files=False).paths(folder)
+    named = {name: path.resolve() for name, path in graphs.items()}
+    given = {name: path.resolve() for name, path in paths.items()}
+    if given == named:
+        return read_manifest(folder)
+    if set(given.values()) == set(named.values()):
+        raise ArtifactError(
+            f"swapped: {paths['prefill']} is the increment graph, says its {MANIFEST}",
+            "give the prefill graph first",
+        )
+    if set(given.values()) < set(named.values()):
+        raise ArtifactError(
+            f"{next(iter(paths.values()))}: only one of a pair, says its {MANIFEST}",
+            "give both: infer.prefill_model_path= and infer.increment_model_path=",
+        )
+    return None
+
+
+def _inspected(paths: Mapping[GraphName, Path], config: RunConfig) -> Manifest:
+    """What the graphs tell of themselves, held against the model that the config names."""
+    for path in paths.values():
+        if path.suffix == ".ms":
+            raise ArtifactError(f"{path}: no {MANIFEST} names it", _MS_HINT)
+    model = config.model_config()
+    first = next(iter(paths.values()))
+    if model is None:
+        raise ArtifactError(
+            f"{first}: no {MANIFEST} says which model it is",
+            "name it: model=bloom_560m, or --config a yaml with its sizes",
+        )
+    environment.import_mindspore()
+    from lite_runner.mindir.inspect import foreign_manifest
+
+    target = environment.resolve_device(config.context.device_target, planned=config.dry_run)
+    return foreign_manifest(
+        paths, model, config.model_name, target=cast(Literal["CPU", "Ascend"], target)
+    )

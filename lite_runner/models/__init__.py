@@ -1,1 +1,0 @@
-"""The networks, one file an architecture, and what they share."""

@@ -1,0 +1,217 @@
+"""A model's layers, packed for our own operators as its description says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from lite_runner.architectures import by_place, limits, own_network, spec
+from lite_runner.architectures.naming import HEAD, Part, Role
+from lite_runner.architectures.positions import alibi_slopes
+from lite_runner.native import packing
+from lite_runner.native.lora_pool import LoraSize, PoolLayout, Target
+from lite_runner.native.packing import Block, Floats, Layout, Norm, Weight
+
+_INWARD: tuple[Role, ...] = ("query", "key", "value")
+
+
+def unsupported(model: spec.Decoder) -> list[str]:
+    """Why our own operators cannot compute a model; nothing where they can."""
+    if own_network(model) is not None:
+        return [f"{model.architecture} has a network of its own"]
+    return limits.unsupported(model)
+
+
+class Weights(Protocol):
+    """Gives the tensors of a model, each once, by their canonical names."""
+
+    def matrix(self, name: str) -> Weight:
+        """The weight of a linear layer, the embedding or the head [out, in]."""
+        ...
+
+    def vector(self, name: str) -> Floats:
+        """Any other tensor."""
+        ...
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A layer's bytes, and where its adapters are; None: it takes none."""
+
+    block: Block
+    adapters: PoolLayout | None
+
+
+@dataclass(frozen=True)
+class PackedModel:
+    """All layers of a model; a block is its attention and its feed-forward layer."""
+
+    embedding: Packed
+    blocks: list[tuple[Packed, Packed]]
+    head: Packed
+
+
+def pack(
+    model: spec.Decoder,
+    weights: Weights,
+    lora: LoraSize | None = None,
+    *,
+    integer_input: bool = False,
+    widen: bool = False,
+) -> PackedModel:
+    """Every layer of a model that is not `unsupported`, its weights taken one layer after the
+    other; `integer_input` and `widen`: see packing.matrix."""
+    packer = _Packer(model, weights, lora, integer_input, widen)
+    return PackedModel(
+        packer.embedding(),
+        [
+            (packer.attention(layer, block), packer.feed_forward(layer, block))
+            for layer, block in enumerate(model.blocks)
+        ],
+        packer.head(),
+    )
+
+
+class _Packer:
+    """Takes a model's weights, by their roles, and packs them."""
+
+    def __init__(
+        self,
+        model: spec.Decoder,
+        weights: Weights,
+        lora: LoraSize | None,
+        integer_input: bool,
+        widen: bool,
+    ) -> None:
+        self._model, self._weights, self._lora = model, weights, lora
+        self._integer_input, self._widen = integer_input, widen
+        self._parameters = by_place(model)
+
+    def embedding(self) -> Packed:
+        model, name = self._model, self._name("embedding")
+        positions = None
+        if model.learned_positions:
+            positions = self._weights.vector(self._name("positions"))
+        norm = None
+        if model.embedding_norm is not None:
+            norm = self._norm(model.embedding_norm, "embedding_norm")
+        layout = self._layout([Target(name, model.vocab_size, model.hidden_size, looked_up=True)])
+        table = self._packed(self._weights.matrix(name))
+        block = packing.embedding(table, positions, norm, layout, hidden=model.hidden_size)
+        return Packed(block.block(), layout)
+
+    def attention(self, layer: int, block: spec.Block) -> Packed:
+        parts, hidden = block.attention, self._model.hidden_size
+        queries, keys = parts.heads * parts.head_dim, parts.kv_heads * parts.head_dim
+        layout = self._layout(
+            [
+                self._target("query", layer, hidden, queries),
+                self._target("key", layer, hidden, keys),
+                self._target("value", layer, hidden, keys),
+                self._target("attention_out", layer, queries, hidden),
+            ]
+        )
+        inward = packing.stacked([self._matrix(role, layer) for role in _INWARD])
+        bias = None
+        if parts.qkv_bias:
+            bias = np.concatenate([self._bias(role, layer) for role in _INWARD])
+        outward = self._matrix("attention_out", layer)
+        query_norm = key_norm = None
+        if parts.qk_norm is not None:
+            query_norm = self._norm(parts.qk_norm, "query_norm", layer)
+            key_norm = self._norm(parts.qk_norm, "key_norm", layer)
+        packed = packing.attention(
+            (parts.heads, parts.kv_heads, parts.head_dim),
+            self._packed(inward, bias),
+            self._packed(outward, self._bias("attention_out", layer) if parts.out_bias else None),
+            self._norm(block.norm, "attention_norm", layer),
+            layout,
+            hidden=hidden,
+            rotary=parts.rotary is not None,
+            residual=True,
+            slopes=alibi_slopes(parts.heads) if parts.alibi else None,
+            query_norm=query_norm,
+            key_norm=key_norm,
+            window=parts.window,
+        )
+        return Packed(packed.block(), layout)
+
+    def feed_forward(self, layer: int, block: spec.Block) -> Packed:
+        parts, hidden = block.feed_forward, self._model.hidden_size
+        layout = self._layout(
+            [
+                self._target("gate", layer, hidden, parts.width) if parts.gated else None,
+                self._target("up", layer, hidden, parts.width),
+                self._target("down", layer, parts.width, hidden),
+            ]
+        )
+        up: Weight | packing.Alternating
+        bias: Floats | tuple[Floats, Floats] | None
+        if parts.gated:
+            up = packing.Alternating(self._matrix("gate", layer), self._matrix("up", layer))
+            bias = (self._bias("gate", layer), self._bias("up", layer)) if parts.bias else None
+        else:
+            up = self._matrix("up", layer)
+            bias = self._bias("up", layer) if parts.bias else None
+        upward = self._packed(up, bias)
+        down = self._matrix("down", layer)
+        packed = packing.feed_forward(
+            upward,
+            self._packed(down, self._bias("down", layer) if parts.bias else None),
+            self._norm(block.norm, "feed_forward_norm", layer),
+            layout,
+            hidden=hidden,
+            wide=parts.width,
+            gated=parts.gated,
+            residual=True,
+        )
+        return Packed(packed.block(), layout)
+
+    def head(self) -> Packed:
+        model, name = self._model, f"{HEAD}.weight"  # of adapters also where the head is tied
+        matrix = None
+        if not model.tie_word_embeddings:
+            matrix = self._packed(self._weights.matrix(name))
+        layout = self._layout([Target(name, model.hidden_size, model.vocab_size)])
+        norm = self._norm(model.norm, "norm")
+        block = packing.head(matrix, norm, layout, hidden=model.hidden_size)
+        return Packed(block.block(), layout)
+
+    def _name(self, role: Role, layer: int | None = None, kind: Part = "weight") -> str:
+        return self._parameters[role, layer, kind].name
+
+    def _target(self, role: Role, layer: int, inputs: int, outputs: int) -> Target:
+        return Target(self._name(role, layer), inputs, outputs)
+
+    def _layout(self, targets: Sequence[Target | None]) -> PoolLayout | None:
+        """The pool of a layer, for those of its matrices that any adapter changes."""
+        if self._lora is None:
+            return None
+        size = self._lora
+        changed = [one if one and one.name in size.targets else None for one in targets]
+        if not any(changed):
+            return None
+        return PoolLayout(size.rank, tuple(changed), size.bfloat16)
+
+    def _matrix(self, role: Role, layer: int) -> Weight:
+        return self._weights.matrix(self._name(role, layer))
+
+    def _bias(self, role: Role, layer: int) -> Floats:
+        return self._weights.vector(self._name(role, layer, "bias"))
+
+    def _norm(self, norm: spec.Norm, role: Role, layer: int | None = None) -> Norm:
+        gain = self._weights.vector(self._name(role, layer))
+        shift = None
+        if norm.kind == "layer":
+            shift = self._weights.vector(self._name(role, layer, "bias"))
+        return Norm(gain, shift, norm.eps)
+
+    def _packed(
+        self,
+        weight: Weight | packing.Alternating,
+        bias: Floats | tuple[Floats, Floats] | None = None,
+    ) -> Layout:
+        return packing.matrix(weight, bias, integer_input=self._integer_input, widen=self._widen)

@@ -1,0 +1,393 @@
+"""Layers as the operators read them: one block of bytes each, matrices in panels of 32 outputs."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.native import library, structs
+from lite_runner.native.lora_pool import PoolLayout
+from lite_runner.native.structs import INPUT_GROUP, PANEL, Format, Kind, Order
+from lite_runner.weights.files import drop_pages
+from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
+from lite_runner.weights.tensor import widened
+
+# Since which format of the bytes there are layers of a kind. What a kind is never changes.
+_SINCE = {Kind.ATTENTION: 1, Kind.FEED_FORWARD: 1, Kind.EXTENDED_ATTENTION: 2}
+FORMAT = max(_SINCE.values())  # the newest; the operators read those before it too
+ALIGNMENT = 64  # bytes: a line of the processor's cache
+
+Floats: TypeAlias = NDArray[np.float32]
+Weight: TypeAlias = NDArray[Any] | QuantizedTensor  # [out, in]; floats as LazyTensor has them
+Block: TypeAlias = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMSNorm, or LayerNorm where there is a beta."""
+
+    gamma: Floats
+    beta: Floats | None
+    epsilon: float
+
+
+def aligned(nbytes: int) -> Block:
+    """Room for so many bytes, which begins where the operators read fastest."""
+    whole = np.zeros(nbytes + ALIGNMENT, np.uint8)  # between the parts too: it may go to a file
+    start = -whole.ctypes.data % ALIGNMENT
+    return whole[start : start + nbytes]
+
+
+class Layout:
+    """A block that is laid out: a struct in front, parts behind it; written only as a whole, so
+    that nothing is in memory twice."""
+
+    def __init__(self, fields: ctypes.Structure) -> None:
+        """`fields`: the struct, whose offsets may be filled in until the block is written."""
+        self._fields = fields
+        self._parts: list[tuple[int, _Part]] = []
+        self._size = ctypes.sizeof(fields)
+
+    @property
+    def nbytes(self) -> int:
+        return -(-self._size // ALIGNMENT) * ALIGNMENT
+
+    def add(self, part: _Part) -> int:
+        """Where the part will be."""
+        at = self.nbytes
+        self._parts.append((at, part))
+        self._size = at + part.nbytes
+        return at
+
+    def norm(self, norm: Norm) -> structs.Norm:
+        """The norm's fields; its numbers will be among the parts."""
+        fields = structs.Norm(centred=norm.beta is not None, epsilon=norm.epsilon)
+        if norm.beta is not None:
+            fields.beta = self.add(_Copy(norm.beta))
+        fields.gamma = self.add(_Copy(norm.gamma))
+        return fields
+
+    def write(self, target: Block) -> None:
+        """Fill `target` [nbytes]."""
+        fields = bytes(self._fields)
+        target[: len(fields)] = np.frombuffer(fields, np.uint8)
+        for at, part in self._parts:
+            part.write(target[at : at + part.nbytes])
+
+    def block(self) -> Block:
+        """The bytes."""
+        result = aligned(self.nbytes)
+        self.write(result)
+        return result
+
+
+class _Copy:
+    """An array [n] as it is."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._array = array
+        self.nbytes = array.nbytes
+
+    def write(self, target: Block) -> None:
+        target[:] = self._array.view(np.uint8)
+
+
+class _Panels:
+    """Arrays [out, n] of one shape in panels [out / 32, n, 32], two of them in turn; zeros where
+    out or n are filled up."""
+
+    def __init__(
+        self,
+        arrays: Sequence[NDArray[Any]],
+        multiple: int = 1,
+        *,
+        bfloat16: bool = False,
+        order: Order = Order.PLAIN,
+    ) -> None:
+        """n is filled up to a multiple; float32 may become bfloat16, which holds the same, integers
+        in a word another order."""
+        self._arrays = [np.ascontiguousarray(array) for array in arrays]
+        self._bfloat16, self._order = bfloat16, order
+        rows, width = arrays[0].shape
+        self._width = -(-width // multiple) * multiple
+        self._size = 2 if bfloat16 else arrays[0].itemsize
+        self._panel = PANEL * self._width * self._size
+        self.nbytes = len(arrays) * -(-rows // PANEL) * self._panel
+
+    def write(self, target: Block) -> None:
+        found = library()
+        for index, array in enumerate(self._arrays):
+            rows, width = array.shape
+            found.lite_runner_pack(
+                ctypes.c_void_p(array.ctypes.data),
+                *(ctypes.c_int64(number) for number in (rows, width, self._width)),
+                *(ctypes.c_int64(number) for number in (array.itemsize, self._size, self._order)),
+                ctypes.c_int64(len(self._arrays)),
+                ctypes.c_void_p(target.ctypes.data + index * self._panel),
+            )
+            drop_pages(array)  # of a file: what is packed is not read again
+
+
+class _Widened:
+    """Integers in groups as the floats that they stand for, in panels: see _Panels."""
+
+    def __init__(self, parts: Sequence[QuantizedTensor]) -> None:
+        self._parts = parts
+        rows, inputs = parts[0].shape
+        self._panel = 4 * PANEL * (-(-inputs // 8) * 8)
+        self.nbytes = len(parts) * -(-rows // PANEL) * self._panel
+
+    def write(self, target: Block) -> None:
+        found = library()
+        for index, part in enumerate(self._parts):
+            arrays = [np.ascontiguousarray(part.values), np.ascontiguousarray(part.scales)]
+            if part.minimums is not None:
+                arrays.append(np.ascontiguousarray(part.minimums))
+            pointers = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
+            pointers += [ctypes.c_void_p(None)] * (3 - len(pointers))
+            numbers = (*part.shape, part.bits, part.group, len(self._parts))
+            found.lite_runner_widen(
+                *pointers,
+                *(ctypes.c_int64(number) for number in numbers),
+                ctypes.c_void_p(target.ctypes.data + index * self._panel),
+            )
+
+
+_Part: TypeAlias = "_Widened | Layout | _Copy | _Panels"
+
+
+def stacked(parts: Sequence[Weight]) -> Weight:
+    """Matrices of one input as one, their outputs one after the other."""
+    quantized, floats = _alike(parts)
+    if not quantized:
+        joined: NDArray[Any] = np.concatenate(floats)
+        for part in floats:
+            drop_pages(part)
+        return joined
+    first, minimums = quantized[0], [part.minimums for part in quantized]
+    return QuantizedTensor(
+        first.bits,
+        first.group,
+        np.concatenate([part.values for part in quantized]),
+        np.concatenate([part.scales for part in quantized]),
+        None if first.minimums is None else np.concatenate(minimums),  # type: ignore[arg-type]
+    )
+
+
+@dataclass(frozen=True)
+class Alternating:
+    """Two matrices of one shape as one, whose panels are of the first and second in turn."""
+
+    first: Weight
+    second: Weight
+
+
+def _alike(parts: Sequence[Weight]) -> tuple[list[QuantizedTensor], list[NDArray[Any]]]:
+    """Matrices that are packed together: all as integers with the same groups, or all as floats of
+    one type, where a file holds them in several forms."""
+    quantized = [part for part in parts if isinstance(part, QuantizedTensor)]
+    if len(quantized) < len(parts) or len({part.bits for part in quantized}) > 1:
+        floats = [part.float32() if isinstance(part, QuantizedTensor) else part for part in parts]
+        one_type = len({part.dtype for part in floats}) == 1
+        return [], floats if one_type else [widened(part) for part in floats]
+    if len({part.group for part in quantized}) > 1:
+        # 8 bits of a file in groups, and others that were rounded by row.
+        quantized = [quantize(one.float32(), 8, 0) if one.group else one for one in quantized]
+    return quantized, []
+
+
+def _padded(array: NDArray[Any], axis: int = 0, multiple: int = PANEL) -> NDArray[Any]:
+    """Zeros behind an axis, up to a multiple."""
+    missing = -array.shape[axis] % multiple
+    if not missing:
+        return array
+    return np.pad(array, [(0, missing if i == axis else 0) for i in range(array.ndim)])
+
+
+def _format(parts: Sequence[NDArray[Any]]) -> Format:
+    """How floats of one type are kept: as they are stored, or in half the bytes where bfloat16
+    holds the same values."""
+    if parts[0].dtype == np.float16:
+        return Format.FLOAT16
+    return Format.BFLOAT16 if all(_is_bfloat16(part) for part in parts) else Format.FLOAT32
+
+
+def _is_bfloat16(weight: NDArray[Any]) -> bool:
+    if weight.dtype == np.uint16:
+        return True
+    bits = weight.view(np.uint32)
+    return not (bits[:1] & 0xFFFF).any() and not any(
+        (bits[start : start + 256] & 0xFFFF).any() for start in range(0, len(bits), 256)
+    )
+
+
+def matrix(
+    weight: Weight | Alternating,
+    bias: Floats | tuple[Floats, Floats] | None = None,
+    *,
+    integer_input: bool = False,
+    widen: bool = False,
+) -> Layout:
+    """A matrix in panels, and its bias [out], of an Alternating a pair; `integer_input`: what one
+    of int8 is multiplied with is rounded too; `widen`: integers, which are in groups then, are kept
+    as the floats that they stand for."""
+    pair = isinstance(weight, Alternating)
+    parts = [weight.first, weight.second] if isinstance(weight, Alternating) else [weight]
+    out, inputs = parts[0].shape
+    if pair:
+        out = 2 * -(-out // PANEL) * PANEL
+    fields = structs.Matrix(out=out, inputs=inputs)
+    layout = Layout(fields)
+    quantized, floats = _alike(parts)
+    if quantized and widen:
+        fields.format = Format.FLOAT32
+        fields.data = layout.add(_Widened(quantized))
+    elif quantized:
+        _add_integers(layout, fields, quantized, integer_input and quantized[0].bits == 8)
+    else:
+        fields.format = _format(floats)
+        bfloat16 = fields.format == Format.BFLOAT16
+        fields.data = layout.add(_Panels(floats, 8, bfloat16=bfloat16))
+    if bias is not None:
+        biases = bias if isinstance(bias, tuple) else (bias,)
+        assert len(biases) == len(parts)
+        fields.bias = layout.add(_Panels([one[:, None] for one in biases]))
+    return layout
+
+
+def _add_integers(
+    layout: Layout, fields: structs.Matrix, parts: list[QuantizedTensor], integer_input: bool
+) -> None:
+    """Lay out integers and what they are scaled by."""
+    bits, group = parts[0].bits, parts[0].group
+    fields.format = Format.INT4 if bits == 4 else Format.INT8
+    fields.group, fields.integer_input = group, integer_input
+    order = Order.NIBBLE_PAIRS if bits == 4 else Order.PLAIN if integer_input else Order.BYTE_PAIRS
+    # Eight inputs at a time.
+    words = [_padded(part.values, 1, bits).view(np.uint32) for part in parts]
+    fields.data = layout.add(_Panels(words, order=order))
+    if group:
+        fields.scales = layout.add(_Panels([part.scales for part in parts]))
+    else:
+        fields.scales = layout.add(_Panels([part.scales[:, None] for part in parts]))
+    if bits == 4:
+        fields.minimums = layout.add(
+            _Panels([part.minimums for part in parts if part.minimums is not None])
+        )
+    if integer_input:
+        span = group or INPUT_GROUP
+        grouped = [_padded(part.values, 1, span) for part in parts]
+        totals = [one.reshape(len(one), -1, span).sum(2, dtype=np.int32) for one in grouped]
+        fields.sums = layout.add(_Panels(totals))
+
+
+def embedding(
+    table: Layout,
+    positions: Floats | None,
+    norm: Norm | None,
+    adapters: PoolLayout | None,
+    *,
+    hidden: int,
+) -> Layout:
+    """`table`: a matrix [vocab, hidden], which may be the head's too."""
+    fields = structs.EmbeddingLayer(hidden=hidden, adapters=_parts_of(adapters))
+    layout = Layout(fields)
+    fields.table = layout.add(table)
+    if positions is not None:
+        fields.positions = layout.add(matrix(positions))
+    if norm is not None:
+        fields.has_norm = True
+        fields.norm = layout.norm(norm)
+    return layout
+
+
+def attention(
+    heads: tuple[int, int, int],
+    inward: Layout,
+    outward: Layout,
+    norm: Norm,
+    adapters: PoolLayout | None,
+    *,
+    hidden: int,
+    rotary: bool,
+    residual: bool,
+    slopes: Floats | None,
+    query_norm: Norm | None = None,
+    key_norm: Norm | None = None,
+    window: int | None = None,
+) -> Layout:
+    """`heads`: their number, that of key/value heads, and their size.
+
+    `query_norm` and `key_norm`, with a gamma [size], are of each head by itself, before it is
+    rotated. A token sees `window` keys at most, its own the last of them; None: all.
+    """
+    assert window is None or window > 0
+    whole = structs.ExtendedAttentionLayer(window=window or 0)
+    extended = bool(query_norm or key_norm or window)
+    fields = whole.plain
+    fields.kind = Kind.EXTENDED_ATTENTION if extended else Kind.ATTENTION
+    fields.hidden = hidden
+    fields.heads, fields.kv_heads, fields.head_dim = heads
+    fields.rotary, fields.residual = rotary, residual
+    fields.adapters = _parts_of(adapters)
+    layout = Layout(whole if extended else fields)
+    if slopes is not None:
+        fields.slopes = layout.add(_Copy(slopes))
+    fields.query_key_value = layout.add(inward)
+    fields.projection = layout.add(outward)
+    fields.norm = layout.norm(norm)
+    if query_norm is not None:
+        whole.query_norm = layout.norm(query_norm)
+    if key_norm is not None:
+        whole.key_norm = layout.norm(key_norm)
+    return layout
+
+
+def feed_forward(
+    up: Layout,
+    down: Layout,
+    norm: Norm,
+    adapters: PoolLayout | None,
+    *,
+    hidden: int,
+    wide: int,
+    gated: bool,
+    residual: bool,
+) -> Layout:
+    """`up`: gate and up in alternating panels where it is `gated`."""
+    fields = structs.FeedForwardLayer(kind=Kind.FEED_FORWARD, hidden=hidden, wide=wide)
+    fields.gated, fields.residual = gated, residual
+    fields.adapters = _parts_of(adapters)
+    layout = Layout(fields)
+    fields.up = layout.add(up)
+    fields.down = layout.add(down)
+    fields.norm = layout.norm(norm)
+    return layout
+
+
+def head(
+    matrix_layout: Layout | None, norm: Norm, adapters: PoolLayout | None, *, hidden: int
+) -> Layout:
+    """Without a matrix the head is that of the embedding."""
+    fields = structs.HeadLayer(hidden=hidden, adapters=_parts_of(adapters))
+    layout = Layout(fields)
+    if matrix_layout is not None:
+        fields.matrix_offset = layout.add(matrix_layout)
+    fields.norm = layout.norm(norm)
+    return layout
+
+
+def format_of(blocks: Iterable[Block]) -> int:
+    """The oldest format that has all these attention and feed-forward layers."""
+    kinds = {Kind(int.from_bytes(block[:8].tobytes(), "little")) for block in blocks}
+    return max(_SINCE[kind] for kind in kinds)
+
+
+def _parts_of(adapters: PoolLayout | None) -> structs.LoraPair:
+    """None: no adapter changes the layer."""
+    return (adapters or PoolLayout(0, ())).parts()

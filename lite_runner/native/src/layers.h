@@ -1,0 +1,176 @@
+// What a packed layer is, and what an operator is given. A packed layer is one block of bytes: a
+// struct that says where its parts are (as offsets from its own start, 0: not there), then the
+// parts. lite_runner/native/packing.py writes them. Files of users hold such blocks, so a struct
+// stays as it is: what is to have more fields gets a kind of its own.
+#pragma once
+#include <cstdint>
+
+namespace lite_runner {
+
+constexpr int64_t kPanel = 32;       // outputs of a matrix that lie side by side
+constexpr int64_t kInputGroup = 32;  // inputs that are rounded to 8 bits with one scale
+constexpr int64_t kChunk = 128;      // keys whose scores are summed up before they are merged
+
+enum class Format : int64_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3, kFloat16 = 4 };
+enum class CacheType : int64_t { kFloat32 = 0, kFloat16 = 1, kInt8 = 2 };
+
+// How inputs k follow each other in a word, from its lowest bits on: as they are (int8 by int8); or
+// 0 2 1 3, and 0 2 4 6 1 3 5 7, so that a shift leaves two neighbours in its halves.
+enum class Order : int64_t { kPlain = 0, kBytePairs = 1, kNibblePairs = 2 };
+
+// A matrix [out, in] in panels of 32 outputs: for each panel, for each input, 32 values. Of int8
+// four inputs, of int4 eight inputs of an output make one 32-bit word: see Order.
+struct Matrix {
+  Format format;
+  int64_t out, in;
+  int64_t group;          // inputs that share a scale; 0: all
+  int64_t integer_input;  // what multiplies integers is rounded too: 1: to 8 bits, 0: to 16
+  int64_t data, scales, minimums;  // scales float32 [panels * 32], or half [panels, in / group, 32]
+  int64_t sums;                    // int32 [panels, input groups, 32] of each output's integers
+  int64_t bias;                    // float32 [panels * 32]
+
+  const uint8_t* at(int64_t offset) const {
+    return reinterpret_cast<const uint8_t*>(this) + offset;
+  }
+  const uint16_t* halves(int64_t offset) const {
+    return reinterpret_cast<const uint16_t*>(at(offset));
+  }
+  bool integers() const { return format == Format::kInt8 || format == Format::kInt4; }
+  int64_t panels() const { return (out + kPanel - 1) / kPanel; }
+  int64_t depth() const { return (in + 7) / 8 * 8; }  // inputs as stored, zeros behind them
+  int64_t groups() const { return group ? in / group : 1; }
+  // Inputs that are rounded with one scale: finer than a row, whose largest number would blur the
+  // others.
+  int64_t input_group() const {
+    return group ? group : integer_input ? kInputGroup : 4 * kInputGroup;
+  }
+  int64_t input_groups() const { return (depth() + input_group() - 1) / input_group(); }
+  int64_t panel_bytes() const {
+    constexpr int64_t bits[] = {32, 16, 8, 4, 16};
+    return depth() * kPanel * bits[static_cast<int64_t>(format)] / 8;
+  }
+};
+
+struct Norm {
+  int64_t centred;  // 1: LayerNorm, 0: RMSNorm
+  double epsilon;
+  int64_t gamma, beta;  // float32, offsets from the layer
+};
+
+// Where a place of the pool has A [rank, in] and B [out / 32, rank, 32] of each matrix, in numbers;
+// -1: it has none. The matrices stand in the layer's order: query, key, value, projection, or gate,
+// up, down, or the only one.
+struct LoraPair {
+  int64_t rank;  // 0: no adapter changes this layer
+  int64_t down[4], up[4];
+};
+
+// LoRA adapters of the tokens of a step.
+struct Adapters {
+  const int32_t* place;  // of each token, below 0: the base model; nullptr: the layer has none
+  const void* pool;      // [places, stride] float32, or the upper halves of such
+  int64_t stride;
+  bool bfloat16;
+};
+
+struct Layer {
+  template <class T>
+  const T* at(int64_t offset) const {
+    return reinterpret_cast<const T*>(reinterpret_cast<const uint8_t*>(this) + offset);
+  }
+  const Matrix& matrix(int64_t offset) const { return *at<Matrix>(offset); }
+};
+
+struct EmbeddingLayer : Layer {
+  int64_t hidden;
+  int64_t table;      // Matrix [vocab, hidden]
+  int64_t positions;  // Matrix [length, hidden] that is added
+  int64_t has_norm;
+  Norm norm;
+  LoraPair adapters;  // A is [vocab, rank]
+};
+
+enum class Kind : int64_t { kAttention = 1, kFeedForward = 2, kExtendedAttention = 3 };
+
+struct ExtendedAttentionLayer;
+
+struct AttentionLayer : Layer {
+  Kind kind;
+  int64_t hidden, heads, kv_heads, head_dim;
+  int64_t rotary, residual;  // residual 1: the input is added to the output
+  int64_t slopes;            // float32 [heads] of ALiBi
+  int64_t query_key_value;   // Matrix [(heads + 2 kv_heads) * head_dim, hidden]
+  int64_t projection;        // Matrix [hidden, heads * head_dim]
+  Norm norm;
+  LoraPair adapters;
+
+  // What a plain one has not; nullptr: it is one.
+  const ExtendedAttentionLayer* extended() const {
+    return kind == Kind::kExtendedAttention ? at<ExtendedAttentionLayer>(0) : nullptr;
+  }
+};
+
+struct ExtendedAttentionLayer {
+  AttentionLayer plain;
+  int64_t window;             // keys that a token sees, its own the last of them; 0: all
+  Norm query_norm, key_norm;  // of each head, before it is rotated; gamma 0: none
+};
+
+struct FeedForwardLayer : Layer {
+  Kind kind;
+  int64_t hidden, wide;
+  int64_t gated;     // 1: SwiGLU, panels of gate and up alternate; 0: GELU (tanh)
+  int64_t residual;
+  int64_t up, down;  // Matrices
+  Norm norm;
+  LoraPair adapters;
+};
+
+struct HeadLayer : Layer {
+  int64_t hidden;
+  int64_t matrix_offset;  // Matrix [vocab, hidden]; 0: that of the embedding
+  Norm norm;
+  LoraPair adapters;
+};
+
+// The tokens of one step: int32 words [2 + 4 * capacity + wanted capacity].
+struct Step {
+  int32_t count, wanted;  // live tokens; rows whose logits are wanted
+  const int32_t *token, *slot, *position, *rope;
+  const int32_t* row;  // of the wanted ones
+
+  Step(const int32_t* words, int64_t capacity)
+      : count(words[0]),
+        wanted(words[1]),
+        token(words + 2),
+        slot(token + capacity),
+        position(slot + capacity),
+        rope(position + capacity),
+        row(rope + capacity) {}
+};
+
+// Keys and values of one layer, [slots, kv_heads, ...] a slot of `length` positions.
+struct Cache {
+  CacheType type;
+  int64_t length;  // a multiple of 128
+  void *keys, *values;               // [.., length / 32, head_dim, 32], [.., dim / 32, length, 32]
+  float *key_scales, *value_scales;  // int8: [.., length]
+};
+
+struct Kernels {
+  const char* name;
+  void (*embedding)(const EmbeddingLayer&, const Step&, Adapters, float* out);
+  void (*attention)(const AttentionLayer&, const Step&, Adapters, const float* x,
+                    const float* rope, Cache, float* out);
+  void (*feed_forward)(const FeedForwardLayer&, const Step&, Adapters, const float* x,
+                       float* out);
+  void (*head)(const HeadLayer&, const Matrix&, const Step&, Adapters, const float* x,
+               float* logits);
+  void (*linear)(const Matrix&, const float* x, int64_t rows, float* out);
+  void (*widen)(const void* values, const uint16_t* scales, const uint16_t* minimums, int64_t rows,
+                int64_t inputs, int64_t bits, int64_t group, int64_t stride, float* to);
+};
+
+extern const Kernels kAvx512, kAvx2, kPortable;
+
+}  // namespace lite_runner

@@ -1,0 +1,215 @@
+// What is called from outside: MindSpore's AOT operators, and a few functions for ctypes.
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <type_traits>
+
+#include "layers.h"
+#include "scratch.h"
+#include "threads.h"
+
+namespace lite_runner {
+
+void* scratch_bytes(Scratch which, size_t bytes) {
+  static void* memory[kScratches];
+  static size_t sizes[kScratches];
+  if (sizes[which] < bytes) {
+    std::free(memory[which]);
+    sizes[which] = (bytes + 63) / 64 * 64;
+    memory[which] = std::aligned_alloc(64, sizes[which]);
+    if (!memory[which]) {
+      sizes[which] = 0;
+      throw std::bad_alloc();
+    }
+  }
+  return memory[which];
+}
+
+namespace {
+
+std::mutex one_at_a_time;
+
+const Kernels* best() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vnni"))
+    return &kAvx512;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &kAvx2;
+#endif
+  return &kPortable;
+}
+
+const Kernels* kernels = best();
+
+template <class T>
+const T& as(const void* pointer) {
+  return *static_cast<const T*>(pointer);
+}
+
+// The inputs of an operator, taken one after the other.
+struct Inputs {
+  void** p;
+  int64_t** shapes;
+  const char** types;
+  int next;
+
+  const void* take() { return p[next++]; }
+
+  // The pool of a layer that adapters change is the next input.
+  Adapters adapters(const LoraPair& parts, const void* places) {
+    if (parts.rank == 0) return {nullptr, nullptr, 0, false};
+    const int64_t stride = shapes[next][1];
+    const bool bfloat16 = std::strcmp(types[next], "float32") != 0;
+    return {static_cast<const int32_t*>(places), take(), stride, bfloat16};
+  }
+};
+
+}  // namespace
+}  // namespace lite_runner
+
+using namespace lite_runner;
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Which sources these were: kernels/__init__.py looks for it in the library.
+extern const char lite_runner_sources[];
+const char lite_runner_sources[] = LITE_RUNNER_SOURCES;
+
+// Which instructions are used: avx512, avx2 or portable.
+const char* lite_runner_instructions() { return kernels->name; }
+
+// Chooses other instructions, for tests; 0 where this machine has them not.
+int lite_runner_choose(const char* name) {
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  const Kernels* found = best();
+  if (std::strcmp(name, "portable") == 0) found = &kPortable;
+#if defined(__x86_64__)
+  if (std::strcmp(name, "avx2") == 0 && best() != &kPortable) found = &kAvx2;
+#endif
+  if (std::strcmp(name, found->name) != 0) return 0;
+  kernels = found;
+  return 1;
+}
+
+void lite_runner_set_threads(int count) {
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  set_threads(count);
+}
+
+void lite_runner_linear(const void* matrix, const float* x, int64_t rows, float* out) {
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  kernels->linear(as<Matrix>(matrix), x, rows, out);
+}
+
+// Rows [rows][width] of words become panels [rows / 32][padded width][32], zeros behind both, of
+// which `stride` lie from one to the next. Words are of `size` bytes; of float32 the upper half is
+// kept where they become 2.
+void lite_runner_pack(const void* from, int64_t rows, int64_t width, int64_t padded, int64_t size,
+                      int64_t packed_size, int64_t order, int64_t stride, void* to) {
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  const auto pack = [&](auto* source, auto* target, auto change) {
+    parallel_for((rows + kPanel - 1) / kPanel, [&](int64_t panel, int) {
+      auto* panel_target = target + panel * stride * padded * kPanel;
+      const int64_t here = rows - panel * kPanel < kPanel ? rows - panel * kPanel : kPanel;
+      for (int64_t k = 0; k < padded; ++k)
+        for (int64_t c = 0; c < kPanel; ++c)
+          panel_target[k * kPanel + c] = static_cast<std::decay_t<decltype(*target)>>(
+              k < width && c < here ? change(source[(panel * kPanel + c) * width + k]) : 0);
+    });
+  };
+  const auto* words = static_cast<const uint32_t*>(from);
+  if (packed_size == 2 && size == 4)
+    pack(words, static_cast<uint16_t*>(to), [](uint32_t word) { return word >> 16; });
+  else if (packed_size == 2)
+    pack(static_cast<const uint16_t*>(from), static_cast<uint16_t*>(to),
+         [](uint16_t word) { return word; });
+  else if (static_cast<Order>(order) == Order::kBytePairs)
+    pack(words, static_cast<uint32_t*>(to), [](uint32_t word) {
+      return (word & 0xff0000ffu) | (word >> 8 & 0xff00u) | (word << 8 & 0xff0000u);
+    });
+  else if (static_cast<Order>(order) == Order::kNibblePairs)
+    pack(words, static_cast<uint32_t*>(to), [](uint32_t word) {
+      uint32_t ordered = 0;
+      for (int k = 0; k < 8; ++k) ordered |= (word >> 4 * k & 15u) << 4 * (k % 2 * 4 + k / 2);
+      return ordered;
+    });
+  else
+    pack(words, static_cast<uint32_t*>(to), [](uint32_t word) { return word; });
+}
+
+// The floats that integers [rows][inputs] of 8 bits, or of 4 and two a byte, stand for, as panels: see
+// lite_runner_pack. Scales and minimums (or nullptr) are half [rows][inputs / group].
+void lite_runner_widen(const void* values, const uint16_t* scales, const uint16_t* minimums,
+                       int64_t rows, int64_t inputs, int64_t bits, int64_t group, int64_t stride,
+                       float* to) {
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  kernels->widen(values, scales, minimums, rows, inputs, bits, group, stride, to);
+}
+
+// The AOT operators. Parameters are the inputs and then the output; see models/fused.py. `places`
+// are those of the tokens' adapters; a layer that adapters change is followed by its pool.
+
+// step, places, layer -> [capacity, hidden]
+int Embedding(int count, void** p, int*, int64_t** shapes, const char** types, void*, void*) {
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  Inputs in{p, shapes, types, 3};
+  const Step step(static_cast<const int32_t*>(p[0]), shapes[count - 1][0]);
+  const EmbeddingLayer& layer = as<EmbeddingLayer>(p[2]);
+  kernels->embedding(layer, step, in.adapters(layer.adapters, p[1]),
+                     static_cast<float*>(p[count - 1]));
+  return 0;
+}
+
+// x, step, rope, places, layers -> [capacity, hidden]. Any number of attention and feed-forward
+// layers; that of an attention is followed by keys, values, key scales and value scales.
+int Layers(int count, void** p, int* ranks, int64_t** shapes, const char** types, void*, void*) {
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  const Step step(static_cast<const int32_t*>(p[1]), shapes[0][0]);
+  const float *x = static_cast<const float*>(p[0]), *rope = static_cast<const float*>(p[2]);
+  float* out = static_cast<float*>(p[count - 1]);
+  for (Inputs in{p, shapes, types, 4}; in.next < count - 1; x = out) {
+    const void* block = in.take();
+    const Kind kind = as<Kind>(block);
+    if (kind == Kind::kAttention || kind == Kind::kExtendedAttention) {
+      const AttentionLayer& layer = as<AttentionLayer>(block);
+      const char* type = types[in.next];
+      const int values = in.next + 1;
+      const Cache cache{std::strcmp(type, "float32") == 0   ? CacheType::kFloat32
+                        : std::strcmp(type, "float16") == 0 ? CacheType::kFloat16
+                                                            : CacheType::kInt8,
+                        shapes[values][ranks[values] - 2],
+                        p[in.next],
+                        p[values],
+                        static_cast<float*>(p[values + 1]),
+                        static_cast<float*>(p[values + 2])};
+      in.next += 4;
+      kernels->attention(layer, step, in.adapters(layer.adapters, p[3]), x, rope, cache, out);
+    } else if (kind == Kind::kFeedForward) {
+      const FeedForwardLayer& layer = as<FeedForwardLayer>(block);
+      kernels->feed_forward(layer, step, in.adapters(layer.adapters, p[3]), x, out);
+    } else {
+      return 1;
+    }
+  }
+  return 0;
+}
+
+// x, step, places, layer, the embedding's layer, whose matrix may be the head's -> [wanted, vocab]
+int Head(int count, void** p, int*, int64_t** shapes, const char** types, void*, void*) {
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  Inputs in{p, shapes, types, 5};
+  const Step step(static_cast<const int32_t*>(p[1]), shapes[0][0]);
+  const HeadLayer& layer = as<HeadLayer>(p[3]);
+  const EmbeddingLayer& embedding = as<EmbeddingLayer>(p[4]);
+  const Matrix& matrix = layer.matrix_offset ? layer.matrix(layer.matrix_offset)
+                                             : embedding.matrix(embedding.table);
+  kernels->head(layer, matrix, step, in.adapters(layer.adapters, p[2]),
+                static_cast<const float*>(p[0]), static_cast<float*>(p[count - 1]));
+  return 0;
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,185 @@
+"""Layers of MindSpore's fused operators, for Ascend; what they stand for says `layers`.
+
+The cache is held in blocks of BLOCK positions, [slots * blocks, BLOCK, K, D], of which a slot owns
+as many neighbours as it needs. Queries are scaled before the operators see them: the documents of
+FlashAttentionScore differ on whether scale or shift comes first. Of its two kernels that of CANN is
+meant, which takes a mask of booleans and a shift over any two lengths: `device.choose_attention`.
+
+A prompt's chunk looks at all positions of its slot, so that the first chunk and those that follow
+take the same graph.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore.ops.auto_generate import (
+    FlashAttentionScore,
+    PagedAttention,
+    PagedAttentionMask,
+    ReshapeAndCache,
+    RmsNorm,
+)
+
+from lite_runner.architectures.spec import Decoder
+from lite_runner.networks.layers import (
+    Array,
+    BuildOptions,
+    CacheSize,
+    make_cache,
+    parameter,
+    row_positions,
+)
+
+BLOCK = 64  # a multiple of 16; with the largest head, 256, the most that PagedAttention takes
+HEAD_DIM_STEP = 16  # FlashAttentionScore takes multiples of this only
+TYPES = (ms.float16, ms.bfloat16)  # that the attention operators take
+LOWEST = -3.0e4  # shift of a score by ALiBi; with the score still a float16
+
+# (tokens that each row's key/value cache holds [R], None in a prefill; where keys are hidden
+# [R, 1, T, S], None in a decode; ALiBi's shift of the scores [R, H, T, S], or None)
+Seen: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def supports(dtype: ms.Type, config: Decoder) -> bool:
+    """Whether the fused operators can compute a network in this type."""
+    # PagedAttentionMask wants ALiBi's shift as float16, and of the type of the query.
+    types = (ms.float16,) if config.attention.alibi else TYPES
+    # PagedAttention shows a single token all of its row: no window but one of the whole context.
+    whole = all(window is None or window >= config.seq_length for window in config.windows)
+    return dtype in types and config.head_dim % HEAD_DIM_STEP == 0 and whole
+
+
+def blocks_of(cache: CacheSize) -> int:
+    """Blocks that a slot owns."""
+    return -(-cache.length // BLOCK)
+
+
+class FusedRMSNorm(nn.Cell):
+    """As RMSNorm."""
+
+    def __init__(self, gamma: Array, eps: float) -> None:
+        super().__init__()
+        self.gamma = parameter(gamma, "gamma")
+        self.norm = RmsNorm(eps)
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.norm(x, self.gamma)[0]
+
+
+class PagedInputs(nn.Cell):
+    """As StepInputs, for FusedAttention."""
+
+    def __init__(
+        self,
+        options: BuildOptions,
+        heads: int,
+        kv_heads: int,
+        slopes: Array | None,
+        window: int | None,
+    ) -> None:
+        """`slopes` [H]: ALiBi's; `kv_heads` and `window` matter to the stock layers only: see
+        `supports`."""
+        super().__init__()
+        del kv_heads, window
+        self.dtype = options.dtype
+        self.cache: CacheSize | None = None
+        if options.cache is not None:
+            self.resize(options.cache)
+        self.slopes = None
+        if slopes is not None:
+            self.slopes = Tensor(slopes.astype(np.float32).reshape(1, heads, 1, 1))
+        self.lowest = Tensor(LOWEST, ms.float32)
+
+    def resize(self, cache: CacheSize) -> None:
+        self.cache = cache
+        self.room = blocks_of(cache) * BLOCK
+        self.slot_index = Tensor(np.arange(cache.slots, dtype=np.int32))
+        self.key_index = Tensor(np.arange(self.room, dtype=np.int32))
+
+    def construct(
+        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
+    ) -> tuple[Tensor, Tensor, Seen]:
+        """tokens [R, T], position and length [R] -> positions [n], cache places to write [n], and
+        what the scores are made with."""
+        if slot is None:
+            positions, owner = position.reshape(-1, 1), self.slot_index
+        else:
+            positions, owner = row_positions(tokens, position, length, self.cache), slot
+        if self.cache is None:
+            keys, rows = positions.reshape(-1), positions
+        else:
+            keys = self.key_index
+            rows = owner.reshape(-1, 1) * self.room + positions
+        count, step = positions.shape
+        distance = keys - positions.reshape(count, 1, step, 1)  # at most 0 for what may be seen
+        shift = None
+        if self.slopes is not None:
+            shift = ops.maximum(self.slopes * ops.minimum(distance, 0), self.lowest)
+            shift = shift.astype(self.dtype)
+        # PagedAttention knows by the length alone what a single token may see.
+        seen = (length, None, shift) if slot is None else (None, distance > 0, shift)
+        return positions.reshape(-1), rows.reshape(-1), seen
+
+
+class FusedAttention(nn.Cell):
+    """As Attention, over a cache in blocks."""
+
+    def __init__(self, options: BuildOptions, heads: int, kv_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.width, self.kv_width = heads * head_dim, kv_heads * head_dim
+        self.kv_heads, self.head_dim = kv_heads, head_dim
+        self.scale = head_dim**-0.5
+        self.dtype = options.dtype
+        self.cached = options.cache is not None
+        if options.cache is not None:
+            self.resize(options.cache)
+        self.write, self.gather = ReshapeAndCache(), ops.Gather()
+        self.paged = PagedAttention(heads, 1.0, kv_heads)
+        self.paged_shifted = PagedAttentionMask(heads, 1.0, kv_heads)
+        self.flash = FlashAttentionScore(heads, scale_value=1.0, input_layout="BSH")
+
+    def resize(self, cache: CacheSize) -> None:
+        self.slots, blocks = cache.slots, blocks_of(cache)
+        self.room = blocks * BLOCK
+        make_cache(self, (cache.slots * blocks, BLOCK, self.kv_heads, self.head_dim))
+        owned = np.arange(cache.slots * blocks, dtype=np.int32)
+        self.tables = Tensor(owned.reshape(cache.slots, blocks))
+
+    def construct(
+        self, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, seen: Seen, slot: Tensor | None
+    ) -> Tensor:
+        """q [n, H * D], k and v [n, K * D], the rest from PagedInputs -> [n, H * D]."""
+        length, hidden, shift = seen
+        q, k, v = (q * self.scale).astype(self.dtype), k.astype(self.dtype), v.astype(self.dtype)
+        if self.cached:
+            k, v = k.reshape(-1, 1, self.kv_width), v.reshape(-1, 1, self.kv_width)
+            written = self.write(k, v, self.keys, self.values, rows)
+            # Nothing else tells MindSpore that what follows reads what was written.
+            q = ops.depend(q, written)
+            if slot is None:
+                q = q.reshape(-1, 1, self.width)
+                x = self.of_single(q, length, shift)
+                return x.reshape(-1, self.width).astype(ms.float32)
+            k = self.of_slot(ops.depend(self.keys, written), slot)
+            v = self.of_slot(ops.depend(self.values, written), slot)
+        assert hidden is not None  # in a prefill
+        count = hidden.shape[0]
+        q = q.reshape(count, -1, self.width)
+        k, v = k.reshape(count, -1, self.kv_width), v.reshape(count, -1, self.kv_width)
+        x = self.flash(q, k, v, shift, None, None, hidden)[3]
+        return x.reshape(-1, self.width).astype(ms.float32)
+
+    def of_single(self, q: Tensor, length: Tensor, shift: Tensor | None) -> Tensor:
+        """One token of every slot [slots, 1, H * D], which reads its keys where they lie."""
+        if shift is None:
+            return self.paged(q, self.keys, self.values, self.tables, length)
+        return self.paged_shifted(q, self.keys, self.values, self.tables, length, None, None, shift)
+
+    def of_slot(self, cache: Tensor, slot: Tensor) -> Tensor:
+        """The cached keys or values of some slots [R, S, K * D]."""
+        found = self.gather(cache.reshape(self.slots, -1), slot, 0)
+        return found.reshape(-1, self.room, self.kv_width)

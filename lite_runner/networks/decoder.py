@@ -1,0 +1,254 @@
+"""The network of every model that is described: cells made of its description."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeAlias
+
+from mindspore import Tensor, nn, ops
+
+from lite_runner.architectures import by_place
+from lite_runner.architectures.naming import Part, Role
+from lite_runner.architectures.positions import alibi_slopes
+from lite_runner.architectures.spec import Decoder, Norm
+from lite_runner.networks.device_layers import attention_for, inputs_for, layers_for, linear
+from lite_runner.networks.layers import (
+    GELU,
+    Array,
+    BuildOptions,
+    Embedding,
+    LastToken,
+    LayerNorm,
+    Linear,
+    Weights,
+)
+from lite_runner.networks.lora import Adapters, Lora, Step
+from lite_runner.networks.quantized_layers import QuantizedLinear
+from lite_runner.networks.rotary import Angles, Rotate
+from lite_runner.networks.tensor_parallel import Combine, shared_logits, summed
+from lite_runner.weights.quantization.quantized import QuantizedTensor
+
+Dense: TypeAlias = Linear | QuantizedLinear
+
+# What exported graphs call the weights of a layer, where it is not their role: those that read
+# graphs, ours among them, know models by these.
+_PLAIN: dict[Role, str] = {
+    "attention_norm": "norm1",
+    "query": "q",
+    "key": "k",
+    "value": "v",
+    "attention_out": "projection",
+    "feed_forward_norm": "norm2",
+}
+_GATED: dict[Role, str] = {
+    "query": "wq",
+    "key": "wk",
+    "value": "wv",
+    "attention_out": "wo",
+    "feed_forward_norm": "ffn_norm",
+    "gate": "w1",
+    "down": "w2",
+    "up": "w3",
+}
+
+
+class Parts:
+    """Makes the cells of a model, each of the weights of its role and layer."""
+
+    def __init__(self, model: Decoder, weights: Weights, options: BuildOptions) -> None:
+        self.model, self.options = model, options
+        self._weights = weights
+        self._parameters = by_place(model)
+        self._norm = layers_for(options, model).norm
+
+    def name(self, role: Role, layer: int | None = None) -> str:
+        """Of a weight, the canonical one."""
+        return self._parameters[role, layer, "weight"].name
+
+    def tensor(self, role: Role, layer: int | None = None, kind: Part = "weight") -> Array:
+        return self._weights(self._parameters[role, layer, kind].name)
+
+    def norm(self, norm: Norm, role: Role, layer: int | None = None) -> nn.Cell:
+        gain = self.tensor(role, layer)
+        if norm.kind == "layer":
+            return LayerNorm(gain, self.tensor(role, layer, "bias"), norm.eps)
+        return self._norm(gain, norm.eps)
+
+    def dense(self, role: Role, layer: int, *, bias: bool, combine: Combine | None = None) -> Dense:
+        weight: Array | QuantizedTensor = self.tensor(role, layer)
+        turned = self._parameters[role, layer, "weight"].layout == "in_out"
+        if turned and not isinstance(weight, QuantizedTensor):  # these are [out, in] all of them
+            weight = weight.T
+        bias_of = self.tensor(role, layer, "bias") if bias else None
+        return linear(self.options, weight, bias_of, combine)
+
+    def lora(self, layer: int, cells: dict[Role, Dense]) -> Lora:
+        """What adapters add to layers that share an input."""
+        widths = {self.name(role, layer): cell.widths for role, cell in cells.items()}
+        return Lora(self.options.lora, widths, self.options.dtype)
+
+
+class BlockCell(nn.Cell):
+    """Attention and the feed-forward, each behind a norm and added to the residual stream."""
+
+    def __init__(self, parts: Parts, layer: int, inputs: int) -> None:
+        """`inputs`: which of the step's score biases is this layer's."""
+        super().__init__()
+        options, block = parts.options, parts.model.blocks[layer]
+        attention, feed_forward = block.attention, block.feed_forward
+        whole = summed(options.parallel)
+
+        def projection(role: Role) -> Dense:
+            return parts.dense(role, layer, bias=attention.qkv_bias)
+
+        def dense(role: Role, combine: Combine | None = None) -> Dense:
+            return parts.dense(role, layer, bias=feed_forward.bias, combine=combine)
+
+        self.inputs = inputs
+        self.head_dim = attention.head_dim
+        self.query_width = attention.heads * attention.head_dim
+        self.key_width = attention.kv_heads * attention.head_dim
+        self.attention_norm = parts.norm(block.norm, "attention_norm", layer)
+        self.query, self.key = projection("query"), projection("key")
+        self.value = projection("value")
+        self.query_norm: nn.Cell | None = None
+        self.key_norm: nn.Cell | None = None
+        if attention.qk_norm is not None:
+            self.query_norm = parts.norm(attention.qk_norm, "query_norm", layer)
+            self.key_norm = parts.norm(attention.qk_norm, "key_norm", layer)
+        self.rotate = Rotate(self.query_width, attention.head_dim)
+        self.attention = attention_for(options, parts.model)
+        self.attention_out = parts.dense(
+            "attention_out", layer, bias=attention.out_bias, combine=whole
+        )
+        self.feed_forward_norm = parts.norm(block.norm, "feed_forward_norm", layer)
+        self.gate = dense("gate") if feed_forward.gated else None
+        self.up, self.down = dense("up"), dense("down", whole)
+        self.gelu = GELU()
+
+        qkv: dict[Role, Dense] = {"query": self.query, "key": self.key, "value": self.value}
+        wide: dict[Role, Dense] = {"up": self.up}
+        if self.gate is not None:
+            wide = {"gate": self.gate, **wide}
+        self.qkv_lora = parts.lora(layer, qkv)
+        self.out_lora = parts.lora(layer, {"attention_out": self.attention_out})
+        self.wide_lora = parts.lora(layer, wide)
+        self.down_lora = parts.lora(layer, {"down": self.down})
+
+    def construct(
+        self,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        rows: Tensor,
+        biases: tuple[Tensor, ...],
+        slot: Tensor | None,
+        step: Step | None,
+    ) -> Tensor:
+        """x [n, hidden], `rows` and `biases` from the step's inputs -> [n, hidden]."""
+        h = self.attention_norm(x)
+        to_q, to_k, to_v = self.qkv_lora(h, step)
+        q, k = self.normed(self.query(h, to_q), self.key(h, to_k))
+        if angles is not None:
+            q, k = self.rotate(q, k, angles)
+        v = self.value(h, to_v)
+        h = self.attention(q, k, v, rows, biases[self.inputs], slot)
+        x = x + self.attention_out(h, self.out_lora(h, step)[0])
+        h = self.widened(self.feed_forward_norm(x), step)
+        return x + self.down(h, self.down_lora(h, step)[0])
+
+    def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Each head's query and key behind its norm: q [n, H * D], k [n, K * D]."""
+        if self.query_norm is None or self.key_norm is None:
+            return q, k
+        q = self.query_norm(q.reshape(-1, self.head_dim))
+        k = self.key_norm(k.reshape(-1, self.head_dim))
+        return q.reshape(-1, self.query_width), k.reshape(-1, self.key_width)
+
+    def widened(self, h: Tensor, step: Step | None) -> Tensor:
+        """h [n, hidden] -> [n, width], gated or not."""
+        if self.gate is None:
+            return self.gelu(self.up(h, self.wide_lora(h, step)[0]))
+        to_gate, to_up = self.wide_lora(h, step)
+        return ops.silu(self.gate(h, to_gate)) * self.up(h, to_up)
+
+
+class DecoderCell(nn.Cell):
+    """Tokens and their place -> logits after each row's last token."""
+
+    def __init__(self, model: Decoder, weights: Weights, options: BuildOptions) -> None:
+        """`model` is this rank's part, and `weights` give its tensors by their canonical names."""
+        super().__init__()
+        parts = Parts(model, weights, options)
+        cache, parallel = options.cache, options.parallel
+        self.embedding = Embedding(options, parts.tensor("embedding"))
+        self.position_embedding = self.embedding_norm = self.angles = self.head = None
+        if model.learned_positions:  # short, and so whole on every rank
+            whole = replace(options, parallel=None)
+            self.position_embedding = Embedding(whole, parts.tensor("positions"))
+        if model.embedding_norm is not None:
+            self.embedding_norm = parts.norm(model.embedding_norm, "embedding_norm")
+        if model.rotary is not None:
+            length = model.seq_length if cache is None else cache.length
+            self.angles = Angles(model, model.rotary, length)
+        windows = list(dict.fromkeys(model.windows))
+        slopes = _slopes(model, options) if model.attention.alibi else None
+        self.inputs = nn.CellList(
+            [inputs_for(options, model, slopes, window) for window in windows]
+        )
+        self.last = LastToken()
+        self.blocks = nn.CellList(
+            [
+                BlockCell(parts, layer, windows.index(window))
+                for layer, window in enumerate(model.windows)
+            ]
+        )
+        for layer, block in enumerate(self.blocks):
+            words = _GATED if model.blocks[layer].feed_forward.gated else _PLAIN
+            for role, word in words.items():
+                getattr(block, role).update_parameters_name(f"blocks.{layer}.{word}.")
+        self.norm = parts.norm(model.norm, "norm")
+        if not model.tie_word_embeddings:
+            weight = parts.tensor("head")
+            self.head = Linear(options, weight, combine=shared_logits(parallel, len(weight)))
+        shape = (model.vocab_size, model.hidden_size)
+        rows = len(self.embedding.weight) if self.head is None else self.head.widths[1]
+        table = parts.name("embedding")
+        self.adapters = Adapters(options.lora, table, shape, rows, options.dtype)
+
+    def construct(
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        length: Tensor,
+        slot: Tensor | None,
+        adapter_slot: Tensor | None = None,
+        every: bool = False,
+    ) -> Tensor:
+        """tokens [R, T], position, length and adapter slot [R] -> logits [R, vocab], or
+        [n, vocab] after `every` token."""
+        positions, rows, bias = self.inputs[0](tokens, position, length, slot)
+        biases: tuple[Tensor, ...] = (bias,)
+        for inputs in self.inputs[1:]:  # of other windows; positions and rows are the same
+            biases = (*biases, inputs(tokens, position, length, slot)[2])
+        angles = None if self.angles is None else self.angles(positions, length)
+        step = self.adapters(adapter_slot, slot)
+        x = self.adapters.embedding(self.embedding(tokens), tokens, step)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(positions)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        for block in self.blocks:
+            x = block(x, angles, rows, biases, slot, step)
+        if slot is not None and not every:
+            x = self.last(x, tokens, position, length)
+        x = self.norm(x)
+        added = self.adapters.head(x, step)[0]
+        return self.embedding.logits(x, added) if self.head is None else self.head(x, added)
+
+
+def _slopes(model: Decoder, options: BuildOptions) -> Array:
+    """ALiBi's, of this rank's heads."""
+    if options.parallel is None:
+        return alibi_slopes(model.num_heads)
+    heads = model.num_heads * options.parallel.ranks.tensor
+    return alibi_slopes(heads)[options.parallel.heads(model.num_heads)]

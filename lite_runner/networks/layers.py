@@ -1,0 +1,336 @@
+"""What the architectures share: linear layers, norms, attention over a cache, and its inputs.
+
+Shapes: R rows (cache slots in this step), T new tokens a row, n = R * T, H heads, K key/value
+heads, G = H / K heads a group, D head_dim, S positions that a slot holds.
+
+Two kinds of step use the same layers. A *prefill* has rows of T tokens, where T may be a dynamic
+shape, and `slot` [R] says whose they are; a *decode* has one token for every slot, and `slot` is
+None. Hidden states are [n, hidden_size] in both, and the branches fold away when MindSpore
+compiles. What stands in a prefill's row behind the row's own length is padding.
+
+Stock CPU operators are slow wherever they broadcast (20 times a plain product of that size), so
+what is broadcast is either spread once a step for all layers, or written as a MatMul.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from numpy.typing import NDArray
+
+from lite_runner.native.lora_pool import LoraSize
+from lite_runner.networks.tensor_parallel import (
+    Combine,
+    TensorParallel,
+    shared_embedding,
+    shared_logits,
+)
+
+MASKED = -1.0e9  # far below any score, yet finite: a row of nothing else stays a number
+Array = NDArray[np.float32]
+Weights = Callable[[str], Array]  # gives a tensor by its MindFormers name, once
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """Room of the key/value cache."""
+
+    slots: int
+    length: int  # positions a slot; the last is scratch for padding and slots that sit a step out
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How a network is laid out, whatever its architecture."""
+
+    cache: CacheSize | None  # None: every step computes all positions anew (use_past=False)
+    dtype: ms.Type  # of weights, cache and matrix products; the rest is float32
+    parallel: TensorParallel | None = None  # None: the whole model is here
+    lora: LoraSize | None = None  # None: no adapters
+    fused: bool = False  # by Ascend's fused operators: see device_layers
+    integer_input: bool = False  # a8w8: what is multiplied with int8 weights is rounded too
+
+
+@runtime_checkable
+class Resizable(Protocol):
+    """A cell of which something is as large as the cache."""
+
+    def resize(self, cache: CacheSize) -> None:
+        """Make that anew; what is in the cache is lost, and graphs want to be compiled again."""
+        ...
+
+
+def resize(network: nn.Cell, cache: CacheSize) -> None:
+    """Give a network another cache, which is empty; its weights stay."""
+    for _, cell in network.cells_and_names():
+        if isinstance(cell, Resizable):
+            cell.resize(cache)
+
+
+def weights_by_column(cache: CacheSize | None) -> bool:
+    """Whether weights are held [in, out]: twice as fast for 4 to 32 rows, slower for one."""
+    return cache is not None and cache.slots > 1
+
+
+def parameter(values: Array, name: str, dtype: ms.Type = ms.float32) -> Parameter:
+    """A Parameter of a type; for float32 it shares the array's memory."""
+    if dtype == ms.bfloat16:
+        return Parameter(Tensor(values).astype(dtype), name, False)
+    kind = np.float16 if dtype == ms.float16 else np.float32
+    # MindSpore copies unless it gets the only reference to the tensor, by position.
+    return Parameter(Tensor.from_numpy(np.ascontiguousarray(values, kind)), name, False)
+
+
+def make_cache(attention: nn.Cell, shape: tuple[int, ...]) -> None:
+    """Its parameters `keys` and `values`, of zeros; those that it had are gone."""
+    for name in ("keys", "values"):
+        # A name that the network has given it, with what the layer is in, stays.
+        full = getattr(attention, name).name if hasattr(attention, name) else name
+        setattr(attention, name, parameter(np.zeros(shape, np.float32), full, attention.dtype))
+
+
+class Linear(nn.Cell):
+    """[n, in] -> [n, out] by a weight [out, in] and an optional bias [out].
+
+    `combine` makes one product of those of several ranks, before the bias is added.
+    """
+
+    def __init__(
+        self,
+        options: BuildOptions,
+        weight: Array,
+        bias: Array | None = None,
+        combine: Combine | None = None,
+    ) -> None:
+        super().__init__()
+        self.by_column = weights_by_column(options.cache)
+        self.widths = (weight.shape[1], weight.shape[0])  # [in, out]
+        self.weight = parameter(weight.T if self.by_column else weight, "weight", options.dtype)
+        self.bias = None if bias is None else parameter(bias, "bias")
+        self.dtype = options.dtype
+        self.matmul = ops.MatMul(transpose_b=not self.by_column)
+        self.add = ops.BiasAdd()
+        self.combine = combine
+
+    def resize(self, cache: CacheSize) -> None:
+        if self.by_column != weights_by_column(cache):
+            self.by_column = not self.by_column
+            values = self.weight.astype(ms.float32).asnumpy().T
+            self.weight = parameter(values, self.weight.name, self.dtype)
+            self.matmul = ops.MatMul(transpose_b=not self.by_column)
+
+    def construct(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        """`added` [n, out]: what an adapter makes of x, of this rank's part of it."""
+        y = self.matmul(x.astype(self.dtype), self.weight).astype(ms.float32)
+        if added is not None:
+            y = y + added
+        if self.combine is not None:
+            y = self.combine(y)
+        return y if self.bias is None else self.add(y, self.bias)
+
+
+class Embedding(nn.Cell):
+    """Rows of a table [vocab, hidden], of which each rank may hold a part; `logits` is the output
+    head that is tied to it."""
+
+    def __init__(self, options: BuildOptions, table: Array) -> None:
+        super().__init__()
+        self.weight = parameter(table, "weight", options.dtype)
+        self.dtype = options.dtype
+        self.gather = ops.Gather()
+        self.matmul = ops.MatMul(transpose_b=True)
+        self.shared = shared_embedding(options.parallel, len(table))
+        self.whole = shared_logits(options.parallel, len(table))
+
+    def construct(self, indices: Tensor) -> Tensor:
+        if self.shared is not None:
+            return self.shared(self.weight, indices.reshape(-1))
+        return self.gather(self.weight, indices.reshape(-1), 0).astype(ms.float32)
+
+    def logits(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        y = self.matmul(x.astype(self.dtype), self.weight).astype(ms.float32)
+        if added is not None:
+            y = y + added
+        return y if self.whole is None else self.whole(y)
+
+
+class RMSNorm(nn.Cell):
+    """x / sqrt(mean(x^2) + eps) * gamma over the last axis of [n, hidden]."""
+
+    def __init__(self, gamma: Array, eps: float) -> None:
+        super().__init__()
+        self.gamma = parameter(gamma.reshape(1, -1), "gamma")
+        self.eps = eps
+        self.mean = ops.ReduceMean(keep_dims=True)
+        self.rsqrt = ops.Rsqrt()
+        self.outer = ops.MatMul()  # [n, 1] x [1, hidden] in place of two broadcasts
+
+    def construct(self, x: Tensor) -> Tensor:
+        return x * self.outer(self.rsqrt(self.mean(x * x, -1) + self.eps), self.gamma)
+
+
+class LayerNorm(nn.Cell):
+    """(x - mean) / sqrt(variance + eps) * gamma + beta over the last axis of [n, hidden]."""
+
+    def __init__(self, gamma: Array, beta: Array, eps: float) -> None:
+        super().__init__()
+        self.gamma = parameter(gamma, "gamma")
+        self.beta = parameter(beta, "beta")
+        self.norm = ops.LayerNorm(begin_norm_axis=-1, begin_params_axis=-1, epsilon=eps)
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.norm(x, self.gamma, self.beta)[0]
+
+
+class GELU(nn.Cell):
+    """The tanh form; spelled out, since the stock operator takes eight times as long."""
+
+    def construct(self, x: Tensor) -> Tensor:
+        inner = x * (x * x * 0.044715 + 1.0) * 0.7978845608028654  # sqrt(2 / pi)
+        return x * 0.5 * (ops.tanh(inner) + 1.0)
+
+
+def row_positions(
+    tokens: Tensor, position: Tensor, length: Tensor, cache: CacheSize | None
+) -> Tensor:
+    """Where the tokens of a prefill stand [R, T]; padding has the scratch place of a cache."""
+    positions = position.reshape(-1, 1) + ops.arange(tokens.shape[1]).astype(ms.int32)
+    if cache is None:
+        return positions
+    return ops.select(positions < length.reshape(-1, 1), positions, cache.length - 1)
+
+
+class StepInputs(nn.Cell):
+    """Where the tokens of a step stand, worked out once for all layers."""
+
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        cache: CacheSize | None,
+        slopes: Array | None = None,
+        window: int | None = None,
+    ) -> None:
+        """`slopes` [H]: ALiBi's, one a head; the score falls by slope x distance. `window`: latest
+        keys that a token sees, its own among them; None: all."""
+        super().__init__()
+        self.window = window
+        self.kv_heads, self.group = kv_heads, heads // kv_heads
+        self.cache: CacheSize | None = None
+        self.head_index = Tensor(np.arange(kv_heads, dtype=np.int32))
+        if cache is not None:
+            self.resize(cache)
+        self.slopes = None if slopes is None else Tensor(slopes.astype(np.float32))
+        self.zero, self.masked = Tensor(0.0, ms.float32), Tensor(MASKED, ms.float32)
+
+    def resize(self, cache: CacheSize) -> None:
+        self.cache = cache
+        self.slot_index = Tensor(np.arange(cache.slots, dtype=np.int32))
+        self.key_index = Tensor(np.arange(cache.length, dtype=np.int32))
+
+    def construct(
+        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """tokens [R, T], position and length [R] -> positions [n], cache rows to write [n * K],
+        score bias [R * K, T * G, S]: 0 or ALiBi's where a key may be seen, very low elsewhere."""
+        kv, group, count = self.kv_heads, self.group, tokens.shape[0]
+        if slot is None:
+            positions, owner = position.reshape(-1, 1), self.slot_index
+        else:
+            positions, owner = row_positions(tokens, position, length, self.cache), slot
+        if self.cache is None:
+            keys, rows = positions.reshape(-1), positions
+        else:
+            keys = self.key_index
+            rows = (owner.reshape(-1, 1, 1) * kv + self.head_index) * self.cache.length
+            rows = (rows + positions.reshape(count, -1, 1)).reshape(-1)
+        positions = positions.reshape(-1)
+        distance = keys - positions.reshape(-1, 1)  # [n, S], at most 0 for what may be seen
+        seen = distance <= 0
+        if self.window is not None:
+            seen = ops.logical_and(seen, distance > -self.window)
+        bias = ops.select(seen, self.zero, self.masked)
+        span = distance.shape[1]
+        if self.slopes is None:
+            bias = bias.reshape(count, 1, -1, 1, span)
+        else:
+            bias, distance = (one.reshape(count, 1, -1, 1, span) for one in (bias, distance))
+            slopes = self.slopes.reshape(1, kv, 1, group, 1)
+            bias = bias + slopes * distance.astype(ms.float32)
+        bias = ops.broadcast_to(bias, (count, kv, bias.shape[2], group, span))
+        return positions, rows, bias.reshape(count * kv, -1, span)
+
+
+class LastToken(nn.Cell):
+    """The hidden state of each row's last token in a prefill [n, hidden] -> [R, hidden]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gather = ops.Gather()
+
+    def construct(self, x: Tensor, tokens: Tensor, position: Tensor, length: Tensor) -> Tensor:
+        count, step = tokens.shape
+        # A chunk of a longer prompt ends before the row's length, a padded row behind it.
+        last = ops.minimum(ops.maximum(length - position, 1), step) - 1
+        return self.gather(x, last + ops.arange(count).astype(ms.int32) * step, 0)
+
+
+class Attention(nn.Cell):
+    """Softmax attention of grouped heads over the row's own keys, cached or not.
+
+    With a cache, the new keys and values are first written into it in place. It is a Parameter
+    [slots * K * S, D]: a step writes K short rows a token, and reads a slot without moving it.
+    """
+
+    def __init__(self, options: BuildOptions, heads: int, kv_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.group = heads // kv_heads
+        self.scale = head_dim**-0.5
+        self.dtype = options.dtype
+        self.cached = options.cache is not None
+        if options.cache is not None:
+            self.resize(options.cache)
+        self.update, self.gather = ops.ScatterUpdate(), ops.Gather()
+        self.scores, self.mix = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul()
+        self.softmax = ops.Softmax(-1)
+
+    def resize(self, cache: CacheSize) -> None:
+        self.slots, self.length = cache.slots, cache.length
+        make_cache(self, (cache.slots * self.kv_heads * cache.length, self.head_dim))
+
+    def construct(
+        self, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, bias: Tensor, slot: Tensor | None
+    ) -> Tensor:
+        """q [n, H * D], k and v [n, K * D], the rest from StepInputs -> [n, H * D]."""
+        kv, group, dim = self.kv_heads, self.group, self.head_dim
+        q, k, v = (q * self.scale).astype(self.dtype), k.astype(self.dtype), v.astype(self.dtype)
+        count = bias.shape[0] // kv  # rows; those of a network without a cache are one
+        if self.cached:
+            k = ops.depend(self.keys, self.update(self.keys, rows, k.reshape(-1, dim)))
+            v = ops.depend(self.values, self.update(self.values, rows, v.reshape(-1, dim)))
+            k, v = self.of_slot(k, slot), self.of_slot(v, slot)
+        else:
+            k = k.reshape(-1, kv, dim).transpose(1, 0, 2)
+            v = v.reshape(-1, kv, dim).transpose(1, 0, 2)
+        if slot is None:  # one token a row: its heads stand in order already
+            q = q.reshape(-1, group, dim)
+        else:
+            q = q.reshape(count, -1, kv, group * dim).transpose(0, 2, 1, 3)
+            q = q.reshape(count * kv, -1, dim)
+        weights = self.softmax(self.scores(q, k).astype(ms.float32) + bias)
+        x = self.mix(weights.astype(self.dtype), v).astype(ms.float32)
+        if slot is not None:
+            x = x.reshape(count, kv, -1, group * dim).transpose(0, 2, 1, 3)
+        return x.reshape(-1, self.heads * dim)
+
+    def of_slot(self, cache: Tensor, slot: Tensor | None) -> Tensor:
+        """The cached keys or values of some slots, or of all: [R * K, S, D]."""
+        if slot is not None:
+            cache = self.gather(cache.reshape(self.slots, -1), slot, 0)
+        return cache.reshape(-1, self.length, self.head_dim)

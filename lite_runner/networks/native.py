@@ -1,0 +1,175 @@
+"""Every network that our own operators can compute, out of three of them, for CPU.
+
+A step takes any number of tokens up to its capacity, whosever they are: the prompts of some slots
+and the next tokens of others. What is behind the live ones is neither read nor written, so that
+one graph serves them all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from numpy.typing import NDArray
+
+from lite_runner.architectures.spec import Decoder
+from lite_runner.config.quantization import CacheType
+from lite_runner.native import LIBRARY
+from lite_runner.native.lora_pool import LoraSize, PoolLayout
+from lite_runner.native.packed_model import Weights, pack
+from lite_runner.native.packing import aligned, format_of
+from lite_runner.native.structs import PANEL
+
+CHUNK = 128  # keys that are summed up together: a cache's length is a multiple
+CACHE_TYPES: dict[CacheType, type[np.generic]] = {
+    "fp32": np.float32,
+    "fp16": np.float16,
+    "int8": np.int8,
+}
+
+
+def cached_positions(length: int) -> int:
+    """Positions that a slot's cache has, for rows of at most `length` tokens."""
+    return -(-length // CHUNK) * CHUNK
+
+
+@dataclass(frozen=True)
+class NativeSizes:
+    """What a fused network has room for."""
+
+    slots: int
+    length: int  # positions of a slot, a multiple of CHUNK
+    cache: CacheType
+    integer_input: bool  # products of integers by integers, where the weights are int8
+    lora: LoraSize | None = None  # None: no adapters
+    widen: bool = False  # integers that the weights have become float32
+
+
+def _parameter(block: NDArray[np.generic], name: str) -> Parameter:
+    # MindSpore copies unless it gets the only reference to the tensor, by position.
+    return Parameter(Tensor.from_numpy(block), name, False)
+
+
+def _zeros(shape: tuple[int, ...], dtype: type[np.generic], name: str) -> Parameter:
+    return _parameter(np.zeros(shape, dtype), name)
+
+
+def _pool(slots: int, layout: PoolLayout | None) -> NDArray[np.generic]:
+    if layout is None:
+        return np.zeros((1, 1), np.float32)
+    size = slots * layout.width * np.dtype(layout.dtype).itemsize
+    return aligned(size).view(layout.dtype).reshape(slots, layout.width)
+
+
+def _operator(name: str, width: int, rows: int) -> ops.Custom:
+    """One of the operators, which gives [rows, width] float32."""
+    return ops.Custom(
+        f"{LIBRARY}:{name}",
+        out_shape=lambda *shapes: (rows, width),
+        out_dtype=lambda *types: ms.float32,
+        func_type="aot",
+    )
+
+
+class NativeNetwork(nn.Cell):
+    """What steps of all capacities share: packed weights and the cache.
+
+    Keys of layer l: [slots * kv_heads, length / 32, head_dim, 32]; values: [slots * kv_heads,
+    head_dim / 32, length, 32]; their scales, with int8: [slots * kv_heads, length].
+    """
+
+    def __init__(self, config: Decoder, weights: Weights, sizes: NativeSizes) -> None:
+        super().__init__()
+        self.hidden, self.vocab = config.hidden_size, config.vocab_size
+        self._config = config
+        model = pack(
+            config, weights, sizes.lora, integer_input=sizes.integer_input, widen=sizes.widen
+        )
+        layers = [model.embedding, *(one for pair in model.blocks for one in pair), model.head]
+        self.layers = ParameterTuple(
+            _parameter(layer.block, f"layer{index}") for index, layer in enumerate(layers)
+        )
+        self.format = format_of(one.block for pair in model.blocks for one in pair)
+        # By layer: the slots of its adapters [slots, numbers]; one number where there are none.
+        self.layouts: list[PoolLayout | None] = [layer.adapters for layer in layers]
+        slots = 0 if sizes.lora is None else sizes.lora.slots
+        self.pools = ParameterTuple(
+            _parameter(_pool(slots, layout), f"pool{index}")
+            for index, layout in enumerate(self.layouts)
+        )
+        self.resize(sizes)
+
+    def resize(self, sizes: NativeSizes) -> None:
+        """Make the caches anew, empty: of as many slots as `sizes` say, and as long."""
+        config = self._config
+        rows, dim = sizes.slots * config.n_kv_heads, config.head_dim
+        panels = -(-dim // PANEL)
+        dtype = CACHE_TYPES[sizes.cache]
+        scaled = (rows, sizes.length) if sizes.cache == "int8" else (1, 1)
+        shapes: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
+            "keys": ((rows, sizes.length // PANEL, dim, PANEL), dtype),
+            "values": ((rows, panels, sizes.length, PANEL), dtype),
+            "key_scales": (scaled, np.float32),
+            "value_scales": (scaled, np.float32),
+        }
+        self.keys, self.values, self.key_scales, self.value_scales = (
+            ParameterTuple(
+                _zeros(shape, kind, f"{name}{index}") for index in range(config.num_layers)
+            )
+            for name, (shape, kind) in shapes.items()
+        )
+
+    @property
+    def adapters(self) -> list[tuple[PoolLayout, Parameter]]:
+        """The pools of all layers that adapters change."""
+        pairs = zip(self.layouts, self.pools, strict=True)
+        return [(layout, pool) for layout, pool in pairs if layout is not None]
+
+    @property
+    def caches(self) -> list[Parameter]:
+        """All that holds something of a slot; the first axis goes by slots."""
+        found = [*self.keys, *self.values]
+        scales = [*self.key_scales, *self.value_scales]
+        return found + (scales if scales[0].shape[1] > 1 else [])
+
+
+class NativeStep(nn.Cell):
+    """A step of up to `capacity` tokens, with the logits after `wanted` of them at most."""
+
+    def __init__(self, network: NativeNetwork, capacity: int, wanted: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.embed = _operator("Embedding", network.hidden, capacity)
+        self.compute = _operator("Layers", network.hidden, capacity)
+        self.predict = _operator("Head", network.vocab, wanted)
+
+    def construct(self, step: Tensor, rope: Tensor, adapter_slots: Tensor) -> Tensor:
+        """`step`: see Step in kernels/src/layers.h; `rope` [rows, head_dim], cos and then sin;
+        `adapter_slots` [capacity] of the tokens, below 0 the base -> logits [wanted, vocab]."""
+        net = self.network
+        last = len(net.layers) - 1
+        x = self.embed(step, adapter_slots, net.layers[0], *self.pool(0))
+        blocks: tuple[Tensor, ...] = ()
+        for index in range(last // 2):
+            attention, feed_forward = 2 * index + 1, 2 * index + 2
+            blocks = (
+                *blocks,
+                net.layers[attention],
+                net.keys[index],
+                net.values[index],
+                net.key_scales[index],
+                net.value_scales[index],
+                *self.pool(attention),
+                net.layers[feed_forward],
+                *self.pool(feed_forward),
+            )
+        x = self.compute(x, step, rope, adapter_slots, *blocks)
+        return self.predict(
+            x, step, adapter_slots, net.layers[last], net.layers[0], *self.pool(last)
+        )
+
+    def pool(self, layer: int) -> tuple[Tensor, ...]:
+        """The further input of a layer that adapters change."""
+        return () if self.network.layouts[layer] is None else (self.network.pools[layer],)

@@ -1,0 +1,84 @@
+"""Rotary positions: the angles of a step, worked out once for all layers."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from lite_runner.architectures import positions as rope
+from lite_runner.architectures.spec import Decoder, Rotary
+from lite_runner.networks.layers import CacheSize
+
+
+class Angles(nn.Cell):
+    """cos and sin for the queries and keys of every layer, spread over the heads once a step."""
+
+    def __init__(self, model: Decoder, rotary: Rotary, length: int) -> None:
+        """`length`: positions that there may be."""
+        super().__init__()
+        frequencies, factor = rope.frequencies(rotary, model.head_dim)
+        self.heads = model.num_heads + model.n_kv_heads
+        self.head_dim = model.head_dim
+        scaling = rotary.dynamic
+        self.dynamic = scaling is not None
+        if scaling is not None:
+            self.frequencies = Tensor(frequencies)
+            self.exponents = Tensor(rope.dynamic_exponents(model.head_dim))
+            self.factor, self.original = scaling.factor, scaling.original_seq_length
+        else:
+            self._frequencies, self._factor = frequencies, factor
+            self._tables(length)
+
+    def resize(self, cache: CacheSize) -> None:
+        if not self.dynamic:
+            self._tables(cache.length)
+
+    def _tables(self, length: int) -> None:
+        angles = np.outer(np.arange(length, dtype=np.float32), self._frequencies)
+        cos, sin = np.cos(angles) * self._factor, np.sin(angles) * self._factor
+        self.cos = Tensor(np.concatenate([cos, cos], 1).astype(np.float32))
+        self.sin = Tensor(np.concatenate([-sin, sin], 1).astype(np.float32))
+
+    def construct(self, positions: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+        """positions [n], length [R] -> two times [n, H + K, D]; sin's first half is negated."""
+        if self.dynamic:
+            cos, sin = self.stretched(positions, length)
+        else:
+            cos, sin = ops.gather(self.cos, positions, 0), ops.gather(self.sin, positions, 0)
+        shape = (cos.shape[0], self.heads, self.head_dim)
+        cos, sin = cos.reshape(-1, 1, self.head_dim), sin.reshape(-1, 1, self.head_dim)
+        return ops.broadcast_to(cos, shape), ops.broadcast_to(sin, shape)
+
+    def stretched(self, positions: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+        """Dynamic NTK: the base grows with the row's own length once that is past the original."""
+        length = ops.maximum(length.astype(ms.float32), float(self.original))
+        ratio = length * (self.factor / self.original) - (self.factor - 1.0)
+        frequencies = self.frequencies * ops.pow(ratio.reshape(-1, 1), self.exponents)
+        count, half = frequencies.shape
+        angles = positions.astype(ms.float32).reshape(count, -1, 1) * frequencies.reshape(
+            count, 1, half
+        )
+        angles = angles.reshape(-1, half)
+        cos, sin = ops.cos(angles), ops.sin(angles)
+        return ops.concat((cos, cos), -1), ops.concat((-sin, sin), -1)
+
+
+class Rotate(nn.Cell):
+    """Queries and keys turned by the angles of their positions."""
+
+    def __init__(self, query_width: int, head_dim: int) -> None:
+        """`query_width`: H * D."""
+        super().__init__()
+        self.query_width, self.half = query_width, head_dim // 2
+        self.side_by_side, self.swap = ops.Concat(1), ops.Concat(2)
+
+    def construct(
+        self, q: Tensor, k: Tensor, angles: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """q [n, H * D], k [n, K * D] -> the same shapes, both in one go."""
+        cos, sin = angles
+        x = self.side_by_side((q, k)).reshape(cos.shape)
+        x = x * cos + self.swap((x[:, :, self.half :], x[:, :, : self.half])) * sin
+        x = x.reshape(x.shape[0], -1)
+        return x[:, : self.query_width], x[:, self.query_width :]

@@ -1,0 +1,82 @@
+"""The network of a model, and the steps that it is compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mindspore import Tensor, nn
+
+from lite_runner.architectures import own_network
+from lite_runner.architectures.spec import Decoder
+from lite_runner.networks.decoder import DecoderCell
+from lite_runner.networks.layers import BuildOptions, Weights
+
+Network = Callable[[Decoder, Weights, BuildOptions], nn.Cell]
+
+
+def network_of(model: Decoder, weights: Weights, options: BuildOptions) -> nn.Cell:
+    """The network of a model, or the one that it was registered with."""
+    own = own_network(model)
+    build = DecoderCell if own is None else own.network
+    cell: nn.Cell = build(model, weights, options)
+    return cell
+
+
+class _Step(nn.Cell):
+    """A graph of the network, whose parameters keep their names."""
+
+    def __init__(self, network: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+
+class Prefill(_Step):
+    """Rows of any number of tokens, each of the slot that is named for it."""
+
+    def construct(self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor) -> Tensor:
+        return self.network(tokens, position, length, slot)
+
+
+class Decode(_Step):
+    """Every slot, one token each.
+
+    MindSpore's PagedAttention reads the lengths on the host, from the graph's input of just this
+    name; those that a graph computes it does not see.
+    """
+
+    def construct(self, tokens: Tensor, position: Tensor, batch_valid_length: Tensor) -> Tensor:
+        return self.network(tokens, position, batch_valid_length, None)
+
+
+class Score(_Step):
+    """Prefill of one row, with the logits after every token [T, vocab]."""
+
+    def construct(self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor) -> Tensor:
+        return self.network(tokens, position, length, slot, None, True)
+
+
+class LoraScore(_Step):
+    """As Score, by the adapter in its slot [1], below 0 the base."""
+
+    def construct(
+        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor, adapter_slot: Tensor
+    ) -> Tensor:
+        return self.network(tokens, position, length, slot, adapter_slot, True)
+
+
+class LoraPrefill(_Step):
+    """Prefill of one row, by the adapter in its slot [1], below 0 the base."""
+
+    def construct(
+        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor, adapter_slot: Tensor
+    ) -> Tensor:
+        return self.network(tokens, position, length, slot, adapter_slot)
+
+
+class LoraDecode(_Step):
+    """As Decode, every row by the adapter in its slot [slots], below 0 the base."""
+
+    def construct(
+        self, tokens: Tensor, position: Tensor, batch_valid_length: Tensor, adapter_slot: Tensor
+    ) -> Tensor:
+        return self.network(tokens, position, batch_valid_length, None, adapter_slot)

@@ -1,0 +1,130 @@
+"""What each copy of the model made of its share of the prompts, and all of it put together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from lite_runner.config.ranks import Ranks
+from lite_runner.config.schema import RunConfig
+from lite_runner.config.seeds import samples
+from lite_runner.generation import GenerationTiming
+from lite_runner.output.report import AdapterReport, AdapterUse, RowResult, Timing, peak_rss_mib
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The work of one copy. Seconds of the steps are without compiling."""
+
+    rows: Sequence[RowResult] = ()  # in the order of the prompts
+    generation: GenerationTiming = field(default_factory=GenerationTiming)
+    load_s: float = 0.0
+    compile_s: float = 0.0
+    prepare_s: float = 0.0  # the part of compile_s that the first token waited for
+    adapters: AdapterReport | None = None
+    peak_rss_mib: float = field(default_factory=peak_rss_mib)  # of all ranks of the copy
+    interrupted: bool = False  # Ctrl-C has cut it short
+
+    def timing(self) -> Timing:
+        """Times and rates of these rows."""
+        measured, first = self.generation, self.generation.time_to_first_token_s
+        return Timing(
+            load_s=self.load_s,
+            compile_s=self.compile_s,
+            prefill_s=measured.prefill_s,
+            decode_s=measured.decode_s,
+            prefill_tok_s=measured.prefill_tok_s,
+            decode_tok_s=measured.decode_tok_s,
+            time_to_first_token_s=None if first is None else self.load_s + self.prepare_s + first,
+        )
+
+    def to_bytes(self) -> bytes:
+        """ASCII JSON, which carries any text."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Share:
+        raw = json.loads(data)
+        rows = [RowResult(**row) for row in raw.pop("rows")]
+        generation = GenerationTiming(**raw.pop("generation"))
+        adapters = raw.pop("adapters")
+        if adapters is not None:
+            used = {name: AdapterUse(**use) for name, use in adapters.pop("used").items()}
+            adapters = AdapterReport(used=used, **adapters)
+        return cls(rows=rows, generation=generation, adapters=adapters, **raw)
+
+
+def wait_for_all(ranks: Ranks) -> None:
+    """Return when all ranks are here, so that no wait for another is counted as work."""
+    if ranks.size > 1:
+        from lite_runner.backends import collectives
+
+        collectives.gather(b"")
+
+
+def seed_of_all(config: RunConfig, ranks: Ranks) -> RunConfig:
+    """The config with the seed of the first rank, which may have been drawn."""
+    if ranks.size == 1 or not samples(config):
+        return config
+    from lite_runner.backends import collectives
+
+    seeds = collectives.gather(json.dumps(config.seed).encode())
+    return replace(config, seed=json.loads(seeds[0]))
+
+
+def gather(mine: Share, ranks: Ranks) -> Share:
+    """The work of all copies together, on every rank, once the slowest is done."""
+    if ranks.size == 1:
+        return mine
+    from lite_runner.backends import collectives
+
+    every = [Share.from_bytes(data) for data in collectives.gather(mine.to_bytes())]
+    return together(every, ranks.tensor)
+
+
+def together(shares: Sequence[Share], ranks_a_copy: int) -> Share:
+    """Shares of all ranks as one: the ranks of a copy have the same rows, and copies work at the
+    same time, from when all are prepared. The first token is the first copy's."""
+    copies = shares[::ranks_a_copy]
+    first = copies[0]
+    return Share(
+        rows=[row for share in copies for row in share.rows],
+        generation=GenerationTiming(
+            prefill_s=max(share.generation.prefill_s for share in copies),
+            decode_s=max(share.generation.decode_s for share in copies),
+            time_to_first_token_s=first.generation.time_to_first_token_s,
+            prefill_tokens=sum(share.generation.prefill_tokens for share in copies),
+            decode_tokens=sum(share.generation.decode_tokens for share in copies),
+        ),
+        load_s=max(share.load_s for share in copies),
+        compile_s=max(share.compile_s for share in copies),
+        prepare_s=max(share.prepare_s for share in copies),
+        adapters=_adapters([share.adapters for share in copies], ranks_a_copy),
+        peak_rss_mib=round(sum(share.peak_rss_mib for share in shares), 1),
+        interrupted=any(share.interrupted for share in copies),
+    )
+
+
+def _adapters(reports: Sequence[AdapterReport | None], ranks_a_copy: int) -> AdapterReport | None:
+    """What all copies did with their adapters; one that had no prompt has no report."""
+    there = [report for report in reports if report is not None]
+    if not there:
+        return None
+    used: dict[str, AdapterUse] = {}
+    for report in there:
+        for name, use in report.used.items():
+            before = used.get(name, AdapterUse(use.modules))
+            used[name] = AdapterUse(
+                use.modules,
+                before.prompts + use.prompts,
+                before.prompt_tokens + use.prompt_tokens,
+                before.generated_tokens + use.generated_tokens,
+                before.seconds + use.seconds,
+            )
+    return AdapterReport(
+        places=max(report.places for report in there),
+        pool_bytes=sum(report.pool_bytes for report in there) * ranks_a_copy,
+        loads=sum(report.loads for report in there),
+        used=used,
+    )

@@ -1,0 +1,200 @@
+"""Which backend computes a run online: our own operators on CPU, or MindSpore's, on any device."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from lite_runner import native, progress
+from lite_runner.architectures import limits, own_network
+from lite_runner.backends.base import Backend
+from lite_runner.config.ranks import Ranks
+from lite_runner.config.schema import RunConfig
+from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.model.model_files import ModelFiles
+from lite_runner.native.lora_pool import LoraSize
+from lite_runner.native.packed_model import unsupported
+from lite_runner.system import environment, memory
+from lite_runner.weights.lora.adapter import Adapter
+from lite_runner.weights.quantization import rounding
+from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
+from lite_runner.weights.tensor import LazyTensor
+
+LARGEST_HEAD = 256  # that MindSpore's PagedAttention takes
+
+
+@dataclass(frozen=True)
+class _Fallback:
+    """Why our own operators do not compute a run, and what would make them."""
+
+    why: str
+    remedy: str
+
+
+def _without_kernels(
+    config: RunConfig, files: ModelFiles, device: str, ranks: Ranks
+) -> _Fallback | None:
+    """None where our own operators compute this run."""
+    if device != "CPU":
+        return _Fallback(f"{device} has operators of its own", "context.device_target=CPU")
+    if not config.context.kernels:
+        return _Fallback("context.kernels=false", "context.kernels=true")
+    if config.context.mode == 1:
+        return _Fallback("context.mode=1 runs them one by one (pynative)", "context.mode=0")
+    if fault := native.unusable():
+        return _Fallback(f"they {fault.why}", fault.remedy)
+    if not config.use_past:
+        return _Fallback("use_past=false", "model.model_config.use_past=true")
+    if reasons := unsupported(files.model):
+        return _Fallback("; ".join(reasons), "a model that they compute, such as a Llama")
+    if ranks.tensor > 1:
+        return _Fallback(
+            "several ranks share the model",
+            "one process (use_parallel=false), or a copy of the model for each (parallel=dp2)",
+        )
+    return None
+
+
+def own_operators(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> bool:
+    """As `kernels_serve`, of a plan: nothing is said."""
+    return _without_kernels(config, files, device, ranks) is None
+
+
+def integers_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> bool:
+    """Whether MindSpore's operators multiply by the integers of quantized weights themselves; of a
+    plan for a processor that is not here, whether those of Atlas A2 and A3 would."""
+    there = device == "Ascend" and config.dry_run and not environment.ascend_devices()
+    return (
+        ranks.tensor == 1  # cut weights are floats
+        and files.quantization.quant != "none"
+        and config.compute_dtype(device) != "float32"
+        and own_network(files.model) is None
+        and (there or environment.has_fused_operators(device))
+    )
+
+
+def check_supported(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> None:
+    """Raises ConfigError for what is asked of operators that do not serve here, or a model that
+    none can compute, and EnvironmentFault for a `quant` that this machine's Ascend processors have
+    none for."""
+    if reasons := limits.unsupported(files.model):
+        raise ConfigError(
+            f"{files.model.architecture}: neither MindSpore's operators nor this project's own can"
+            f" compute the model: {'; '.join(reasons)}"
+        )
+    for key, exact in ("kv_cache", "fp32"), ("adapter_dtype", "auto"):
+        wanted = getattr(config, key)
+        if wanted != exact and (fallback := _without_kernels(config, files, device, ranks)):
+            raise ConfigError(
+                f"{key}={wanted} needs this project's own operators, which do not serve here: "
+                f"{fallback.why}",
+                f"{fallback.remedy}; or {key}={exact}",
+            )
+    fused, model = environment.has_fused_operators, files.model
+    if device == "Ascend" and config.quantization.quant != "none" and not fused(device):
+        raise EnvironmentFault(
+            f"quant={config.quant}: {environment.ascend_soc()} has no operators that multiply by"
+            " integers; Atlas A2 and A3 have",
+            "quant=none, or on this machine's processor with context.device_target=CPU",
+        )
+    wide = model.head_dim > LARGEST_HEAD and own_network(model) is None
+    if wide and config.compute_dtype(device) != "float32" and fused(device):
+        raise ConfigError(
+            f"model.model_config.head_dim: got {model.head_dim}, but attention on Ascend takes at"
+            f" most {LARGEST_HEAD}",
+            "model.model_config.compute_dtype=float32, which takes other operators; or"
+            " context.device_target=CPU",
+        )
+
+
+def kernels_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> bool:
+    """Whether our own operators compute this run; where they were expected and do not, the run
+    says why, and what would help. Raises RunnerError as `check_supported`."""
+    check_supported(config, files, device, ranks)
+    quantized, dtype = files.quantization.quant != "none", config.rounded_dtype(device)
+    fallback = _without_kernels(config, files, device, ranks)
+    if dtype != "float32" and (fallback or quantized):
+        progress.note(rounding.describe(dtype, quantized=quantized))
+    if fallback is None:
+        return True
+    if device == "CPU" and config.context.kernels:
+        progress.note(
+            f"MindSpore's operators compute, not this project's: {fallback.why} -> "
+            f"{fallback.remedy}"
+        )
+    if quantized and not integers_serve(config, files, device, ranks):
+        progress.note("MindSpore's operators compute with the floats that the integers stand for")
+    return False
+
+
+@cache
+def _freeze_imports() -> None:
+    """MindSpore collects garbage at each compile; what was imported is not garbage.
+
+    Once a process: of a model that is loaded later all can be collected.
+    """
+    gc.freeze()
+
+
+@memory.large_blocks_returned()
+def open_backend(
+    config: RunConfig,
+    files: ModelFiles,
+    device: str,
+    ranks: Ranks,
+    tensors: Mapping[str, LazyTensor],
+    adapters: Sequence[Adapter],
+    advance: Callable[[int], None],
+    *,
+    own: bool,
+    slots: int,
+    length: int,
+    lora: LoraSize | None,
+) -> Backend:
+    """The backend with its weights, of `slots` rows of `length` tokens, with room for adapters as
+    `lora` says; `own` is what `kernels_serve` says, `advance` is told how many tensors have been
+    read."""
+    rounds_inputs = files.quantization.quant == "a8w8"
+    weights: ReadAhead | QuantizedWeights
+    if own or integers_serve(config, files, device, ranks):
+        weights = QuantizedWeights(tensors, files.model, advance)
+    else:
+        weights = ReadAhead(tensors, advance)
+    try:
+        environment.import_mindspore()  # while threads read the first weights
+        _freeze_imports()
+        if own:
+            from lite_runner.backends.native import NativeBackend, NativeOptions
+
+            assert isinstance(weights, QuantizedWeights)
+            fused = NativeOptions(
+                slots=slots,
+                length=length,
+                threads=config.context.threads,
+                cache=config.kv_cache,
+                integer_input=rounds_inputs,
+                lora=lora,
+                widen=files.quantization.quant == "none",
+            )
+            return NativeBackend(files.model, weights, fused, adapters)
+        from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
+
+        options = MindSporeOptions(
+            slots=slots,
+            length=length,
+            dtype=config.compute_dtype(device),
+            device=device,
+            device_id=config.context.device_id,
+            threads=config.context.threads,
+            use_past=config.use_past,
+            pynative=config.context.mode == 1,
+            ranks=ranks,
+            vocab_parallel=config.vocab_parallel,
+            lora=lora,
+            integer_input=rounds_inputs,
+        )
+        return MindSporeBackend(files.model, weights, options, adapters)
+    finally:
+        weights.close()

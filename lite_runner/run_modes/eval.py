@@ -1,0 +1,206 @@
+"""run_mode=eval: the perplexity of a text, window by window."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lite_runner import progress
+from lite_runner.backends.base import Backend
+from lite_runner.config.checks import fits_model
+from lite_runner.config.compose import raise_faults
+from lite_runner.config.evaluation import read_text, window_of
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.ranks import Ranks
+from lite_runner.config.schema import RunConfig
+from lite_runner.errors import ConfigError, RunnerError
+from lite_runner.generation import Request, Scheduler, generate
+from lite_runner.model import model_files
+from lite_runner.model.model_files import ModelFiles
+from lite_runner.output.report import Evaluation, Result, RunFolder, Timing
+from lite_runner.plan import footprint
+from lite_runner.plan.session import Job, load, memory_levers, memory_need
+from lite_runner.sizing.need import aligned, plan, readable
+from lite_runner.system import environment
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens start .. end of the text, of which `first` and those behind it count."""
+
+    start: int
+    first: int
+    end: int
+
+
+def windows(tokens: int, size: int, stride: int) -> Iterator[Window]:
+    """Windows over a text of so many tokens: every token counts once, in the first window that has
+    one before it. Without an overlap the first token of a window is context and never counts.
+
+    A last window of a single token, which counts nothing, is left out.
+    """
+    counted = 0
+    for start in range(0, tokens, stride):
+        end = min(start + size, tokens)
+        first = max(counted, start + 1)
+        if first < end:
+            yield Window(start, first, end)
+        counted = end
+        if end == tokens:
+            return
+
+
+def run(config: RunConfig, folder: RunFolder) -> None:
+    """Print and write the perplexity. Raises RunnerError; KeyboardInterrupt after Ctrl-C, when
+    what the windows before it gave has been written."""
+    began = time.perf_counter()
+    text = read_text(config)
+    device = environment.resolve_device(config.context.device_target)
+    files = _fitting(model_files.with_adapter(model_files.locate(config), config), config)
+    ids = np.array(model_files.tokenizer_of(config, files).encode(text), np.int32)
+    if len(ids) < 2:
+        raise ConfigError(
+            f"eval_data: tokens of {config.eval_data}: got {len(ids)}, expected at least 2",
+            "a longer text: its first token is only context",
+        )
+    size, stride = window_of(config, files.model)
+    generation = config.generation(files.model)
+    job = Job((), (), generation, slots=1, length=min(size, len(ids)), scores=True)
+    config = replace(config, backend="ms")  # auto: no exported graph scores
+    backend = load(config, files, device, job)
+    load_s = time.perf_counter() - began
+    with closing(backend):
+        evaluation = evaluate(backend, ids, size, stride)
+    evaluation = replace(evaluation, quant=str(files.quantization))
+    result = Result(
+        run_mode=config.run_mode,
+        model=config.model_name,
+        backend=config.backend,
+        engine=backend.info.engine,
+        load_checkpoint=files.source,
+        results=[],
+        evaluation=evaluation,
+        timing=Timing(load_s=load_s, compile_s=backend.compile_s),
+    )
+    folder.write_result(result)
+    counted = "1 window" if evaluation.windows == 1 else f"{evaluation.windows} windows"
+    progress.text(
+        f"perplexity {evaluation.perplexity:.4f}: {evaluation.scored_tokens} of"
+        f" {evaluation.tokens} tokens scored, {counted} of {size}\n"
+    )
+    progress.note(
+        f"load {load_s:.1f} s, compile {backend.compile_s:.1f} s, {evaluation.tok_s:.0f} tokens/s;"
+        f" results in {folder.path}"
+    )
+    if evaluation.interrupted:
+        raise KeyboardInterrupt
+
+
+def planned(config: RunConfig) -> list[str]:
+    """The lines of dry_run=true. Raises RunnerError as `run` would."""
+    device = environment.resolve_device(config.context.device_target, planned=True)
+    files, job = planned_job(config)
+    size, stride = window_of(config, files.model)
+    text = readable(len(read_text(config).encode()))
+    ranks = Ranks()
+    lines = plan(
+        config,
+        files.model,
+        memory_need(config, files, job, device, ranks),
+        device=device,
+        slots=1,
+        length=size,
+        held=footprint.held_as(config, files, device, ranks),
+        levers=lambda: memory_levers(config, files, job, device, ranks),
+        checkpoint=files.whereabouts(),
+    )
+    reads = (
+        f"{config.eval_data}: {text}, in windows of {size} tokens, {stride} from one to the next"
+    )
+    return [*lines, *aligned({"reads": reads})]
+
+
+def planned_job(config: RunConfig) -> tuple[ModelFiles, Job]:
+    """What would be scored, as far as it is known without the tokenizer."""
+    files = _fitting(model_files.with_adapter(model_files.planned(config), config), config)
+    size, _ = window_of(config, files.model)
+    return files, Job((), (), config.generation(files.model), slots=1, length=size, scores=True)
+
+
+def _fitting(files: ModelFiles, config: RunConfig) -> ModelFiles:
+    """The files of a model that the config fits; model=auto is checked only when it is known."""
+    if config.model_config() is None:
+        raise_faults(list(fits_model(config, files.model)))
+    return files
+
+
+def evaluate(backend: Backend, ids: NDArray[np.int32], size: int, stride: int) -> Evaluation:
+    """The perplexity of a text in token ids [n], n >= 2.
+
+    Ctrl-C ends it with the windows that are done, or is raised where there are none. Raises
+    RunnerError where a likelihood is not a number.
+    """
+    total, scored, computed, done = 0.0, 0, 0, 0
+    interrupted = False
+    began, compiled = time.perf_counter(), backend.compile_s
+    try:
+        with progress.step("score", len(ids), "tokens") as step:
+            for window in windows(len(ids), size, stride):
+                found = log_likelihoods(backend, ids[window.start : window.end])
+                counted = found[window.first - window.start - 1 :]
+                if not np.isfinite(counted).all():
+                    place = window.first + int(np.argmin(np.isfinite(counted)))
+                    raise RunnerError(
+                        f"the likelihood of token {place} is {counted[place - window.first]}",
+                        "weights that overflow? model.model_config.compute_dtype=float32",
+                    )
+                total += float(counted.sum())
+                scored += len(counted)
+                computed += window.end - window.start
+                done += 1
+                step.advance(len(counted) + (window.first == window.start + 1))
+    except KeyboardInterrupt:
+        if not done:
+            raise
+        interrupted = True
+    seconds = time.perf_counter() - began - (backend.compile_s - compiled)
+    mean = -total / scored
+    try:
+        perplexity = math.exp(mean)
+    except OverflowError:
+        raise RunnerError(
+            f"the perplexity is beyond any number: exp({mean:.0f})",
+            "is load_checkpoint= the model that model= names, and the text one for it?",
+        ) from None
+    return Evaluation(
+        perplexity=perplexity,
+        tokens=len(ids),
+        scored_tokens=scored,
+        windows=done,
+        window=size,
+        stride=stride,
+        seconds=seconds,
+        tok_s=computed / seconds,
+        interrupted=interrupted,
+    )
+
+
+def log_likelihoods(backend: Backend, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Of each of ids[1:] given those before it [n - 1]."""
+    scheduler = Scheduler(backend, prefix_cache=False)
+    request = Request(ids, GenerationConfig(max_new_tokens=0, prompt_logprobs=0))
+    outcome = generate(scheduler, [request])
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    logprobs = outcome.completions[0].prompt_logprobs
+    assert logprobs is not None
+    return logprobs.chosen

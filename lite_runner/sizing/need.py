@@ -1,0 +1,233 @@
+"""What a run would take, before it takes it: parameters and memory against what is free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lite_runner.architectures import parameters
+from lite_runner.architectures.spec import Decoder
+from lite_runner.config.quantization import CacheType, Quantization, Scheme
+from lite_runner.config.schema import DType, RunConfig
+from lite_runner.errors import EnvironmentFault
+from lite_runner.system import memory
+
+BYTES_OF: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+PROCESS = 440 << 20  # Python with MindSpore, NumPy and the tokenizer
+PROCESS_ADDRESSES = 2250 << 20  # that MindSpore reserves: libraries, threads, a pool of 1 GiB
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a run needs: on the device the first three, in a process on the CPU all."""
+
+    weights: int
+    cache: int  # keys and values of all slots
+    adapters: int = 0  # those that are loaded at a time
+    process: int = 0  # Python and MindSpore
+    loading: int = 0  # while weights are read, the most beside the loaded ones
+    work: int = 0  # graphs, what steps compute in, logits
+
+    @property
+    def held(self) -> int:
+        return self.weights + self.cache + self.adapters
+
+    @property
+    def total(self) -> int:
+        """At the peak: the weights are loaded before there is a cache."""
+        used = self.cache + self.adapters + self.work
+        return self.process + self.weights + max(self.loading, used)
+
+    @property
+    def addresses(self) -> int:
+        """Address space that a process takes beside what it has before it imports MindSpore."""
+        return self.total - self.process + PROCESS_ADDRESSES
+
+    def parts(self) -> str:
+        """What it is made of, in words."""
+        named = {
+            "weights": self.weights,
+            "cache": self.cache,
+            "adapters": self.adapters,
+            "the process": self.process,
+            "graphs and steps": self.work,
+            "more while loading": max(0, self.loading - self.cache - self.adapters - self.work),
+        }
+        return ", ".join(f"{name} {readable(size)}" for name, size in named.items() if size)
+
+
+def parameter_count(model: Decoder) -> int:
+    """The exact number of parameters; a tied head is counted once."""
+    return sum(math.prod(one.shape) for one in parameters(model))
+
+
+def matrix_parameters(model: Decoder) -> int:
+    """Parameters of the linear layers of all blocks."""
+    return sum(math.prod(one.shape) for one in parameters(model) if one.layout != "plain")
+
+
+def weight_bytes(model: Decoder, dtype: DType, quantization: Quantization) -> int:
+    """Bytes of the weights, matrices as integers where quantized; scales of rows, and what stays
+    float32 beside matrices of 16 bits, within 1 %."""
+    linear, table = quantization.linear, quantization.table
+    if linear is None or table is None:
+        return parameter_count(model) * BYTES_OF[dtype]
+    heads = 1 if model.tie_word_embeddings else 2
+    layers = matrix_parameters(model)
+    rest = parameter_count(model) - layers - heads * model.vocab_size * model.hidden_size
+    tables = heads * table.nbytes(model.vocab_size, model.hidden_size)
+    return _as_rows(linear, layers, model.hidden_size) + tables + 4 * rest
+
+
+def _as_rows(scheme: Scheme, count: int, columns: int) -> int:
+    """Bytes of `count` weights in rows of `columns`."""
+    return scheme.nbytes(count // columns, columns)
+
+
+def cache_bytes(
+    model: Decoder, dtype: DType, slots: int, length: int, kv_cache: CacheType = "fp32"
+) -> int:
+    """Bytes of keys and values for `slots` sequences of `length` tokens, computed in `dtype`."""
+    heads = 2 * model.num_layers * model.n_kv_heads
+    sizes = {"fp32": BYTES_OF[dtype] * model.head_dim, "fp16": 2 * model.head_dim}
+    sizes["int8"] = model.head_dim + 4  # and a scale
+    return slots * length * heads * sizes[kv_cache]
+
+
+def memory_need(
+    model: Decoder,
+    dtype: DType,
+    slots: int,
+    length: int,
+    use_past: bool = True,
+    quantization: Quantization = Quantization(),  # noqa: B008  (frozen)
+) -> Memory:
+    """Bytes for weights of `dtype`, matrices as integers where `quantization` says so, and for a
+    cache of `slots` sequences of `length` tokens."""
+    cache = cache_bytes(model, dtype, slots, length) if use_past else 0
+    return Memory(weight_bytes(model, dtype, quantization), cache)
+
+
+def export_need(need: Memory) -> Memory:
+    """Of writing an exported model that has the weights and cache of `need`: the network and the
+    graph that is made of it have both; it is proved when the network is gone."""
+    return replace(need, process=PROCESS, loading=need.weights + need.cache)
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A setting with which a run would need less."""
+
+    setting: str  # as it is typed
+    need: Memory
+
+    def __str__(self) -> str:
+        return f"{self.setting} would need {readable(self.need.total)}"
+
+
+def check_memory(need: Memory, levers: Callable[[], Sequence[Lever]] = list) -> None:
+    """Raises EnvironmentFault where one process of this machine cannot hold `need`; `levers` are
+    asked for what would help only then."""
+    found = missing(need)
+    if found is not None:
+        raise EnvironmentFault(f"memory: the run {found}", remedy(levers()))
+
+
+def missing(need: Memory, processes: int = 1) -> str | None:
+    """What `need` of each of some processes is against what is left; None: it fits. This process
+    is one of them."""
+    free = memory.free_memory() + min(memory.resident(), need.process)
+    total = processes * need.total
+    if total > free:
+        return f"needs {readable(total)} ({need.parts()}), but {readable(free)} is free"
+    left = memory.free_addresses()
+    if left is not None and need.process and need.addresses > left:
+        return (
+            f"needs {readable(need.addresses)} of address space ({need.parts()}; what is reserved "
+            f"counts), but ulimit -v leaves {readable(left)}"
+        )
+    return None
+
+
+def remedy(levers: Sequence[Lever]) -> str:
+    """What to do where memory does not suffice."""
+    told = "; ".join(map(str, levers))
+    return (
+        told + "; or " if told else ""
+    ) + "a smaller model, or more memory: the machine's, its container's, or what ulimit -v allows"
+
+
+def plan(
+    config: RunConfig,
+    model: Decoder,
+    need: Memory,
+    *,
+    device: str,
+    slots: int,
+    length: int,
+    held: str = "",
+    levers: Callable[[], Sequence[Lever]] = list,
+    checkpoint: str = "",
+) -> list[str]:
+    """The lines of dry_run=true, for a cache of `slots` sequences of `length` tokens. `held`: what
+    the weights are held as; `checkpoint` is where they are; "": not known."""
+    each = " in each rank" if config.use_parallel else ""
+    lines = about_model(config, model, checkpoint or config.checkpoint_source) | {
+        "weights": f"{readable(need.weights)} as {held or config.compute_dtype(device)}{each}",
+        "cache": f"{readable(need.cache)} for {slots} x {length} tokens{each}"
+        if config.use_past
+        else "none (use_past=false)",
+    }
+    if need.adapters:
+        lines["adapters"] = f"{readable(need.adapters)} for those loaded at a time"
+    if not need.process:
+        lines["memory"] = f"needs {readable(need.total)} on each device; what one has is not known"
+    elif not config.use_parallel:
+        lines |= memory_lines(need, levers)
+    lines |= {
+        "backend": config.backend,
+        "device": device,
+        "ranks": str(config.parallel_config.data_parallel * config.parallel_config.model_parallel),
+        "output": config.output_dir,
+    }
+    return aligned(lines)
+
+
+def memory_lines(need: Memory, levers: Callable[[], Sequence[Lever]] = list) -> dict[str, str]:
+    """What dry_run=true says of the memory of one process."""
+    found = missing(need)
+    if found is not None:
+        told = f"{found}: NOT enough: the run would be refused"
+        return {"memory": told, "to fit": remedy(levers())}
+    free = readable(memory.free_memory() + min(memory.resident(), need.process))
+    return {"memory": f"needs {readable(need.total)} ({need.parts()}), {free} is free: enough"}
+
+
+def about_model(config: RunConfig, model: Decoder, checkpoint: str) -> dict[str, str]:
+    """What dry_run=true says of every run: the model, and where its weights are."""
+    kv = "" if model.n_kv_heads == model.num_heads else f" ({model.n_kv_heads} key/value)"
+    return {
+        "run mode": config.run_mode,
+        "model": config.model_name,
+        "architecture": f"{model.architecture}: {model.num_layers} layers, hidden"
+        f" {model.hidden_size}, {model.num_heads} heads{kv}, vocabulary {model.vocab_size}, context"
+        f" {model.seq_length}",
+        "parameters": f"{parameter_count(model):,}",
+        "checkpoint": checkpoint,
+    }
+
+
+def aligned(lines: Mapping[str, str]) -> list[str]:
+    """Names and values as lines of text."""
+    return [f"{name:<13} {value}" for name, value in lines.items()]
+
+
+def readable(size: int) -> str:
+    """A number of bytes for people: 538.1 MB."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"

@@ -1,0 +1,119 @@
+"""What this machine has, found out without importing mindspore."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib
+import os
+import re
+import sys
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from lite_runner.errors import EXIT_ENVIRONMENT, EnvironmentFault
+from lite_runner.system import memory
+from lite_runner.system.ascend_devices import seen_ids
+from lite_runner.system.interrupts import leave_interrupts
+from lite_runner.system.signals import deferred
+
+INSTALL = 'pip install "mindspore==2.10.0" "numpy<2"'
+# Atlas A2 (Ascend910B1 and on) and A3 (Ascend910_9391 and on), by the names that CANN gives them.
+# Those of Atlas 800 are called Ascend910A, Ascend910B and Ascend910ProA.
+_FUSED = re.compile(r"Ascend910(B\d|_93)")
+
+
+def check_packages() -> None:
+    """Refuse what MindSpore cannot run with. Raises EnvironmentFault with the install line."""
+    try:
+        metadata.version("mindspore")
+    except metadata.PackageNotFoundError as error:
+        raise EnvironmentFault("mindspore is not installed in this Python", INSTALL) from error
+    numpy = metadata.version("numpy")
+    if int(numpy.split(".")[0]) >= 2:
+        raise EnvironmentFault(
+            f"numpy {numpy} is installed, expected a version below 2: MindSpore's tensors break "
+            "with it",
+            INSTALL,
+        )
+
+
+def import_mindspore() -> None:
+    """Import it before anything that needs it; Ctrl-C stays Python's.
+
+    Raises EnvironmentFault where it is broken.
+    """
+    try:
+        with deferred():  # half imported, it ends the process with an abort
+            mindspore = importlib.import_module("mindspore")
+    except Exception as error:  # a shared library is missing, or made for another processor, ...
+        if "mindspore._c_expression" in sys.modules:
+            atexit.register(_leave)  # runs before MindSpore's own, which then aborts the process
+        if (lacking := memory.fault_of(error)) is not None:
+            raise lacking from error
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise EnvironmentFault(
+            f"mindspore {metadata.version('mindspore')} is installed, but importing it fails: "
+            f"{reason[0]}",
+            f"{INSTALL} --force-reinstall",
+        ) from error
+    leave_interrupts(Path(mindspore.__file__ or "").parent)
+
+
+def _leave() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_ENVIRONMENT)
+
+
+def ascend_devices() -> int:
+    """How many Ascend processors this process may use."""
+    return len(seen_ids())
+
+
+@cache
+def ascend_soc() -> str:
+    """The Ascend processor of this machine, as CANN names it: Ascend910B3.
+
+    Raises EnvironmentFault without CANN, which MindSpore needs there too.
+    """
+    try:
+        query = ctypes.CDLL("libascendcl.so").aclrtGetSocName
+    except (OSError, AttributeError) as error:
+        raise EnvironmentFault(
+            f"this machine shows Ascend devices, but CANN cannot be loaded: {error}",
+            "source the set_env.sh of its toolkit, or context.device_target=CPU",
+        ) from error
+    query.restype = ctypes.c_char_p
+    name: bytes | None = query()
+    if not name:
+        raise EnvironmentFault(
+            "CANN does not tell which Ascend processor this is (aclrtGetSocName)",
+            "check driver and firmware with npu-smi info, or context.device_target=CPU",
+        )
+    return name.decode()
+
+
+def has_fused_operators(device: str) -> bool:
+    """Whether a device of this machine ("CPU" or "Ascend") has MindSpore's fused operators:
+    attention over a paged cache, and products of integers. Raises EnvironmentFault as `ascend_soc`.
+    """
+    return device == "Ascend" and _FUSED.match(ascend_soc()) is not None
+
+
+def resolve_device(wanted: str, *, several: bool = False, planned: bool = False) -> str:
+    """`auto` becomes Ascend where there is one, else CPU; `several` are wanted of it. What is only
+    `planned` may be for another machine.
+
+    Raises EnvironmentFault where there is none.
+    """
+    if wanted == "Ascend" and not planned and not ascend_devices():
+        one = ", and in one process with use_parallel=false" if several else ""
+        raise EnvironmentFault(
+            "context.device_target: got Ascend, but this machine shows no Ascend device",
+            f"run on the processor with context.device_target=CPU (or --device_target CPU){one}",
+        )
+    if wanted == "auto":
+        return "Ascend" if ascend_devices() else "CPU"
+    return wanted

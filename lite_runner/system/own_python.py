@@ -1,0 +1,58 @@
+"""Continue in the checkout's own .venv, where this Python cannot run lite-runner.
+
+Imported before anything else, by whatever Python 3 the user's `python` is: nothing newer than
+Python 3.6 may stand here, in run_lite.py or in lite_runner/__init__.py.
+"""
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import List
+
+OLDEST = (3, 10)
+# What setup.cfg requires, as modules. Not protobuf, which comes with gguf: finding its module
+# would import the one above it.
+MODULES = (
+    *("filelock", "gguf", "huggingface_hub", "hydra", "jinja2", "mindspore", "numpy"),
+    *("omegaconf", "psutil", "safetensors", "sentencepiece", "tokenizers", "yaml"),
+)
+_ROOT = Path(__file__).resolve().parents[2]
+_MARK = "LITE_RUNNER_OWN_PYTHON"  # given to the process that continues: it goes no further
+
+
+def continue_in_own_python() -> None:
+    """Replace this process by the same program in .venv, if this Python cannot run it.
+
+    Where there is no .venv, a Python that is too old ends with exit code 3.
+    """
+    came_from_here = os.environ.pop(_MARK, None) is not None
+    reason = _why_not()
+    if came_from_here or not reason:
+        return
+    venv = _ROOT / ".venv"
+    python = venv / "bin" / "python"
+    if os.access(str(python), os.X_OK) and not (venv / ".unfinished").exists():
+        if "verbosity=0" not in sys.argv:
+            print(f"note: {reason}; continuing in {venv}", file=sys.stderr, flush=True)
+        os.environ[_MARK] = "1"
+        os.execv(str(python), [str(python), *_program(), *sys.argv[1:]])
+    if sys.version_info < OLDEST:
+        hint = f"make run (in {_ROOT}) sets up .venv with Python 3.11"
+        print(f"error: {reason}, expected 3.10 to 3.12\n  -> {hint}", file=sys.stderr)
+        sys.exit(3)
+
+
+def _why_not() -> str:
+    """Why this Python cannot run lite-runner; "" where it can."""
+    if sys.version_info < OLDEST:
+        return "{} is Python {}.{}".format(sys.executable, *sys.version_info[:2])
+    absent = (name for name in MODULES if find_spec(name) is None)
+    name = next(absent, None)
+    return f"{sys.executable} has no {name}" if name else ""
+
+
+def _program() -> List[str]:
+    """The words between the interpreter and the arguments."""
+    spec = sys.modules["__main__"].__spec__
+    return [sys.argv[0]] if spec is None else ["-m", spec.name]

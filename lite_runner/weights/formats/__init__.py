@@ -1,0 +1,1 @@
+"""Weight files as others define them: safetensors, ckpt, GGUF, PyTorch, Hugging Face."""

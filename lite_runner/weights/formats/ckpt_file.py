@@ -1,0 +1,273 @@
+"""MindSpore's .ckpt format: a lazy reader and a streaming writer that need no mindspore.
+
+A file is one protobuf message `Checkpoint { repeated Value value = 1 }` with
+`Value { string tag = 1; TensorProto tensor = 2 }` and
+`TensorProto { repeated int64 dims = 1; string tensor_type = 2; bytes tensor_content = 3 }`.
+Large tensors are cut into several consecutive values of one tag; a file may end in
+`crc_num` and the CRC32 of all before, as 10 bytes, big endian.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.errors import ArtifactError
+from lite_runner.weights.files import atomic_write, drop_pages, first_bytes, map_file
+from lite_runner.weights.formats.safetensors_file import NUMPY_TYPES, view_tensor
+from lite_runner.weights.tensor import CHUNK, DType, Index, LazyTensor
+
+SLICE = 512 * 2**20  # bytes of a tensor in one value, as MindSpore cuts them
+MAX_TEXT = 4096  # bytes of a name
+CRC_MARK = b"crc_num"
+CRC_BYTES = 10
+TYPES: dict[str, DType] = {"Float32": "F32", "Float16": "F16", "BFloat16": "BF16"}
+TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
+
+_LENGTH_DELIMITED, _VARINT = 2, 0
+
+
+def looks_like_ckpt(path: Path) -> bool:
+    """Whether the file starts with a protobuf field 1 of a known length."""
+    return first_bytes(path, 1) == b"\x0a"
+
+
+@dataclass
+class _Entry:
+    """The pieces of one tensor as they follow each other in the file."""
+
+    shape: tuple[int, ...]
+    type_name: str
+    spans: list[tuple[int, int]] = field(default_factory=list)
+
+
+def open_ckpt(path: Path) -> dict[str, LazyTensor]:
+    """Every floating-point tensor of the file; values of other types (step counters) are left out.
+
+    Raises ArtifactError where the file does not parse, or its checksum does not match.
+    """
+    data = map_file(path)
+    end = _checked_end(path, data)
+    try:
+        entries = _parse(data, end)
+    except _WireError as error:
+        raise ArtifactError(
+            f"{path}: not a valid MindSpore checkpoint: {error}",
+            "the file is damaged, encrypted or of another format: fetch or write it again",
+        ) from error
+    tensors = {}
+    for name, entry in entries.items():
+        dtype = TYPES.get(entry.type_name)
+        if dtype is None:
+            continue
+        held = sum(stop - start for start, stop in entry.spans)
+        needed = math.prod(entry.shape) * np.dtype(NUMPY_TYPES[dtype]).itemsize
+        if held != needed:
+            raise ArtifactError(
+                f"{path}: tensor {name} {list(entry.shape)} {dtype} needs {needed:,} bytes, "
+                f"the file holds {held:,}",
+                "the file is damaged: fetch or write it again",
+            )
+        tensors[name] = _tensor(data, entry, dtype)
+    return tensors
+
+
+def _tensor(data: NDArray[np.uint8], entry: _Entry, dtype: DType) -> LazyTensor:
+    if len(entry.spans) == 1:
+        start, stop = entry.spans[0]
+        return view_tensor(data[start:stop], dtype, entry.shape)
+
+    row_bytes = sum(stop - start for start, stop in entry.spans) // entry.shape[0]
+
+    def part(index: Index) -> NDArray[Any]:
+        first, end, _ = (index[0] if index else slice(None)).indices(entry.shape[0])
+        rows = _joined(data, entry.spans, first * row_bytes, end * row_bytes)
+        held = view_tensor(rows, dtype, (end - first, *entry.shape[1:]))
+        return held.piece((slice(None), *index[1:]))
+
+    return LazyTensor(entry.shape, dtype, lambda: part(()), part)
+
+
+def _joined(
+    data: NDArray[np.uint8], spans: list[tuple[int, int]], first: int, end: int
+) -> NDArray[np.uint8]:
+    """Bytes `first` to `end` of what the spans hold together."""
+    found, position = [], 0
+    for start, stop in spans:
+        low, high = max(first - position, 0), min(end - position, stop - start)
+        if low < high:
+            found.append(data[start + low : start + high])
+        position += stop - start
+    return found[0] if len(found) == 1 else np.concatenate([*found, data[:0]])
+
+
+def _checked_end(path: Path, data: NDArray[np.uint8]) -> int:
+    """Where the message ends; checks the CRC of a file that carries one."""
+    end = data.size - len(CRC_MARK) - CRC_BYTES
+    if end < 0 or data[end : end + len(CRC_MARK)].tobytes() != CRC_MARK:
+        return int(data.size)
+    stored = int.from_bytes(data[-CRC_BYTES:].tobytes(), "big")
+    actual = zlib.crc32(data[:end].data)
+    if actual != stored:
+        raise ArtifactError(
+            f"{path}: the checksum is {actual:#010x}, the file says {stored:#010x}",
+            "the file is damaged: fetch or write it again",
+        )
+    return end
+
+
+class _WireError(Exception):
+    """The bytes are not the protobuf message of a checkpoint."""
+
+
+def _parse(data: NDArray[np.uint8], end: int) -> dict[str, _Entry]:
+    entries: dict[str, _Entry] = {}
+    last = ""
+    for number, start, stop in _fields(data, 0, end):
+        if number != 1:
+            raise _WireError(f"field {number} at byte {start:,}, expected only field 1")
+        name, entry = _parse_value(data, start, stop)
+        if name not in entries:
+            entries[name] = entry
+        elif name != last or (entry.shape, entry.type_name) != (
+            entries[name].shape,
+            entries[name].type_name,
+        ):
+            raise _WireError(f"tensor {name!r} occurs twice, again at byte {start:,}")
+        else:
+            entries[name].spans += entry.spans
+        last = name
+    return entries
+
+
+def _parse_value(data: NDArray[np.uint8], start: int, stop: int) -> tuple[str, _Entry]:
+    name, entry = "", None
+    for number, begin, end in _fields(data, start, stop):
+        if number == 1:
+            name = _text(data, begin, end)
+        elif number == 2:
+            entry = _parse_tensor(data, begin, end)
+        else:
+            raise _WireError(f"field {number} of a value at byte {begin:,} is not a plain tensor")
+    if not name or entry is None:
+        raise _WireError(f"the value at byte {start:,} lacks a name or a tensor")
+    return name, entry
+
+
+def _parse_tensor(data: NDArray[np.uint8], start: int, stop: int) -> _Entry:
+    dims: list[int] = []
+    type_name, content = "", None
+    for number, begin, end in _fields(data, start, stop):
+        if number == 1:  # repeated int64: one varint a field, or packed in one field
+            while begin < end:
+                size, begin = _varint(data, begin, end)
+                dims.append(size)
+        elif number == 2:
+            type_name = _text(data, begin, end)
+        elif number == 3:
+            content = (begin, end)
+        if len(dims) > 32 or any(size >= 2**48 for size in dims):
+            raise _WireError(f"the tensor at byte {start:,} has impossible dimensions")
+    if not type_name or content is None:
+        raise _WireError(f"the tensor at byte {start:,} lacks its type or content")
+    # MindSpore writes [0] for a scalar.
+    shape = () if dims == [0] and content[1] > content[0] else tuple(dims)
+    return _Entry(shape, type_name, [content])
+
+
+def _fields(data: NDArray[np.uint8], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Number, first and last byte (exclusive) of each field between `start` and `stop`."""
+    position = start
+    while position < stop:
+        key, begin = _varint(data, position, stop)
+        number, wire_type = key >> 3, key & 7
+        if wire_type == _LENGTH_DELIMITED:
+            length, begin = _varint(data, begin, stop)
+            position = begin + length
+        elif wire_type == _VARINT:
+            _, position = _varint(data, begin, stop)
+        else:
+            raise _WireError(f"wire type {wire_type} at byte {position:,}, expected 0 or 2")
+        if position > stop:
+            raise _WireError(
+                f"the field at byte {begin:,} ends at {position:,}, its message at {stop:,}"
+            )
+        yield number, begin, position
+
+
+def _varint(data: NDArray[np.uint8], position: int, stop: int) -> tuple[int, int]:
+    """The number at `position`, and the position after it."""
+    value = 0
+    for count in range(10):
+        if position + count >= stop:
+            raise _WireError(f"the file ends inside a number at byte {position:,}")
+        byte = int(data[position + count])
+        value |= (byte & 0x7F) << (7 * count)
+        if byte < 0x80:
+            return value, position + count + 1
+    raise _WireError(f"the number at byte {position:,} has more than 10 bytes")
+
+
+def _text(data: NDArray[np.uint8], start: int, stop: int) -> str:
+    if stop - start > MAX_TEXT:
+        raise _WireError(f"the name at byte {start:,} has {stop - start:,} bytes")
+    try:
+        return data[start:stop].tobytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _WireError(f"the name at byte {start:,} is not UTF-8") from error
+
+
+def write_ckpt(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
+    """Write `tensors` as a file that mindspore.load_checkpoint reads; one tensor in memory.
+
+    Complete or absent under `path`; EnvironmentFault where the disk is too small or read-only.
+    """
+    with atomic_write(path, sum(tensor.nbytes for tensor in tensors.values())) as file:
+        for name, tensor in tensors.items():
+            if not tensor.nbytes:
+                file.write(_value_header(name, tensor, 0))
+                continue
+            written = 0
+            for chunk in tensor.chunks(CHUNK):
+                content = np.ascontiguousarray(chunk).reshape(-1).view(np.uint8)
+                while content.size:
+                    room = SLICE - written % SLICE
+                    if room == SLICE:
+                        size = min(SLICE, tensor.nbytes - written)
+                        file.write(_value_header(name, tensor, size))
+                    file.write(content[:room].data)
+                    written += min(room, content.size)
+                    content = content[room:]
+                drop_pages(chunk)
+
+
+def _value_header(name: str, tensor: LazyTensor, content_size: int) -> bytes:
+    """All bytes of a value up to the content of its tensor, which comes last."""
+    dims = b"".join(b"\x08" + _encode(size) for size in tensor.shape or (0,))
+    described = dims + _field(2, TYPE_NAMES[tensor.dtype].encode())
+    described += b"\x1a" + _encode(content_size)
+    tagged = _field(1, name.encode())
+    tensor_size = len(described) + content_size
+    opening = b"\x12" + _encode(tensor_size)
+    value_size = len(tagged) + len(opening) + tensor_size
+    return b"\x0a" + _encode(value_size) + tagged + opening + described
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | _LENGTH_DELIMITED]) + _encode(len(content)) + content
+
+
+def _encode(value: int) -> bytes:
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)

@@ -1,0 +1,66 @@
+"""The integers of GGUF's simplest blocks, taken over without a float in between.
+
+A block holds 32 values of a row: float16 scale d, in Q4_1 also a float16 minimum m, and the
+integers. Q8_0: d * q, q int8. Q4_0: d * (q - 8), Q4_1: d * q + m, q two a byte: value i in the low
+nibble of byte i, value i + 16 in the high one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.config.quantization import Scheme
+from lite_runner.errors import ArtifactError
+from lite_runner.weights.files import drop_pages
+from lite_runner.weights.quantization.quantized import QuantizedTensor
+
+GROUP = 32  # values of a block
+SCHEMES = {"Q8_0": Scheme(8, GROUP), "Q4_0": Scheme(4, GROUP), "Q4_1": Scheme(4, GROUP)}
+BLOCKS_AT_ONCE = 1 << 14
+_HEAD_BYTES = {"Q8_0": 2, "Q4_0": 2, "Q4_1": 4}
+
+
+def integers_of(
+    data: NDArray[np.uint8], type_name: str, rows: int, columns: int
+) -> QuantizedTensor:
+    """The matrix [rows, columns] in blocks of one of SCHEMES; its values are the blocks' own.
+
+    Raises ArtifactError for values that no quantizer writes and that integers of ours do not hold.
+    """
+    scheme, head = SCHEMES[type_name], _HEAD_BYTES[type_name]
+    count = rows * columns // GROUP
+    body = GROUP * scheme.bits // 8
+    blocks = data.reshape(count, head + body)
+    heads = np.ascontiguousarray(blocks[:, :head]).view("<f2").astype(np.float16, copy=False)
+    scales = np.ascontiguousarray(heads[:, 0]).reshape(rows, -1)
+    minimums = None
+    if type_name == "Q4_1":
+        minimums = np.ascontiguousarray(heads[:, 1]).reshape(rows, -1)
+    elif type_name == "Q4_0":
+        with np.errstate(over="ignore"):
+            minimums = scales * np.float16(-8)  # exact: only the exponent changes
+    values: NDArray[Any] = np.empty((count, body), np.int8 if scheme.bits == 8 else np.uint8)
+    for start in range(0, count, BLOCKS_AT_ONCE):
+        part = slice(start, start + BLOCKS_AT_ONCE)
+        stored = np.ascontiguousarray(blocks[part, head:])
+        values[part] = stored.view(np.int8) if scheme.bits == 8 else _neighbours(stored)
+    drop_pages(data)
+    matrix = QuantizedTensor(scheme.bits, GROUP, values.reshape(rows, -1), scales, minimums)
+    if not matrix.sound:
+        raise ArtifactError(
+            f"a matrix [{rows}, {columns}] of {type_name} blocks: a scale that is not finite, or"
+            " an integer of -128, which no quantizer writes",
+            "the file may be damaged; quant=none takes it as it is",
+        )
+    return matrix
+
+
+def _neighbours(stored: NDArray[np.uint8]) -> NDArray[Any]:
+    """Nibbles [n, 16] in GGUF's order as bytes of two neighbours, the even one low."""
+    pairs = stored.view("<u2")  # bytes 2i and 2i + 1, of the values 2i, 2i + 1, and 16 more each
+    low = (pairs & 0x0F) | (pairs >> 4 & 0xF0)
+    high = (pairs >> 4 & 0x0F) | (pairs >> 8 & 0xF0)
+    return np.concatenate([low.astype(np.uint8), high.astype(np.uint8)], axis=1)

@@ -1,0 +1,232 @@
+"""A GGUF file as a model: its config, and its tensors under canonical names."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.architectures import KNOWN, Parameter, parameters
+from lite_runner.architectures.architecture import GGUF
+from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
+from lite_runner.config.hf import model_config_from_hf
+from lite_runner.errors import ArtifactError
+from lite_runner.weights.derive import derived, transposed
+from lite_runner.weights.formats.gguf_file import GGUFFile
+from lite_runner.weights.formats.gguf_metadata import Array
+from lite_runner.weights.formats.hugging_face import check_tied_head
+from lite_runner.weights.layouts import check_tensors
+from lite_runner.weights.tensor import LazyTensor
+
+FREQUENCIES = "rope_freqs.weight"
+# Metadata that changes what the network computes, in ways that most architectures do not know.
+UNSUPPORTED = (
+    "expert_count",
+    "attention.sliding_window",
+    "attention.clamp_kqv",
+    "attention.scale",
+    "attention.temperature_scale",
+    "logit_scale",
+    "residual_scale",
+    "embedding_scale",
+    "rope.dimension_sections",
+    "rope.scaling.alpha",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_log_multiplier",
+)
+NEUTRAL = {
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
+}
+
+
+def config_of_gguf(file: GGUFFile) -> Decoder:
+    """The model that the metadata describes, or ArtifactError where it is not one of ours."""
+    architecture = file.metadata.get("general.architecture")
+    known = {name: one.gguf for name, one in KNOWN.items() if one.gguf is not None}
+    if not isinstance(architecture, str) or architecture not in known:
+        raise ArtifactError(
+            f"{file.path}: general.architecture is {architecture!r}, expected one of "
+            f"{', '.join(known)}"
+        )
+    computed = known[architecture].keys.values()
+    for key in UNSUPPORTED:
+        value = file.metadata.get(f"{architecture}.{key}")
+        if value and value != NEUTRAL.get(key) and key not in computed:
+            raise ArtifactError(f"{file.path}: {architecture}.{key} = {value} is not supported")
+    if not file.metadata.get(f"{architecture}.attention.causal", True):
+        raise ArtifactError(
+            f"{file.path}: {architecture}.attention.causal = false: the model sees the tokens that "
+            "follow, and so generates no text"
+        )
+    raw = _as_hugging_face(file, architecture, known[architecture])
+    config = model_config_from_hf(raw, f"{file.path}: metadata")
+    if config.rotary is None:
+        return config
+    rotated = file.metadata.get(f"{architecture}.rope.dimension_count", config.head_dim)
+    if rotated != config.head_dim:
+        raise ArtifactError(
+            f"{file.path}: {architecture}.rope.dimension_count is {rotated}, expected the whole "
+            f"head of {config.head_dim}"
+        )
+    scaling = _scaling_of_frequencies(file, config, config.rotary)
+    return config if scaling is None else config.with_rope_scaling(scaling)
+
+
+def _as_hugging_face(file: GGUFFile, architecture: str, gguf: GGUF) -> dict[str, Any]:
+    """The metadata in the words of a Hugging Face config.json, which is then checked as one."""
+
+    def value(key: str, default: object = None) -> Any:
+        found = file.metadata.get(f"{architecture}.{key}", default)
+        if isinstance(found, Array):
+            # One number a layer; models that differ from layer to layer are not supported.
+            values = found.values()
+            found = values[0] if len(set(values)) == 1 else values
+        return _shortest(found) if isinstance(found, float) else found
+
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    embedding = file.tensors.get("token_embd.weight")
+    vocab_size = tokens.count if isinstance(tokens, Array) else None
+    if embedding is not None:  # it may be padded beyond the vocabulary
+        vocab_size = embedding.shape[0]
+    eos = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    raw = {
+        "model_type": architecture,
+        "vocab_size": vocab_size,
+        "hidden_size": value("embedding_length"),
+        "num_hidden_layers": value("block_count"),
+        "num_attention_heads": value("attention.head_count"),
+        "max_position_embeddings": value("context_length"),
+        "intermediate_size": value("feed_forward_length"),
+        "tie_word_embeddings": _is_tied(file),
+        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": [token for token in dict.fromkeys(eos) if token is not None],
+        "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id"),
+        "rope_theta": value("rope.freq_base", 10000.0),
+        "rope_scaling": _scaling_of_metadata(value),
+    }
+    given = {name: value(key) for name, key in gguf.keys.items()}
+    return raw | given | gguf.told(file.tensors, given)
+
+
+def _is_tied(file: GGUFFile) -> bool:
+    """Whether there is no output head, or only a copy of the embedding, as older files have."""
+    head, embedding = file.tensors.get("output.weight"), file.tensors.get("token_embd.weight")
+    if head is None or embedding is None:
+        return head is None
+    return head.type_name == embedding.type_name and np.array_equal(head.data, embedding.data)
+
+
+def _shortest(value: float) -> float:
+    """The decimal number that was meant by a float32: 1e-5, not 9.999999747378752e-06."""
+    return float(str(np.float32(value)))
+
+
+def _scaling_of_metadata(value: Any) -> dict[str, Any] | None:
+    """A `rope_scaling` object; what is not given is as in llama.cpp: linear, by a factor of 1."""
+    kind = value("rope.scaling.type", "linear")
+    factor = value("rope.scaling.factor", value("rope.scale_linear"))  # the second in older files
+    factor = factor or 1.0  # 0 stands for none, too
+    if kind == "none" or (kind == "linear" and factor == 1.0):
+        return None
+    scaling = {
+        "rope_type": kind,
+        "factor": factor,
+        "original_max_position_embeddings": value("rope.scaling.original_context_length"),
+        "beta_fast": value("rope.scaling.yarn_beta_fast"),
+        "beta_slow": value("rope.scaling.yarn_beta_slow"),
+    }
+    return {key: given for key, given in scaling.items() if given is not None}
+
+
+def _scaling_of_frequencies(file: GGUFFile, config: Decoder, rotary: Rotary) -> RopeScaling | None:
+    """The llama3 scaling whose factors the file lists a frequency each, None where there are none.
+
+    Only the scaling of Llama 3.1 to 3.3 (low 1, high 4, trained on 8192 positions, any factor)
+    can be told from its factors.
+    """
+    stored = file.tensors.get(FREQUENCIES)
+    if stored is None:
+        return None
+    factors = stored.lazy().float32().reshape(-1).astype(np.float64)
+    if factors.size and np.all(factors == 1.0):
+        return None
+    if factors.size == config.head_dim // 2 and rotary.scaling is None:
+        scaling = RopeScaling("llama3", float(factors.max()), 8192)
+        if np.allclose(
+            llama3_factors(rotary.theta, config.head_dim, scaling), factors, rtol=1e-5, atol=0.0
+        ):
+            return scaling
+    raise ArtifactError(
+        f"{file.path}: {FREQUENCIES} [{factors.size}] does not hold the factors of Llama 3's "
+        "rotary scaling, and other frequency factors are not supported",
+        "take the model's Hugging Face checkpoint instead",
+    )
+
+
+def llama3_factors(theta: float, head_dim: int, scaling: RopeScaling) -> NDArray[np.float64]:
+    """What each rotary frequency is divided by, float64 [head_dim / 2]."""
+    exponents = np.arange(0, head_dim, 2) / head_dim
+    wavelengths = 2 * math.pi * theta**exponents
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    smooth = (scaling.original_seq_length / wavelengths - low) / (high - low)
+    # Frequencies between the two bounds move smoothly from unchanged to divided by the factor.
+    smooth = np.clip(smooth, 0.0, 1.0)
+    factors: NDArray[np.float64] = 1 / ((1 - smooth) / scaling.factor + smooth)
+    return factors
+
+
+def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
+    """Canonical tensors of the file, complete and checked, or ArtifactError."""
+    table = parameters(config)
+    expected = {parameter.gguf: _shape_in_file(parameter) for parameter in table}
+    found = {name: tensor.shape for name, tensor in file.tensors.items() if name != FREQUENCIES}
+    head = file.tensors.get("output.weight")
+    tied_twice = head is not None and "output.weight" not in expected
+    if tied_twice:
+        del found["output.weight"]
+    check_tensors(found, expected, str(file.path))
+    if head is not None and tied_twice:
+        check_tied_head(head.lazy(), file.tensors[table[0].gguf].lazy(), str(file.path))
+    gguf = KNOWN[str(file.metadata.get("general.architecture"))].gguf
+    reordered = gguf is not None and gguf.permuted
+    return {parameter.name: _from_file(parameter, file, reordered) for parameter in table}
+
+
+def _shape_in_file(parameter: Parameter) -> tuple[int, ...]:
+    shape = parameter.shape[::-1] if parameter.layout == "in_out" else parameter.shape
+    return shape if parameter.part is None else (3 * shape[0], *shape[1:])
+
+
+def _from_file(parameter: Parameter, file: GGUFFile, reordered: bool) -> LazyTensor:
+    stored = file.tensors[parameter.gguf]
+    if parameter.part is not None:  # q, k and v lie one after the other
+        rows = parameter.shape[0]
+        return stored.lazy(parameter.part * rows, (parameter.part + 1) * rows)
+    tensor = stored.lazy()
+    if parameter.layout == "in_out":
+        return replace(transposed(tensor), integers=tensor.integers, blocks=tensor.blocks)
+    if not (reordered and parameter.rotary_heads):
+        return tensor
+    heads = parameter.rotary_heads
+
+    def restore_order(array: NDArray[Any]) -> NDArray[Any]:
+        pairs = array.reshape(heads, -1, 2, *array.shape[1:])
+        return pairs.swapaxes(1, 2)
+
+    def in_order(array: NDArray[Any]) -> NDArray[Any]:
+        return restore_order(array).reshape(array.shape)
+
+    integers = tensor.integers
+    if integers is not None:
+        # The matrix is [out, in] and its blocks lie along the rows, so whole rows move.
+        read = integers.read
+        integers = replace(integers, read=lambda: read().with_rows(in_order))
+    moved = derived(tensor, parameter.shape, restore_order)
+    return replace(moved, integers=integers, blocks=tensor.blocks)

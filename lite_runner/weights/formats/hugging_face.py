@@ -1,0 +1,219 @@
+"""Hugging Face checkpoints: the files of a folder, and names to and from the canonical ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.architectures import Parameter, architecture_of, parameters
+from lite_runner.architectures.spec import Decoder
+from lite_runner.errors import ArtifactError
+from lite_runner.weights.derive import derived, same_values, transposed
+from lite_runner.weights.formats.safetensors_file import open_safetensors
+from lite_runner.weights.formats.torch_file import open_torch
+from lite_runner.weights.layouts import check_tensors
+from lite_runner.weights.tensor import LazyTensor
+
+INDEX, TORCH_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
+MAX_INDEX = 100_000_000  # bytes
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+# Buffers that older releases of transformers saved; the network computes them itself.
+_BUFFERS = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
+
+
+def is_buffer(name: str) -> bool:
+    """Whether a tensor of this name carries no weights."""
+    return _BUFFERS.search(name) is not None
+
+
+def open_index(index: Path) -> dict[str, LazyTensor]:
+    """All tensors of a sharded checkpoint; the shards lie beside `index`."""
+    shards = _read_index(index)
+    tensors: dict[str, LazyTensor] = {}
+    for file, names in sorted(shards.items()):
+        shard = index.parent / file
+        if not shard.is_file():
+            raise ArtifactError(
+                f"{index}: the shard {file} is missing "
+                f"({len(names)} tensors of {len(shards)} shards)",
+                "fetch the missing file; the download may have been interrupted",
+            )
+        read = open_torch if index.name == TORCH_INDEX else open_safetensors
+        found = read(shard, is_buffer)
+        absent = [name for name in names if name not in found and not is_buffer(name)]
+        extra = [name for name in found if name not in names]
+        if absent or extra:
+            kind, listed = ("lacks", absent) if absent else ("also holds", extra)
+            raise ArtifactError(
+                f"{shard}: not the shard that {index.name} describes: it {kind} {len(listed)} "
+                f"tensors: {', '.join(listed[:5])}",
+                "fetch the index and its shards again, all of one revision",
+            )
+        tensors.update(found)
+    return tensors
+
+
+def _read_index(index: Path) -> dict[str, set[str]]:
+    """Shard file name -> names of its tensors."""
+    try:
+        if index.stat().st_size > MAX_INDEX:
+            raise ArtifactError(f"{index}: the index is larger than {MAX_INDEX:,} bytes")
+        content = json.loads(index.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{index}: not a valid index: {error}", "fetch it again") from error
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ArtifactError(f"{index}: expected an object weight_map of tensor -> shard file")
+    suffix = ".bin" if index.name == TORCH_INDEX else ".safetensors"
+    shards: defaultdict[str, set[str]] = defaultdict(set)
+    for name, file in weight_map.items():
+        # A plain name cannot leave the folder. Symbolic links are fine: the hub's cache uses them.
+        if not isinstance(file, str) or not re.fullmatch(rf"[\w][\w.+-]*\{suffix}", file):
+            raise ArtifactError(
+                f"{index}: tensor {name!r} points to {file!r}, expected the name of a {suffix} "
+                "file in the same folder",
+                "do not use this checkpoint: an index has no reason to point elsewhere",
+            )
+        shards[file].add(name)
+    return dict(shards)
+
+
+def shapes_in_files(config: Decoder) -> dict[str, tuple[int, ...]]:
+    """Hugging Face name -> shape of every tensor the model needs."""
+    return {
+        parameter.hugging_face: _shape_in_file(parameter, config)
+        for parameter in parameters(config)
+    }
+
+
+def _shape_in_file(parameter: Parameter, config: Decoder) -> tuple[int, ...]:
+    shape = parameter.shape[::-1] if parameter.layout == "in_out" else parameter.shape
+    if parameter.part is not None:
+        shape = (3 * shape[0], *shape[1:])
+    return shape[::-1] if _is_conv1d(parameter, config) else shape
+
+
+def _is_conv1d(parameter: Parameter, config: Decoder) -> bool:
+    """Whether transformers holds it [in, out]; every other linear layer is [out, in]."""
+    return architecture_of(config).conv1d and parameter.layout != "plain"
+
+
+def full_name(name: str, expected: Mapping[str, object]) -> str:
+    """`name` with the prefix that checkpoints of the bare model leave out."""
+    for prefix in ("model.", "transformer."):
+        if name not in expected and prefix + name in expected:
+            return prefix + name
+    return name
+
+
+def from_hugging_face(
+    found: Mapping[str, LazyTensor], config: Decoder, where: str
+) -> dict[str, LazyTensor]:
+    """Canonical tensors out of Hugging Face's, complete and checked, or ArtifactError."""
+    expected = shapes_in_files(config)
+    named: dict[str, LazyTensor] = {}
+    for stored_name, tensor in found.items():
+        name = full_name(stored_name, expected)
+        if name in named:
+            raise ArtifactError(f"{where}: tensor {name} occurs twice, with and without prefix")
+        if not is_buffer(name):
+            named[name] = tensor
+    head = None if "lm_head.weight" in expected else named.pop("lm_head.weight", None)
+    check_tensors({name: tensor.shape for name, tensor in named.items()}, expected, where)
+    table = parameters(config)
+    if head is not None:
+        check_tied_head(head, named[table[0].hugging_face], where)
+    return {
+        parameter.name: _from_file(parameter, named[parameter.hugging_face], config)
+        for parameter in table
+    }
+
+
+def check_tied_head(head: LazyTensor, embedding: LazyTensor, where: str) -> None:
+    """A head stored beside the embedding it is tied to must hold the same values."""
+    if not same_values(head, embedding):
+        raise ArtifactError(
+            f"{where}: the output head differs from the word embedding {list(embedding.shape)}, "
+            "but the model's config ties them",
+            "set model.model_config.tie_word_embeddings=false",
+        )
+
+
+def _from_file(parameter: Parameter, tensor: LazyTensor, config: Decoder) -> LazyTensor:
+    conv1d = _is_conv1d(parameter, config)
+    if parameter.part is None:
+        in_out_in_file = conv1d
+        return tensor if in_out_in_file == (parameter.layout == "in_out") else transposed(tensor)
+    part = parameter.part
+
+    def split(array: NDArray[Any]) -> NDArray[Any]:
+        return part_of_rows(array.T if conv1d else array, part, config)
+
+    return derived(tensor, parameter.shape, split)
+
+
+def part_of_rows(fused: NDArray[Any], part: int, config: Decoder) -> NDArray[Any]:
+    """q, k or v (`part` 0, 1, 2) out of the rows [3 * heads * head_dim, ...] that fuse them."""
+    if not architecture_of(config).fused_by_head:
+        return np.split(fused, 3)[part]
+    rest = fused.shape[1:]
+    heads = fused.reshape(config.num_heads, 3, config.head_dim, *rest)
+    rows: NDArray[Any] = heads[:, part].reshape(-1, *rest)
+    return rows
+
+
+def fused_rows(parts: Sequence[NDArray[Any]], config: Decoder) -> NDArray[Any]:
+    """The rows of q, k and v [heads * head_dim, ...] as one [3 * heads * head_dim, ...]."""
+    if not architecture_of(config).fused_by_head:
+        return np.concatenate(parts)
+    heads = [a.reshape(config.num_heads, config.head_dim, *a.shape[1:]) for a in parts]
+    rows: NDArray[Any] = np.stack(heads, axis=1).reshape(-1, *parts[0].shape[1:])
+    return rows
+
+
+def to_hugging_face(tensors: Mapping[str, LazyTensor], config: Decoder) -> dict[str, LazyTensor]:
+    """Hugging Face's tensors, under the names that transformers writes, from canonical ones."""
+    sources: defaultdict[str, list[Parameter]] = defaultdict(list)
+    for parameter in parameters(config):
+        sources[parameter.hugging_face].append(parameter)
+    return {name: _to_file(parts, tensors, config) for name, parts in sources.items()}
+
+
+def _to_file(
+    parts: list[Parameter], tensors: Mapping[str, LazyTensor], config: Decoder
+) -> LazyTensor:
+    first = parts[0]
+    held = [tensors[part.name] for part in parts]
+    conv1d = _is_conv1d(first, config)
+    if first.part is None:
+        return held[0] if conv1d == (first.layout == "in_out") else transposed(held[0])
+
+    def join() -> NDArray[Any]:
+        rows = fused_rows([tensor.read() for tensor in held], config)
+        return np.ascontiguousarray(rows.T if conv1d else rows)
+
+    shape = _shape_in_file(first, config)
+    dtypes = {tensor.dtype for tensor in held}
+    if len(dtypes) > 1:
+        raise ArtifactError(
+            f"{', '.join(part.name for part in parts)}: got the types {', '.join(sorted(dtypes))}, "
+            "expected one: Hugging Face keeps them in one tensor",
+            "convert the checkpoint to one type first",
+        )
+    return LazyTensor(shape, held[0].dtype, join)

@@ -1,0 +1,1 @@
+"""LoRA adapters: reading, writing, fitting to a model, cutting for ranks, merging."""

@@ -1,0 +1,67 @@
+"""Where an adapter may sit: every linear layer, the word embedding and the head, and what PEFT and
+MindFormers call them.
+
+gpt2 and bloom fuse q, k and v at Hugging Face; an adapter of that one module is three of ours,
+which share A.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from lite_runner.architectures import parameters
+from lite_runner.architectures.naming import HEAD as HEAD
+from lite_runner.architectures.spec import Decoder
+
+
+@dataclass(frozen=True)
+class TargetModule:
+    """One canonical weight that A [r, width_in] and B [width_out, r] may change."""
+
+    weight: str  # canonical name
+    width_in: int  # of an embedding: the vocabulary
+    width_out: int
+    mindformers: str  # name of the module
+    hugging_face: str
+    part: int | None = None  # which of q, k, v, where Hugging Face fuses them
+    is_embedding: bool = False
+    in_out: bool = False  # how the weight is held; else [out, in]
+
+
+def sites(config: Decoder) -> tuple[TargetModule, ...]:
+    """Every place for an adapter, in the order of the layers; a tied head is one of them."""
+    found = []
+    table = parameters(config)
+    for parameter in table:
+        is_embedding = parameter is table[0]
+        is_head = parameter.role == "head"
+        if parameter.layout == "plain" and not is_embedding and not is_head:
+            continue
+        in_out = is_embedding or parameter.layout == "in_out"
+        width_in, width_out = parameter.shape if in_out else parameter.shape[::-1]
+        found.append(
+            TargetModule(
+                parameter.name,
+                width_in,
+                width_out,
+                parameter.name.rpartition(".")[0],
+                parameter.hugging_face.rpartition(".")[0],
+                parameter.part,
+                is_embedding,
+                in_out,
+            )
+        )
+    if config.tie_word_embeddings:
+        found.append(
+            TargetModule(f"{HEAD}.weight", config.hidden_size, config.vocab_size, HEAD, HEAD),
+        )
+    return tuple(found)
+
+
+def by_module(config: Decoder, *, hugging_face: bool) -> dict[str, list[TargetModule]]:
+    """Name of a module -> its places: one, or the three that Hugging Face fuses."""
+    found: defaultdict[str, list[TargetModule]] = defaultdict(list)
+    for site in sites(config):
+        found[site.hugging_face if hugging_face else site.mindformers].append(site)
+    return dict(found)

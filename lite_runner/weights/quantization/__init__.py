@@ -1,0 +1,1 @@
+"""Weights as integers: quantizing, rounding, and checkpoints that hold them."""

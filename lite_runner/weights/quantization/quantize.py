@@ -1,0 +1,131 @@
+"""A model's matrices as a run wants them: floats, or integers, the file's own where they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.architectures import parameters
+from lite_runner.architectures.spec import Decoder
+from lite_runner.config.quantization import Quantization, Scheme
+from lite_runner.weights.files import drop_pages
+from lite_runner.weights.quantization.quantized import QuantizedTensor, check_columns, quantize_rows
+from lite_runner.weights.tensor import LazyIntegers, LazyTensor, widened
+
+PIECE_BYTES = 1 << 24  # of float32 that is read at a time, where slices of a tensor are cheap
+
+
+def schemes(config: Decoder, quantization: Quantization) -> dict[str, Scheme]:
+    """Canonical name -> how it is held, of the matrices that become integers.
+
+    These are the linear layers, the embedding and the head; norms, biases and tables of positions
+    stay float32.
+    """
+    table = parameters(config)
+    ends = {table[0].name, "lm_head.weight"}
+    wanted = {
+        one.name: quantization.table if one.name in ends else quantization.linear
+        for one in table
+        if one.name in ends or one.layout != "plain"
+    }
+    return {name: scheme for name, scheme in wanted.items() if scheme is not None}
+
+
+def with_quantization(
+    tensors: Mapping[str, LazyTensor], config: Decoder, quantization: Quantization
+) -> dict[str, LazyTensor]:
+    """All tensors of a model, matrices as integers where that is asked for.
+
+    Integers that a file holds are taken as they are where they have the bits and the groups; other
+    matrices are rounded when they are read. Without quantization all are floats, beside which a
+    file's own integers stay: those give the same floats. The floats of a quantized matrix are those
+    that its integers stand for. Raises ArtifactError where a group does not divide a matrix.
+    """
+    wanted = schemes(config, quantization)
+    if not wanted:
+        return {name: _with_own(tensor) for name, tensor in tensors.items()}
+    turned = {one.name for one in parameters(config) if one.layout == "in_out"}
+    return {
+        name: _quantized(name, tensor, wanted[name], name in turned)
+        if name in wanted
+        else replace(tensor, integers=None)
+        for name, tensor in tensors.items()
+    }
+
+
+def _with_own(tensor: LazyTensor) -> LazyTensor:
+    """Floats, with the integers that a file has of them if these can be had."""
+    if tensor.integers is None:
+        return tensor
+    return replace(tensor, integers=replace(tensor.integers, optional=True))
+
+
+def describe(tensors: Mapping[str, LazyTensor], quantization: Quantization) -> str:
+    """A line about where the integers come from, and what it costs where a quantized file's are
+    rounded to 4 bits once more; `tensors` are of `with_quantization`."""
+    found = [tensor.integers.stored for tensor in tensors.values() if tensor.integers is not None]
+    taken, rounded = sum(found), len(found) - sum(found)
+    parts = [f"{taken} matrices as the checkpoint holds them"] if taken else []
+    parts += [f"{rounded} matrices rounded as they are read"] if rounded else []
+    if not found:  # a part of a layer, as ranks have it
+        parts = ["every matrix as the floats that its integers stand for"]
+    line = f"quant={quantization}: {', '.join(parts)}"
+    every = [tensor.integers for tensor in tensors.values() if tensor.integers is not None]
+    again = [one.blocks for one in every if one.scheme.bits == 4 and one.blocks and not one.stored]
+    if again:
+        line += (
+            f"; {len(again)} of them are {' and '.join(sorted(set(again)))} in the file, and lose "
+            "accuracy by being rounded to 4 bits again (a file in Q4_K went from a perplexity of "
+            "35.43 to 37.36) -> quant=a16w8 keeps nearly all of it, quant=null all"
+        )
+    return line
+
+
+def _quantized(name: str, tensor: LazyTensor, scheme: Scheme, turned: bool) -> LazyTensor:
+    integers = tensor.integers
+    if integers is None or not _fits(integers.scheme, scheme):
+        columns = tensor.shape[0] if turned else tensor.shape[1]
+        check_columns(columns, scheme, name)
+        read = partial(_rounded, name, tensor, scheme, turned)
+        integers = LazyIntegers(scheme, read, False, blocks=tensor.blocks)
+    return LazyTensor(
+        tensor.shape, "F32", partial(float_values, integers, turned), integers=integers
+    )
+
+
+def float_values(integers: LazyIntegers, turned: bool) -> NDArray[np.float32]:
+    """What the integers of a matrix [out, in] stand for, C-contiguous; `turned`: [in, out]."""
+    values = integers.read().float32()
+    return np.ascontiguousarray(values.T) if turned else values
+
+
+def _fits(stored: Scheme, wanted: Scheme) -> bool:
+    """Whether integers serve as they are: 8 bits in any groups do, 4 bits in those asked for."""
+    return stored == wanted or stored.bits == wanted.bits == 8
+
+
+def _rounded(name: str, tensor: LazyTensor, scheme: Scheme, turned: bool) -> QuantizedTensor:
+    rows, columns = tensor.shape[::-1] if turned else tensor.shape
+    return quantize_rows(_pieces(tensor, rows, columns, turned), (rows, columns), scheme, name)
+
+
+def _pieces(
+    tensor: LazyTensor, rows: int, columns: int, turned: bool
+) -> Iterator[NDArray[np.float32]]:
+    """The matrix [rows, columns] in some rows at a time, where slices are cheap."""
+    if tensor.part is None:
+        whole = tensor.float32()
+        yield whole.T if turned else whole
+        return
+    step = max(1, PIECE_BYTES // (4 * max(columns, 1)))
+    for start in range(0, rows, step):
+        part = slice(start, min(start + step, rows))
+        index = (slice(None), part) if turned else (part, slice(None))
+        stored = tensor.part(index)
+        values = widened(stored)
+        yield np.ascontiguousarray(values.T) if turned else values
+        drop_pages(stored)

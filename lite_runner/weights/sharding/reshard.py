@@ -1,0 +1,73 @@
+"""The tensors of a checkpoint as this run needs them: whole, or one rank's pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from lite_runner.architectures.spec import Decoder
+from lite_runner.config.ranks import Ranks
+from lite_runner.errors import ArtifactError
+from lite_runner.weights.checkpoint import open_checkpoint
+from lite_runner.weights.sharding.pieces import pieces
+from lite_runner.weights.sharding.shard_manifest import rank_folders
+from lite_runner.weights.sharding.shards import open_shards
+from lite_runner.weights.sharding.strategy import strategy_of
+from lite_runner.weights.tensor import LazyTensor
+
+
+def whole_tensors(
+    source: Path, model: Decoder, strategy: Path | None = None
+) -> Mapping[str, LazyTensor]:
+    """Every tensor of any checkpoint, a sharded one compared with its manifests.
+
+    `strategy` says how a sharded one is cut, where it has no manifests. Raises ArtifactError.
+    """
+    if not rank_folders(source):
+        return _open_whole(source, model, strategy)
+    shards = open_shards(source, model, strategy)
+    shards.verify(range(len(shards.files)))
+    return shards.whole()
+
+
+def tensors_for(
+    source: Path,
+    model: Decoder,
+    ranks: Ranks,
+    *,
+    strategy: Path | None = None,
+    auto_trans: bool = False,
+    vocab_parallel: bool = True,
+) -> Mapping[str, LazyTensor]:
+    """What `ranks` holds of the tensors of `source`, cut when they are read.
+
+    A whole checkpoint is cut for any ranks. A sharded one that is cut just so is read as it is, one
+    cut otherwise only with `auto_trans`; nothing is written. Only the shards that this rank needs
+    are compared with their manifests. Raises ArtifactError.
+    """
+    if not rank_folders(source):
+        whole = _open_whole(source, model, strategy)
+        return pieces(whole, model, ranks, vocab_parallel=vocab_parallel)
+    shards = open_shards(source, model, strategy)
+    target = strategy_of(model, ranks, vocab_parallel=vocab_parallel)
+    own = shards.rank_with(target, ranks.rank)
+    if own is not None:
+        shards.verify([own])
+        return {name: shards.held[own][name] for name in shards.shapes}
+    if not auto_trans:
+        raise ArtifactError(
+            f"{source}: cut for {shards.describe()} (as {shards.told_by} says), this run wants "
+            f"tp={ranks.tensor} dp={ranks.data}",
+            "auto_trans_ckpt=true re-cuts it while it is read; run_mode=shard writes another cut",
+        )
+    shards.verify(shards.needed_for(target, ranks.rank))
+    return pieces(shards.whole(), model, ranks, vocab_parallel=vocab_parallel)
+
+
+def _open_whole(source: Path, model: Decoder, strategy: Path | None) -> dict[str, LazyTensor]:
+    if strategy is not None and source.exists():
+        raise ArtifactError(
+            f"{source}: a whole checkpoint, and {strategy} would say how shards of it are cut",
+            "leave out src_strategy_path_or_dir, or give load_checkpoint= the folder of rank_*",
+        )
+    return open_checkpoint(source, model)

@@ -1,0 +1,208 @@
+"""Write a checkpoint cut for many ranks, or merged to one file, a little of it in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from lite_runner.architectures.spec import Decoder
+from lite_runner.config.ranks import Ranks
+from lite_runner.errors import ConfigError
+from lite_runner.weights.files import (
+    atomic_write,
+    make_folder,
+    new_folder,
+    require_space,
+    sha256_of,
+)
+from lite_runner.weights.formats.ckpt_file import write_ckpt
+from lite_runner.weights.formats.safetensors_file import write_safetensors
+from lite_runner.weights.sharding.pieces import sliced
+from lite_runner.weights.sharding.shard_manifest import (
+    ShardManifest,
+    rank_folders,
+    read_shard_manifest,
+)
+from lite_runner.weights.sharding.strategy import Strategy, strategy_of, write_strategy
+from lite_runner.weights.tensor import Index, LazyTensor
+
+ShardFormat = Literal["ckpt", "safetensors"]
+STRATEGY_FOLDER = "strategy"
+SMALL_FILES = 1 << 20  # bytes of manifest, strategy and headers of a rank, amply
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How a checkpoint is to be cut and written."""
+
+    strategy: Strategy  # of one stage
+    format: ShardFormat
+    prefix: str = "checkpoint_"  # of the names of the shards
+    described: ShardManifest | None = None  # the manifest of rank 0, before there is a shard
+
+    @classmethod
+    def of_model(
+        cls, model: Decoder, ranks: Ranks, format: ShardFormat, *, vocab_parallel: bool
+    ) -> Cutting:
+        """This project's cut of a model for `ranks`, whose own rank has no meaning."""
+        strategy = strategy_of(model, ranks, vocab_parallel=vocab_parallel)
+        manifest = ShardManifest(0, ranks.data, ranks.tensor, vocab_parallel, "", "", model)
+        return cls(strategy, format, described=manifest)
+
+    def of_rank(self, rank: int, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+        """What `rank` holds of the whole `tensors`: all of those that have no layout."""
+        found = dict(tensors)
+        for name, tensor in tensors.items():
+            layout = self.strategy.layouts.get(name)
+            if layout is not None and any(layout.tensor_map):
+                found[name] = sliced(tensor, layout.bounds(tensor.shape, rank))
+        return found
+
+
+def check_free(target: Path, overwrite: bool) -> None:
+    """Raise ConfigError where `target` exists already."""
+    if target.exists() and not overwrite:
+        raise ConfigError(f"{target}: exists already", "choose another name, or overwrite=true")
+
+
+def write_merged(
+    target: Path,
+    tensors: Mapping[str, LazyTensor],
+    format: ShardFormat,
+    *,
+    overwrite: bool,
+    advance: Callable[[int], None],
+) -> None:
+    """Write the whole `tensors` to one file, which is complete or untouched.
+
+    Raises ConfigError where it exists, EnvironmentFault where the disk is too small.
+    """
+    check_free(target, overwrite)
+    _write(target, format, _counted(tensors, advance, threading.Event()))
+
+
+def write_shards(
+    target: Path,
+    tensors: Mapping[str, LazyTensor],
+    cutting: Cutting,
+    *,
+    extra: Mapping[str, bytes],
+    only_rank: int | None = None,
+    workers: int,
+    overwrite: bool,
+    advance: Callable[[int], None],
+) -> None:
+    """Write rank_0 ... with a shard and a manifest each, and strategy/ with a file a rank.
+
+    `extra` are small files to lie beside them. With `only_rank` just its folder is written into
+    `target`, next to what is there of the same cut. `workers` ranks are written at a time. Each
+    folder is complete or untouched. Raises ConfigError where it exists (without `overwrite`),
+    EnvironmentFault where the disk is too small.
+    """
+    ranks = range(cutting.strategy.ranks) if only_rank is None else [only_rank]
+    folder = target if only_rank is None else target / f"rank_{only_rank}"
+    check_free(folder, overwrite)
+    if only_rank is not None:
+        _check_neighbours(target, cutting)
+    make_folder(target.parent)
+    size = sum(
+        sum(piece.nbytes for piece in cutting.of_rank(rank, tensors).values()) + SMALL_FILES
+        for rank in ranks
+    )
+    require_space(target.parent, size)
+    stop = threading.Event()
+
+    def write(folder: Path, rank: int) -> None:
+        held = _counted(cutting.of_rank(rank, tensors), advance, stop)
+        _write_rank(folder, held, cutting, rank)
+
+    if only_rank is not None:
+        with new_folder(folder) as fresh:
+            write(fresh, only_rank)
+        write_strategies(target / STRATEGY_FOLDER, cutting, ranks)
+        _write_extra(target, extra)
+        return
+    with new_folder(folder) as fresh, ThreadPoolExecutor(workers, "write-shard") as pool:
+        for rank in ranks:
+            (fresh / f"rank_{rank}").mkdir()
+        waiting = [pool.submit(write, fresh / f"rank_{rank}", rank) for rank in ranks]
+        try:
+            write_strategies(fresh / STRATEGY_FOLDER, cutting, ranks)
+            _write_extra(fresh, extra)
+            for one in as_completed(waiting):
+                one.result()
+        except BaseException:  # neither a fault nor Ctrl-C waits for the rest
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def write_strategies(folder: Path, cutting: Cutting, ranks: Any = None) -> None:
+    """Write MindSpore's strategy file of each of `ranks` (all of them, unless given)."""
+    for rank in range(cutting.strategy.ranks) if ranks is None else ranks:
+        write_strategy(folder / f"ckpt_strategy_rank_{rank}.ckpt", cutting.strategy)
+
+
+class _Stopped(Exception):
+    """Another worker failed, or the user stopped the run."""
+
+
+def _write_rank(folder: Path, held: Mapping[str, LazyTensor], cutting: Cutting, rank: int) -> None:
+    file = folder / f"{cutting.prefix}{rank}.{cutting.format}"
+    _write(file, cutting.format, held)
+    if cutting.described is not None:
+        manifest = replace(cutting.described, rank=rank, file=file.name, sha256=sha256_of(file))
+        manifest.write(folder)
+
+
+def _write(file: Path, format: ShardFormat, tensors: Mapping[str, LazyTensor]) -> None:
+    if format == "ckpt":
+        write_ckpt(file, tensors)
+    else:
+        write_safetensors(file, tensors, {"format": "ms"})
+
+
+def _write_extra(folder: Path, extra: Mapping[str, bytes]) -> None:
+    for name, content in extra.items():
+        with atomic_write(folder / name, len(content)) as file:
+            file.write(content)
+
+
+def _check_neighbours(target: Path, cutting: Cutting) -> None:
+    """What lies beside a rank that is written alone must be of the same cut."""
+    wanted = cutting.described
+    for _, path in rank_folders(target):
+        other = read_shard_manifest(path)
+        if (wanted and wanted.cut) != (other and other.cut):
+            told = [f"tp={one.tp} dp={one.dp}" if one else "no manifest" for one in (other, wanted)]
+            raise ConfigError(
+                f"{path}: of another set ({told[0]}) than the one asked for ({told[1]})",
+                "give shard_output= another folder",
+            )
+
+
+def _counted(
+    tensors: Mapping[str, LazyTensor], advance: Callable[[int], None], stop: threading.Event
+) -> dict[str, LazyTensor]:
+    """The same tensors; the bytes read are counted, and nothing is read any more after `stop`."""
+
+    def count(array: NDArray[Any]) -> NDArray[Any]:
+        if stop.is_set():
+            raise _Stopped
+        advance(array.nbytes)
+        return array
+
+    def counted(tensor: LazyTensor) -> LazyTensor:
+        def part(index: Index) -> NDArray[Any]:
+            return count(tensor.piece(index))
+
+        cheap = None if tensor.part is None else part
+        return LazyTensor(tensor.shape, tensor.dtype, lambda: count(tensor.read()), cheap)
+
+    return {name: counted(tensor) for name, tensor in tensors.items()}

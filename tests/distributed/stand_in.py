@@ -1,0 +1,101 @@
+"""Stands in for lite_runner/rank.py under a real msrun: fails in the way that its argument names.
+
+No rank computes anything, so that MindSpore is not imported but by msrun itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from lite_runner.distributed.events import MET, connect
+
+FOREVER_S = 1000
+GENERATES = ("stops", "is deaf", "is interrupted and deaf")
+
+
+def main(fault: str, message: str) -> None:
+    finished = Path(os.environ["LITE_RUNNER_EVENTS"]).with_name("finished")
+    if os.environ["MS_ROLE"] == "MS_SCHED":
+        where = (os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"]))
+        with socket.create_server(where):
+            while fault != "loses its scheduler" and not finished.exists():
+                time.sleep(0.05)
+            time.sleep(1)  # as MindSpore's, it ends later than the ranks
+        return
+    rank = int(os.environ["RANK_ID"])
+    sender = connect(rank)
+    assert sender is not None
+    if fault == "never meets" and rank == 1:
+        sender.stage("looking for the others")
+        time.sleep(FOREVER_S)
+    sender.stage(MET)
+    if fault in GENERATES:
+        generate(fault, rank)
+        sender.done()
+        finished.touch()
+        return
+    if rank == 1:
+        fail(fault, message)
+    if fault != "none":
+        print(f"rank {rank} waits", flush=True)
+        if rank == 0:
+            sender.text("waiting\n")
+        time.sleep(FOREVER_S)
+    if rank == 0:
+        sender.text(f"{message}\n")
+        sender.note(f"{os.environ['RANK_SIZE']} ranks, SIGINT blocked: {sigint_is_blocked()}")
+    sender.done()
+    finished.touch()
+
+
+def generate(fault: str, rank: int) -> None:
+    """What a rank does once its model is loaded: steps, until it is told to stop."""
+    from lite_runner.config.ranks import Ranks
+    from lite_runner.distributed.stopping import BOARD, Board, CommonStop
+
+    sender = connect(rank)
+    assert sender is not None
+    board = Board(Path(os.environ["LITE_RUNNER_EVENTS"]).with_name(BOARD))
+    stop = CommonStop(board, Ranks(rank, 2, 1))
+    stop.here()
+    if rank == 0:
+        sender.text("generating\n")
+    if fault == "is interrupted and deaf":
+        board.take()
+    while not stop.here():
+        time.sleep(0.01)
+    if rank == 0:
+        sender.text("stopped\n")
+    elif fault != "stops":
+        time.sleep(FOREVER_S)
+
+
+def fail(fault: str, message: str) -> None:
+    """The end of rank 1."""
+    print("rank 1 is about to fail", flush=True)
+    if fault == "reports":
+        sender = connect(1)
+        assert sender is not None
+        sender.error(4, message, "get another", "Traceback:\n  where it happened")
+    elif fault == "raises":
+        raise LookupError(message)
+    elif fault == "exits":
+        sys.exit(3)
+    elif fault == "is killed":
+        # A process of its own is left behind, as a compiler's would be.
+        subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({FOREVER_S})", message])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sigint_is_blocked() -> bool:
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

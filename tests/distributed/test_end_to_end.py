@@ -1,0 +1,129 @@
+"""run_lite.py with several ranks: a single process's result, from one machine and from two."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from lite_runner.config.argv import parse
+from lite_runner.config.compose import heads, resolve
+from lite_runner.weights.random import random_checkpoint
+from tests.paths import ROOT
+
+PROMPT = "I love Beijing, because"
+JOB = ("model=tiny_llama", "max_new_tokens=12", "context.device_target=CPU")
+TP2 = (*JOB, "parallel=tp2")
+
+
+@dataclass
+class Done:
+    folder: Path  # of the run
+    code: int
+    out: str
+    err: str
+
+    @property
+    def result(self) -> dict[str, Any]:
+        found = json.loads((self.folder / "result.json").read_text(encoding="utf-8"))
+        assert isinstance(found, dict)
+        return found
+
+
+def write_broken(path: Path) -> None:
+    """A checkpoint of tiny_llama whose logits are not numbers."""
+    model = resolve(parse([*JOB, "predict_data=a"], heads()))[0].model_config()
+    assert model is not None
+    tensors = {name: one.float32() for name, one in random_checkpoint(model, 0).items()}
+    tensors["model.norm_out.weight"] = np.full(model.hidden_size, np.nan, np.float32)
+    save_file(tensors, path)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
+    """All jobs of this file, run at once: most of their time they wait for ranks to meet."""
+    broken = tmp_path_factory.mktemp("broken") / "nan.safetensors"
+    write_broken(broken)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    node = (*TP2, "predict_data=-", "parallel.local_worker_num=1", f"parallel.master_port={port}")
+    commands = {
+        "single": (*JOB, "predict_data=-"),
+        "tp2": (*TP2, "predict_data=-"),
+        "node 0": (*node, "parallel.node_rank=0"),
+        "node 1": (*node, "parallel.node_rank=1"),
+        "too long": (*TP2, "max_new_tokens=null", "predict_data=" + "x" * 5000),
+        "broken": (*TP2, "predict_data=a", f"load_checkpoint={broken}"),
+    }
+    started = {}
+    for name, words in commands.items():
+        folder = tmp_path_factory.mktemp("job")
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "run_lite.py"), *words],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": ""},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        assert process.stdin is not None
+        process.stdin.write(PROMPT)
+        process.stdin.close()
+        process.stdin = None
+        started[name] = (process, folder / "outputs/latest")
+    return {
+        name: Done(folder, process.wait(), *process.communicate())
+        for name, (process, folder) in started.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["tp2", "node 0"])
+def test_two_ranks_say_what_one_says(jobs: dict[str, Done], name: str) -> None:
+    single, job = jobs["single"], jobs[name]
+    assert (single.code, job.code) == (0, 0), job.err
+    assert job.out == single.out and len(job.out) > 1
+    (expected,), (row,) = single.result["results"], job.result["results"]
+    assert row == expected
+    assert len(row["token_ids"]) == 12 and row["prompt"] == PROMPT
+    assert (single.result["world_size"], job.result["world_size"]) == (1, 2)
+    assert "12 tokens, load" in job.err and job.err.count("12 tokens") == 1
+
+
+def test_the_second_machine_prints_nothing(jobs: dict[str, Done]) -> None:
+    second = jobs["node 1"]
+    assert (second.code, second.out, second.err) == (0, "", "")
+    names = {path.name for path in second.folder.iterdir()}
+    assert "rank_1.log" in names and not {"rank_0.log", "result.json"} & names
+    assert (second.folder / "msrun/worker_1.log").is_file()
+
+
+def test_every_rank_has_a_log(jobs: dict[str, Done]) -> None:
+    names = {path.name for path in jobs["tp2"].folder.iterdir()}
+    assert {"config.yaml", "run.log", "rank_0.log", "rank_1.log", "msrun"} <= names
+    assert "12 tokens, load" in (jobs["tp2"].folder / "run.log").read_text(encoding="utf-8")
+
+
+def test_what_is_wrong_shows_before_ranks_start(jobs: dict[str, Done]) -> None:
+    failed = jobs["too long"]
+    assert (failed.code, failed.out) == (2, "")
+    assert "error: prompt 0 does not fit: 5000 tokens" in failed.err
+    assert not (failed.folder / "msrun").exists()
+
+
+def test_the_error_of_a_rank_is_the_jobs(jobs: dict[str, Done]) -> None:
+    failed = jobs["broken"]
+    assert (failed.code, failed.out) == (1, "")
+    error = failed.err[failed.err.index("error:") :]
+    assert error.startswith("error: rank ") and error.count("error:") == 1
+    assert "logits hold NaN" in error
+    assert "rank_" in error[error.index("log: ") :]

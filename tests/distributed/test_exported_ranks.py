@@ -1,0 +1,121 @@
+"""Exported models and several ranks: graphs for each rank, and the same graph for copies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mindspore.train.mind_ir_pb2 import ModelProto
+
+from lite_runner.app import main
+from lite_runner.mindir.manifest import read_manifest
+from lite_runner.mindir.writer import ASCEND_GROUP, name_group
+from tests.paths import ROOT
+
+JOB = ("model=tiny_llama", "max_new_tokens=6", "eos_token_id=[]", "context.device_target=CPU")
+PROMPTS = ("predict_data=[I love Beijing,what color]",)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, lite_python: Path) -> Path:
+    """Where the jobs of this file have run: a checkpoint cut for two ranks in cut/, exported for
+    two ranks to x/, and what a single process, two ranks of x/ and two copies say."""
+    folder = tmp_path_factory.mktemp("ranks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("LITE_RUNNER_CACHE", str(folder / "cache"))
+        assert main(["run_mode=shard", "model=tiny_llama", "parallel=tp2", "shard_output=cut"]) == 0
+        assert main([*JOB, *PROMPTS, "output_dir=single"]) == 0
+    export = ("run_mode=export", "load_checkpoint=cut", "export_output=x", "predict_batch_size=2")
+    finish(start(folder, "model=tiny_llama", "parallel=tp2", *export, "infer.infer_seq_length=64"))
+    offline = (*JOB, *PROMPTS, "backend=mslite")
+    copies = ("parallel=dp2", "engine=lite-worker", "load_checkpoint=cut")
+    jobs = [
+        start(folder, *offline, "parallel=tp2", "infer.model_dir=x", "output_dir=tp2"),
+        start(folder, *offline, *copies, "output_dir=dp2"),
+    ]
+    for job in jobs:
+        finish(job)
+    return folder
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "run_lite.py"), *words],
+        cwd=folder,
+        env={**os.environ, "LITE_RUNNER_CACHE": str(folder / "cache")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+
+
+def finish(job: subprocess.Popen[str]) -> None:
+    _, err = job.communicate()
+    assert job.returncode == 0, err
+
+
+def result(folder: Path) -> dict[str, Any]:
+    found = json.loads((folder / "latest/result.json").read_text(encoding="utf-8"))
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_cut_checkpoint_is_exported_for_each_rank(folder: Path) -> None:
+    manifest = read_manifest(folder / "x")
+    source = str(folder / "cut")  # ranks take whole paths
+    assert (manifest.ranks, manifest.layout, manifest.source) == (2, "static_pair", source)
+    names = {"prefill": "mindir_full_checkpoint", "increment": "mindir_inc_checkpoint"}
+    for rank in (0, 1):
+        wanted = {name: folder / f"x/{one}/rank_{rank}.mindir" for name, one in names.items()}
+        assert manifest.paths(folder / "x", rank) == wanted
+    one, other = (path.read_bytes() for path in (folder / "x/mindir_inc_checkpoint").iterdir())
+    assert one != other
+
+
+@pytest.mark.parametrize(("job", "engine"), [("tp2", "graph-cell"), ("dp2", "lite-worker")])
+def test_ranks_say_what_one_process_says(folder: Path, job: str, engine: str) -> None:
+    got, expected = result(folder / job), result(folder / "single")
+    assert (got["backend"], got["engine"], got["world_size"]) == ("mslite", engine, 2)
+    assert got["results"] == expected["results"] and len(got["results"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([], "exported for 2 ranks that share the model, got model_parallel=1"),
+        (["parallel=dp2tp2"], "data_parallel and model_parallel above 1 together need backend=ms"),
+        (["parallel=dp2", "run_mode=export"], "all copies of a model run the same graphs"),
+        (["parallel=tp2", "export.layout=resizable"], "needs export.layout=static_pair"),
+    ],
+)
+def test_what_does_not_go_together(
+    folder: Path,
+    settings: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    given = [] if "run_mode=export" in settings else [*PROMPTS, "infer.model_dir=x"]
+    assert main(["model=tiny_llama", "backend=mslite", *given, *settings]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_graphs_for_ascend_call_its_own_collectives(folder: Path, tmp_path: Path) -> None:
+    file = Path(shutil.copy(folder / "x/mindir_full_checkpoint/rank_1.mindir", tmp_path))
+    before = groups(file)
+    assert before and before != {ASCEND_GROUP}
+    name_group(file, ASCEND_GROUP)
+    assert groups(file) == {ASCEND_GROUP}
+
+
+def groups(file: Path) -> set[str]:
+    primitives = ModelProto.FromString(file.read_bytes()).primitives
+    return {one.s.decode() for each in primitives for one in each.attribute if one.name == "group"}

@@ -1,0 +1,284 @@
+"""What a MindIR without a manifest tells, and which are refused. Files are MindSpore's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+from mindspore.train.mind_ir_pb2 import ModelProto
+
+from lite_runner.architectures.spec import Decoder
+from lite_runner.backends.base import Row
+from lite_runner.backends.exported import EngineOptions, open_exported
+from lite_runner.errors import ArtifactError
+from lite_runner.mindir import write_static_pair
+from lite_runner.mindir.inspect import foreign_manifest, read_graph
+from lite_runner.mindir.manifest import Graph, GraphName
+from lite_runner.mindir.skim import read_model
+from lite_runner.mindir.write_dynamic import export_dynamic
+from lite_runner.mindir.write_resizable import export_resizable
+from lite_runner.mindir.write_static_pair import export_static_pair, stems_of
+from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.read_ahead import ReadAhead
+from tests.paths import REFERENCE
+from tests.sizes import resized
+
+BATCH, LENGTH = 2, 48
+
+Export = tuple[Decoder, Path, dict[GraphName, Graph]]
+
+
+def model_of(case: str) -> Decoder:
+    model = model_config_of(REFERENCE / case)
+    assert model is not None
+    return model
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Export]:
+    """`exported("llama", "static_pair", sampled=True)`: its model, folder and graphs."""
+    kept: dict[object, Export] = {}
+
+    def export(case: str, layout: str = "static_pair", **options: Any) -> Export:
+        key = case, layout, *options.items()
+        if key not in kept:
+            model, folder = model_of(case), tmp_path_factory.mktemp(f"{case}_{layout}")
+            weights = ReadAhead(open_checkpoint(REFERENCE / case, model))
+            settings = {"dtype": "float32", "enc_key": None, "seq_length": LENGTH, **options}
+            if layout == "static_pair":
+                settings = {"batch_size": BATCH, "sampled": False, **settings}
+                graphs = export_static_pair(model, weights, folder, stems_of("tiny"), **settings)
+            elif layout == "dynamic":
+                graphs = export_dynamic(model, weights, folder, "tiny", **settings)
+            else:
+                graphs = export_resizable(
+                    model, weights, folder, "tiny", batch_size=1, seq_length=LENGTH
+                )
+            kept[key] = model, folder, graphs
+        return kept[key]
+
+    return export
+
+
+def paths(one: Export) -> dict[GraphName, Path]:
+    return {name: one[1] / graph.file for name, graph in one[2].items()}
+
+
+def changed(source: Path, target: Path, change: Callable[[Any], object]) -> Path:
+    """A copy of a MindIR whose protobuf was changed."""
+    model = ModelProto.FromString(source.read_bytes())
+    change(model)
+    target.write_bytes(model.SerializeToString())
+    return target
+
+
+@pytest.mark.parametrize("case", ["bloom", "llama", "gpt2", "qwen3"])
+def test_a_pair_is_known_by_its_graphs(exported: Callable[..., Export], case: str) -> None:
+    one = exported(case)
+    manifest = foreign_manifest(paths(one), one[0], "tiny")
+    assert (manifest.layout, manifest.batch_size, manifest.seq_length) == (
+        "static_pair",
+        BATCH,
+        LENGTH,
+    )
+    for name, graph in one[2].items():  # what the export itself says of them
+        assert manifest.graphs[name].inputs == graph.inputs
+        assert manifest.graphs[name].file == graph.file
+        (output,) = manifest.graphs[name].outputs
+        assert (output.shape, output.dtype) == ((BATCH, one[0].vocab_size), "float32")
+    assert (manifest.sampled, manifest.model_type, manifest.precision) == (
+        False,
+        "MINDIR",
+        "float32",
+    )
+    assert manifest.versions == {"mindspore": ms.__version__}
+
+
+def test_graphs_that_sample_and_graphs_in_float16(exported: Callable[..., Export]) -> None:
+    one = exported("gpt2", sampled=True)
+    assert foreign_manifest(paths(one), one[0], "tiny").sampled
+    half = exported("llama", dtype="float16")
+    assert foreign_manifest(paths(half), half[0], "tiny").precision == "float16"
+    mixed = {"prefill": paths(one)["prefill"], "increment": paths(exported("gpt2"))["increment"]}
+    with pytest.raises(ArtifactError, match="ends in tokens, the other in logits"):
+        foreign_manifest(mixed, one[0], "tiny")
+
+
+def test_graphs_with_the_token_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, exported: Callable[..., Export]
+) -> None:
+    """What this project wrote before its sampled graphs had MindFormers' two outputs."""
+
+    def token_alone(self: Any, logits: Any) -> Any:
+        return self.argmax(logits)
+
+    monkeypatch.setattr(write_static_pair._Step, "answer", token_alone)
+    one = exported("gpt2", sampled=True, dtype="float32", seq_length=LENGTH - 1)
+    manifest = foreign_manifest(paths(one), one[0], "tiny")
+    assert manifest.sampled and manifest.graphs["prefill"].outputs[0].shape == (BATCH,)
+    backend = open_exported(paths(one), manifest, EngineOptions("graph-cell"), slots=BATCH)
+    answer = backend.forward([Row(0, np.array([5, 7], np.int32), 0)])
+    assert answer.sum() == 1.0 and answer.shape == (1, one[0].vocab_size)
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_dynamic_graph_tells_its_slots(exported: Callable[..., Export], slots: int) -> None:
+    one = exported("llama", "dynamic", slots=slots)
+    manifest = foreign_manifest(paths(one), one[0], "tiny")
+    assert (manifest.layout, manifest.batch_size, manifest.seq_length) == ("dynamic", slots, LENGTH)
+    assert manifest.graphs["model"].inputs == one[2]["model"].inputs
+    more = resized(one[0], n_kv_heads=one[0].n_kv_heads * 5)
+    with pytest.raises(ArtifactError, match="cannot tell how many rows"):
+        foreign_manifest(paths(one), more, "tiny")
+
+
+@pytest.mark.parametrize("case", ["bloom", "llama", "gpt2", "qwen2_window"])
+def test_a_resizable_graph(exported: Callable[..., Export], case: str) -> None:
+    one = exported(case, "resizable")
+    manifest = foreign_manifest(paths(one), one[0], "tiny")
+    assert (manifest.layout, manifest.seq_length) == ("resizable", one[0].seq_length)
+    assert manifest.graphs["model"].inputs == one[2]["model"].inputs
+    assert len(manifest.graphs["model"].outputs) == len(one[2]["model"].outputs)
+    with pytest.raises(ArtifactError, match=r"known\n.*takes \(Parameter_\d+ int32"):
+        fewer = resized(one[0], num_layers=one[0].num_layers - 1)
+        foreign_manifest(paths(one), fewer, "tiny")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"vocab_size": 99}, r"expected logits \[2, 99\]"),
+        ({"hidden_size": 96}, "hidden_size: got 32, expected 96"),
+        ({"num_layers": 3}, "num_layers: got 2, expected 3"),
+        ({"n_kv_heads": 4}, "elements of a layer's cache"),
+        ({"intermediate_size": 100}, "elements of a feed-forward weight"),
+        ({"qkv_has_bias": True}, "qkv_has_bias: got False, expected True"),
+        ({"family": "bloom"}, "which is a bloom"),
+        ({"seq_length": 40}, "at most 40"),
+    ],
+)
+def test_a_pair_of_another_model(
+    exported: Callable[..., Export], sizes: Mapping[str, Any], said: str
+) -> None:
+    one = exported("llama")
+    with pytest.raises(ArtifactError, match=said):
+        foreign_manifest(paths(one), resized(one[0], **sizes), "other")
+
+
+def test_pairs_that_do_not_belong_together(exported: Callable[..., Export]) -> None:
+    one = exported("llama")
+    pair = paths(one)
+    with pytest.raises(ArtifactError, match="swapped"):
+        turned = {"prefill": pair["increment"], "increment": pair["prefill"]}
+        foreign_manifest(turned, one[0], "tiny")
+    for name in ("prefill", "increment"):
+        with pytest.raises(ArtifactError, match=f"only one of a pair, its {name} graph"):
+            foreign_manifest({"model": pair[name]}, one[0], "tiny")
+    other = paths(exported("llama", seq_length=40))["increment"]
+    with pytest.raises(ArtifactError, match=r"zactivate_len int64 \[40\]"):
+        foreign_manifest({**pair, "increment": other}, one[0], "tiny")
+    half = paths(exported("llama", dtype="float16"))["increment"]
+    with pytest.raises(ArtifactError, match=r"float16 .* but .* float32 .*one export"):
+        foreign_manifest({**pair, "increment": half}, one[0], "tiny")
+
+
+def test_names_of_the_inputs(exported: Callable[..., Export], tmp_path: Path) -> None:
+    """Any prefix, or none of the names: then order and types decide."""
+    one = exported("llama")
+
+    def pair(rename: Callable[[str], str]) -> dict[GraphName, Path]:
+        def change(model: Any) -> None:
+            for tensor in model.graph.input:
+                tensor.name = rename(tensor.name.rpartition(":")[2])
+
+        made = {}
+        for name, path in paths(one).items():
+            made[name] = changed(path, tmp_path / path.name, change)
+        return made
+
+    for rename in ("7_8.network.{}".format, "x{}".format):
+        manifest = foreign_manifest(pair(rename), one[0], "tiny")
+        assert [spec.name for spec in manifest.graphs["prefill"].inputs] == [
+            "input_ids",
+            "valid_length",
+            "batch_index",
+            "zactivate_len",
+        ]
+    turned = {"batch_index": "zactivate_len", "zactivate_len": "batch_index"}
+    with pytest.raises(ArtifactError, match="not of a layout that is known"):
+        foreign_manifest(pair(lambda name: turned.get(name, name)), one[0], "tiny")
+
+
+def test_tensors_in_mindformers_names(exported: Callable[..., Export], tmp_path: Path) -> None:
+    """A weight with a canonical name has the shape that the model gives it, prefix or not."""
+    one = exported("llama")
+
+    def pair(*shape: int) -> dict[GraphName, Path]:
+        def change(model: Any) -> None:
+            tensor = model.graph.parameter.add()
+            tensor.name = "1_2:backbone.model.layers.1.attention.wk.weight"
+            tensor.dims.extend(shape)
+
+        made = {}
+        for name, path in paths(one).items():
+            made[name] = changed(path, tmp_path / path.name, change)
+        return made
+
+    model = one[0]
+    right = (model.n_kv_heads * model.head_dim, model.hidden_size)
+    assert foreign_manifest(pair(*right), model, "tiny").layout == "static_pair"
+    with pytest.raises(ArtifactError, match=r"wk.weight: got \(7, 64\)"):
+        foreign_manifest(pair(7, 64), model, "tiny")
+
+
+def test_reading_leaves_the_weights_out(exported: Callable[..., Export]) -> None:
+    for layout in ("static_pair", "resizable"):
+        for path in paths(exported("bloom", layout)).values():
+            whole = ModelProto.FromString(path.read_bytes())  # protobuf's own reading
+            got = read_model(path)
+            assert list(got.graph.input) == list(whole.graph.input)
+            assert list(got.graph.output) == list(whole.graph.output)
+            assert [(one.name, one.dims, one.data_type) for one in got.graph.parameter] == [
+                (one.name, one.dims, one.data_type) for one in whole.graph.parameter
+            ]
+            assert not any(one.raw_data for one in got.graph.parameter)
+            assert got.mind_ir_version == whole.mind_ir_version
+
+
+def test_what_is_no_mindir(exported: Callable[..., Export], tmp_path: Path) -> None:
+    good = paths(exported("bloom"))["prefill"]
+    content = good.read_bytes()
+    bad = tmp_path / "bad.mindir"
+    for broken in (b"", b"# text", content[:-1], content[: len(content) // 2], b"\xff" * 64):
+        bad.write_bytes(broken)
+        with pytest.raises(ArtifactError, match="no MindIR"):
+            read_graph(bad)
+    with pytest.raises(ArtifactError, match="cannot be read: No such file"):
+        read_graph(tmp_path / "missing.mindir")
+
+    def later(model: Any) -> None:
+        model.mind_ir_version = 99
+
+    with pytest.raises(ArtifactError, match="of MindIR version 99"):
+        read_graph(changed(good, bad, later))
+
+
+@pytest.mark.parametrize("mode", ["AES-GCM", "AES-CBC"])
+def test_encrypted(tmp_path: Path, mode: str) -> None:
+    network, example = nn.Dense(2, 2), Tensor(np.zeros((1, 2), np.float32))
+    stem, key = str(tmp_path / "x"), b"0123456789abcdef"
+    ms.export(network, example, file_name=stem, file_format="MINDIR", enc_key=key, enc_mode=mode)
+    with pytest.raises(ArtifactError, match="encrypted, and there is no manifest"):
+        read_graph(tmp_path / "x.mindir")
+
+
+def test_another_network(tmp_path: Path) -> None:
+    example = Tensor(np.zeros((1, 2), np.float32))
+    ms.export(nn.Dense(2, 2), example, file_name=str(tmp_path / "x"), file_format="MINDIR")
+    with pytest.raises(ArtifactError, match=r"x.mindir takes \(\w+ float32 \[1, 2\]\)\n  expected"):
+        foreign_manifest({"model": tmp_path / "x.mindir"}, model_of("llama"), "tiny")

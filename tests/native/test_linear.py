@@ -1,0 +1,269 @@
+"""Products of rows with packed matrices, against NumPy in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from lite_runner.native import packing
+from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
+from lite_runner.weights.tensor import DType, narrowed, widened
+
+STORED: dict[str, DType] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+UNIT = 2.0**-24  # the largest relative error of one float32 operation
+FORMATS = ("float32", "bfloat16", "float16", "int8", "int8 in groups", "int4 in groups")
+
+
+@dataclass
+class Made:
+    """A matrix as it is packed, and what its numbers are."""
+
+    weight: packing.Weight
+    values: NDArray[np.float64]  # [out, in]
+    parts: NDArray[np.float64]  # [out, in]: what the sum of a value's parts could be at most
+    group: int
+
+
+def made(kind: str, out: int, inputs: int, group: int, rng: np.random.Generator) -> Made:
+    if kind in STORED:
+        weight = narrowed(rng.standard_normal((out, inputs), np.float32), STORED[kind])
+        wide = widened(weight).astype(np.float64)
+        return Made(weight, wide, abs(wide), 0)
+    if kind == "int8":
+        integers = rng.integers(-127, 128, (out, inputs)).astype(np.int8)
+        scales = rng.random(out, np.float32) + np.float32(0.01)
+        wide = integers * scales[:, None].astype(np.float64)
+        return Made(QuantizedTensor(8, 0, integers, scales, None), wide, abs(wide), 0)
+    groups = (out, inputs // group)
+    scales = (rng.random(groups) + 0.01).astype(np.float16)
+    each = scales.astype(np.float64).repeat(group, 1)
+    if kind == "int8 in groups":
+        integers = rng.integers(-127, 128, (out, inputs)).astype(np.int8)
+        tensor = QuantizedTensor(8, group, integers, scales, None)
+        return Made(tensor, integers * each, abs(integers * each), group)
+    nibbles = rng.integers(0, 16, (out, inputs)).astype(np.uint8)
+    minimums = -rng.random(groups).astype(np.float16) * np.float16(8)
+    tensor = QuantizedTensor(4, group, nibbles[:, ::2] | nibbles[:, 1::2] << 4, scales, minimums)
+    low = minimums.astype(np.float64).repeat(group, 1)
+    return Made(tensor, nibbles * each + low, nibbles * each + abs(low), group)
+
+
+@st.composite
+def shapes(draw: st.DrawFn, kind: str) -> dict[str, Any]:
+    group = draw(st.sampled_from([32, 64, 128])) if "groups" in kind else 0
+    inputs = group * draw(st.integers(1, 5)) if group else draw(st.integers(1, 600))
+    return {
+        "out": draw(st.integers(1, 100)),
+        "inputs": inputs,
+        "group": group,
+        "rows": draw(st.one_of(st.integers(1, 5), st.integers(1, 70))),
+        "bias": draw(st.booleans()),
+        "threads": draw(st.sampled_from([1, 2, 5])),
+        "offset": draw(st.integers(0, 15)),
+        "seed": draw(st.integers(0, 1000)),
+    }
+
+
+def unaligned(x: NDArray[np.float32], offset: int) -> NDArray[np.float32]:
+    """A copy that begins so many floats behind where memory was given."""
+    moved = np.empty(x.size + offset, np.float32)[offset:].reshape(x.shape)
+    moved[:] = x
+    return moved
+
+
+def rounded(
+    x: NDArray[np.float32], group: int, most: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Integers up to `most` [rows, groups, group] and scales [rows, groups], as documented."""
+    missing = -x.shape[1] % group
+    grouped = np.pad(x, ((0, 0), (0, missing))).reshape(len(x), -1, group)
+    bound = abs(grouped).max(2)
+    factor = np.divide(np.float32(most), bound, out=np.zeros_like(bound), where=bound > 0)
+    return np.rint(grouped * factor[..., None]).astype(np.int64), bound / np.float32(most)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_products(operators: Any, kind: str) -> None:
+    @given(shape=shapes(kind))
+    def check(shape: dict[str, Any]) -> None:
+        rng = np.random.default_rng(shape["seed"])
+        matrix = made(kind, shape["out"], shape["inputs"], shape["group"], rng)
+        x = unaligned(
+            rng.standard_normal((shape["rows"], shape["inputs"]), np.float32), shape["offset"]
+        )
+        bias = rng.standard_normal(shape["out"], np.float32) if shape["bias"] else None
+        block = packing.matrix(matrix.weight, bias).block()
+        operators.set_threads(shape["threads"])
+        result = operators.linear(block, shape["out"], x)
+        wide = x.astype(np.float64)
+        if isinstance(matrix.weight, QuantizedTensor):  # multiplied by 16 bits
+            integers, scales = rounded(x, shape["group"] or 4 * packing.INPUT_GROUP, 32512)
+            wide = (integers * scales[..., None].astype(np.float64)).reshape(len(x), -1)
+            wide = wide[:, : shape["inputs"]]
+            assert (abs(wide - x) <= abs(x).max(1, keepdims=True) / 64000).all()
+        exact = wide @ matrix.values.T
+        magnitude = abs(wide) @ matrix.parts.T
+        if bias is not None:
+            exact += bias
+            magnitude += abs(bias)
+        # Every number takes part in at most as many additions as there are inputs, and a few
+        # products: the bound that holds for any order of summation.
+        assert (abs(result - exact) <= (shape["inputs"] + 8) * UNIT * magnitude).all()
+        # A row is the same alone, and with any number of threads.
+        operators.set_threads(1)
+        alone = [operators.linear(block, shape["out"], x[i : i + 1])[0] for i in range(len(x))]
+        np.testing.assert_array_equal(np.array(alone), result)
+
+    check()
+
+
+@pytest.mark.parametrize("kind", ["int8", "int8 in groups"])
+def test_products_of_integers(operators: Any, kind: str) -> None:
+    """What is multiplied is rounded to int8 too; sums of products of integers are exact."""
+
+    @given(shape=shapes(kind))
+    def check(shape: dict[str, Any]) -> None:
+        rng = np.random.default_rng(shape["seed"])
+        matrix = made(kind, shape["out"], shape["inputs"], shape["group"], rng)
+        assert isinstance(matrix.weight, QuantizedTensor)
+        x = unaligned(
+            rng.standard_normal((shape["rows"], shape["inputs"]), np.float32), shape["offset"]
+        )
+        bias = rng.standard_normal(shape["out"], np.float32) if shape["bias"] else None
+        block = packing.matrix(matrix.weight, bias, integer_input=True).block()
+        operators.set_threads(shape["threads"])
+        result = operators.linear(block, shape["out"], x)
+
+        group = shape["group"] or packing.INPUT_GROUP
+        integers, x_scales = rounded(x, group, 127)
+        missing = -shape["inputs"] % group
+        weights = np.pad(matrix.weight.values, ((0, 0), (0, missing))).astype(np.int64)
+        weights = weights.reshape(shape["out"], -1, group)
+        sums = np.einsum("rgk,ogk->rog", integers, weights)
+        scales = matrix.weight.scales.astype(np.float32).reshape(shape["out"], -1)
+        terms = sums.astype(np.float64) * x_scales[:, None] * scales
+        exact, magnitude = terms.sum(2), abs(terms).sum(2)
+        if bias is not None:
+            exact, magnitude = exact + bias, magnitude + abs(bias)
+        # A sum is made a float, scaled twice, and added up once a group.
+        assert (abs(result - exact) <= (sums.shape[2] + 6) * UNIT * magnitude).all()
+        if sums.shape[2] == 1 and bias is None:
+            floats = sums[..., 0].astype(np.float32)
+            grouped, whole = floats * (x_scales * scales.T), floats * x_scales * scales.T
+            np.testing.assert_array_equal(result, grouped if shape["group"] else whole)
+
+    check()
+
+
+@pytest.mark.parametrize("integer_input", [False, True])
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("rows", [1, 4, 20])
+def test_what_is_no_number_reaches_its_own_row(
+    operators: Any, kind: str, integer_input: bool, rows: int
+) -> None:
+    rng = np.random.default_rng(0)
+    for inputs, group in ((160, 32), (128, 64)):
+        matrix = made(kind, 40, inputs, group, rng)
+        block = packing.matrix(matrix.weight, integer_input=integer_input).block()
+        x = rng.standard_normal((rows, inputs), np.float32)
+        before = operators.linear(block, 40, x)
+        assert np.isfinite(before).all()
+        others = np.arange(rows) != rows // 2
+        for column in (0, 7, 17, inputs - 1):
+            for value in (np.nan, np.inf, -np.inf):
+                changed = x.copy()
+                changed[rows // 2, column] = value
+                result = operators.linear(block, 40, changed)
+                np.testing.assert_array_equal(result[others], before[others])
+                assert not np.isfinite(result[rows // 2]).any()
+                if np.isnan(value):
+                    assert np.isnan(result[rows // 2]).all()
+
+
+def test_integers_of_extreme_inputs(operators: Any) -> None:
+    """Zeros, numbers whose scale has no inverse, and the largest sums that there are."""
+    inputs = 4096
+    weight = QuantizedTensor(
+        8, 0, np.full((32, inputs), -127, np.int8), np.ones(32, np.float32), None
+    )
+    block = packing.matrix(weight, integer_input=True).block()
+    x = np.zeros((4, inputs), np.float32)
+    x[1] = 1e-40
+    x[2] = 3.0
+    x[3] = -3e38
+    result = operators.linear(block, 32, x)
+    assert (result[:2] == 0).all()
+    np.testing.assert_allclose(result[2], -127 * 3.0 * inputs, rtol=1e-6)
+    assert (result[3] == np.inf).all()
+
+
+def test_a_matrix_that_is_not_int8_takes_no_integers(operators: Any) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((3, 64), np.float32)
+    for kind in (*STORED, "int4 in groups"):
+        weight = made(kind, 33, 64, 32, rng).weight
+        plain, integer = (
+            packing.matrix(weight, integer_input=wish).block() for wish in (False, True)
+        )
+        np.testing.assert_array_equal(
+            operators.linear(plain, 33, x), operators.linear(integer, 33, x)
+        )
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_threads_have_runs_of_a_large_matrix(operators: Any, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    x, weight = rng.standard_normal((rows, 300), np.float32), rng.standard_normal((3001, 300))
+    block = packing.matrix(weight.astype(np.float32)).block()
+    operators.set_threads(1)
+    alone = operators.linear(block, 3001, x)
+    np.testing.assert_allclose(alone, x @ weight.T, rtol=0, atol=1e-4)
+    for threads in (2, 3, 5, 16):
+        operators.set_threads(threads)
+        np.testing.assert_array_equal(operators.linear(block, 3001, x), alone)
+
+
+def test_numbers_of_16_bits_are_kept_in_16_bits(operators: Any) -> None:
+    """Every one of them, the smallest too, comes out as it went in."""
+    x = np.eye(256, dtype=np.float32)
+    for kind, dtype in ("float16", np.float16), ("bfloat16", np.uint16):
+        every = np.arange(1 << 16, dtype=np.uint16).view(dtype).reshape(256, 256)
+        finite = np.where(np.isfinite(widened(every)), every, dtype(0))
+        block = packing.matrix(finite).block()
+        assert 2 * finite.size <= block.nbytes < 2 * finite.size + 256, kind
+        np.testing.assert_array_equal(operators.linear(block, 256, x), widened(finite).T)
+
+
+def test_floats_that_bfloat16_holds_are_packed_as_such(operators: Any) -> None:
+    stored = made("bfloat16", 70, 40, 0, np.random.default_rng(3)).weight
+    assert isinstance(stored, np.ndarray)
+    block = packing.matrix(widened(stored)).block()
+    np.testing.assert_array_equal(block, packing.matrix(stored).block())
+
+
+def test_matrices_of_several_types_are_packed_together(operators: Any) -> None:
+    rng = np.random.default_rng(4)
+    weights = [made(kind, 40, 64, 0, rng) for kind in ("float16", "bfloat16", "float32")]
+    x = rng.standard_normal((5, 64), np.float32)
+    block = packing.matrix(packing.stacked([one.weight for one in weights])).block()
+    exact = x @ np.concatenate([one.values for one in weights]).T
+    np.testing.assert_allclose(operators.linear(block, 120, x), exact, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, 32), (8, 64), (4, 32), (4, 128)])
+def test_integers_are_packed_as_the_floats_that_they_stand_for(
+    operators: Any, bits: int, group: int
+) -> None:
+    rng = np.random.default_rng(bits)
+    weights = [quantize(rng.standard_normal((70, 256), np.float32), bits, group) for _ in range(2)]
+    floats = [weight.float32() for weight in weights]
+    widened = packing.matrix(weights[0], widen=True).block()
+    np.testing.assert_array_equal(widened, packing.matrix(floats[0]).block())
+    widened = packing.matrix(packing.Alternating(*weights), widen=True).block()
+    np.testing.assert_array_equal(widened, packing.matrix(packing.Alternating(*floats)).block())

@@ -1,0 +1,189 @@
+"""LoRA in the operators: as if each token's adapter had been added to the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lite_runner.native import packing
+from lite_runner.native.lora_pool import PoolLayout, Target
+from lite_runner.native.packing import Norm
+
+RANK = 5
+PLACES = 3
+COUNT = 21  # tokens of a step, each in a slot of its own
+CAPACITY = 30
+HIDDEN, WIDE, VOCAB = 40, 72, 101
+
+Floats = NDArray[np.float32]
+Layer = Callable[[list[Floats], PoolLayout | None], NDArray[np.uint8]]
+Call = Callable[..., Floats]
+
+RNG = np.random.default_rng(0)
+PLACE = RNG.integers(-1, PLACES, CAPACITY).astype(np.int32)
+PLACE[:3] = -1, 0, 2
+PLACE[8:15] = 1
+X = RNG.standard_normal((CAPACITY, HIDDEN), np.float32)
+NORM = Norm(RNG.standard_normal(HIDDEN, np.float32), None, 1e-5)
+
+
+def numbers(*shape: int) -> Floats:
+    return RNG.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[-1]))
+
+
+def step(position: int = 0, wanted: tuple[int, ...] = ()) -> NDArray[np.int32]:
+    rows = np.zeros((4, CAPACITY), np.int32)
+    rows[0], rows[1] = np.arange(CAPACITY) * 7 % VOCAB, np.arange(CAPACITY)
+    rows[2:] = position
+    return np.concatenate([[COUNT, len(wanted)], rows.reshape(-1), wanted]).astype(np.int32)
+
+
+def check(
+    weights: list[Floats], changed: tuple[bool, ...], looked_up: bool, layer: Layer, call: Call
+) -> None:
+    """`call(block, pool...)` gives [rows, n] for tokens `call.__defaults__`; `changed`: which of
+    the matrices the adapters change."""
+    targets = tuple(
+        Target(str(index), *weight.shape[:: 1 if looked_up else -1], looked_up) if wish else None
+        for index, (weight, wish) in enumerate(zip(weights, changed, strict=True))
+    )
+    layout = PoolLayout(RANK, targets)
+    pool = RNG.standard_normal((PLACES, layout.width), np.float32) * np.float32(0.3)
+    base = call(layer(weights, None))
+    block = layer(weights, layout)
+    found = call(block, pool)
+    np.testing.assert_array_equal(found[PLACE[:COUNT] < 0], base[PLACE[:COUNT] < 0])
+    halves = (pool.view(np.uint32) >> 16).astype(np.uint16)
+    cut = (halves.astype(np.uint32) << 16).view(np.float32)
+    cut_found = call(block, cut)
+    assert abs(cut_found - found).max() > 1e-3
+    np.testing.assert_allclose(call(block, halves), cut_found, rtol=0, atol=1e-5)
+    for place in range(PLACES):
+        merged, at = [], 0
+        for weight, target in zip(weights, targets, strict=True):
+            wide = weight.astype(np.float64)
+            if target is not None:
+                a = pool[place, at : at + RANK * target.inputs].astype(np.float64)
+                at += a.size
+                b = pool[place, at : at + RANK * target.filled].reshape(-1, RANK, 32)
+                at += b.size
+                b = b.swapaxes(0, 1).reshape(RANK, -1)[:, : target.outputs]
+                wide += a.reshape(-1, RANK) @ b if looked_up else (a.reshape(RANK, -1).T @ b).T
+            merged.append(wide.astype(np.float32))
+        expected = call(layer(merged, None))
+        mine = PLACE[:COUNT] == place
+        assert mine.any() and (abs(expected[mine] - base[mine]) > 1e-2).any()
+        np.testing.assert_allclose(
+            found[mine], expected[mine], rtol=0, atol=1e-5 * (1 + abs(expected).max())
+        )
+
+
+@pytest.mark.parametrize("head_norms", [False, True])
+@pytest.mark.parametrize("changed", [(True,) * 4, (False, True, False, True), (True, *[False] * 3)])
+def test_attention(operators: Any, changed: tuple[bool, ...], head_norms: bool) -> None:
+    heads, kv_heads, dim = 4, 2, 20  # neither queries nor keys end with a panel
+    outs = (heads * dim, kv_heads * dim, kv_heads * dim)
+    weights = [*(numbers(out, HIDDEN) for out in outs), numbers(HIDDEN, heads * dim)]
+    rope = np.ones((2, dim), np.float32)
+    norms = [Norm(RNG.random(dim, np.float32), None, 1e-5) for _ in range(2)]
+    query_norm, key_norm = norms if head_norms else (None, None)
+
+    def layer(weights: list[Floats], layout: PoolLayout | None) -> NDArray[np.uint8]:
+        inward, outward = np.concatenate(weights[:3]), weights[3]
+        return packing.attention(
+            (heads, kv_heads, dim),
+            packing.matrix(inward),
+            packing.matrix(outward),
+            NORM,
+            layout,
+            hidden=HIDDEN,
+            rotary=True,
+            residual=True,
+            slopes=None,
+            query_norm=query_norm,
+            key_norm=key_norm,
+        ).block()
+
+    def call(block: NDArray[np.uint8], *pool: NDArray[Any]) -> Floats:
+        places = CAPACITY * kv_heads
+        keys = np.zeros((places, 4, dim, 32), np.float32)
+        values = np.zeros((places, 1, 128, 32), np.float32)
+        none = np.zeros((1, 1), np.float32)
+        for position in (0, 1):
+            x = X[:: 1 - 2 * position].copy()
+            found: Floats = operators.call(
+                "Layers",
+                *(x, step(position), rope, PLACE, block, keys, values, none, none, *pool),
+                shape=X.shape,
+            )
+        return found[:COUNT]
+
+    check(weights, changed, False, layer, call)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(
+    "changed", [(True, True, True), (False, True, False), (False, False, True)]
+)
+def test_feed_forward(operators: Any, gated: bool, changed: tuple[bool, ...]) -> None:
+    weights = [numbers(WIDE, HIDDEN), numbers(WIDE, HIDDEN), numbers(HIDDEN, WIDE)]
+
+    def layer(weights: list[Floats], layout: PoolLayout | None) -> NDArray[np.uint8]:
+        up = packing.Alternating(weights[0], weights[1]) if gated else weights[1]
+        return packing.feed_forward(
+            packing.matrix(up),
+            packing.matrix(weights[2]),
+            NORM,
+            layout,
+            hidden=HIDDEN,
+            wide=WIDE,
+            gated=gated,
+            residual=True,
+        ).block()
+
+    def call(block: NDArray[np.uint8], *pool: NDArray[Any]) -> Floats:
+        rope = np.zeros((1, 1), np.float32)
+        inputs = (X, step(), rope, PLACE, block, *pool)
+        found: Floats = operators.call("Layers", *inputs, shape=X.shape)
+        return found[:COUNT]
+
+    check(weights, (changed[0] and gated, *changed[1:]), False, layer, call)
+
+
+def test_head(operators: Any) -> None:
+    wanted = tuple(range(COUNT))
+
+    def layer(weights: list[Floats], layout: PoolLayout | None) -> NDArray[np.uint8]:
+        return packing.head(packing.matrix(weights[0]), NORM, layout, hidden=HIDDEN).block()
+
+    def call(block: NDArray[np.uint8], *pool: NDArray[Any]) -> Floats:
+        unused = np.zeros(64, np.uint8)
+        words, shape = step(wanted=wanted), (COUNT, VOCAB)
+        found: Floats = operators.call("Head", X, words, PLACE, block, unused, *pool, shape=shape)
+        # The rows that are wanted have the adapters of their tokens, in whatever order.
+        backwards = step(wanted=wanted[::-1])
+        other = operators.call("Head", X, backwards, PLACE, block, unused, *pool, shape=shape)
+        np.testing.assert_array_equal(other[::-1], found)
+        for row in wanted:  # alone, and beside rows of the same adapter
+            words = step(wanted=(row,))
+            alone = operators.call("Head", X, words, PLACE, block, unused, *pool, shape=(1, VOCAB))
+            np.testing.assert_array_equal(alone[0], found[row])
+        return found
+
+    check([numbers(VOCAB, HIDDEN)], (True,), False, layer, call)
+
+
+def test_embedding(operators: Any) -> None:
+    def layer(weights: list[Floats], layout: PoolLayout | None) -> NDArray[np.uint8]:
+        table = packing.matrix(weights[0])
+        return packing.embedding(table, None, None, layout, hidden=HIDDEN).block()
+
+    def call(block: NDArray[np.uint8], *pool: NDArray[Any]) -> Floats:
+        found: Floats = operators.call("Embedding", step(), PLACE, block, *pool, shape=X.shape)
+        return found[:COUNT]
+
+    check([numbers(VOCAB, HIDDEN)], (True,), True, layer, call)

@@ -1,0 +1,61 @@
+"""What packed layers say of themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lite_runner.native import packing
+from lite_runner.native.packing import Block
+from tests.native.in_numpy import a_norm
+
+RNG = np.random.default_rng(0)
+NORM = a_norm(16, False, RNG)
+
+
+def attention(**more: Any) -> Block:
+    inward, outward = np.ones((64, 16), np.float32), np.ones((16, 32), np.float32)
+    return packing.attention(
+        (2, 1, 16),
+        packing.matrix(inward),
+        packing.matrix(outward),
+        NORM,
+        None,
+        hidden=16,
+        rotary=True,
+        residual=True,
+        slopes=None,
+        **more,
+    ).block()
+
+
+def feed_forward() -> Block:
+    weight = np.ones((16, 16), np.float32)
+    both = packing.matrix(packing.Alternating(weight, weight), (NORM.gamma, NORM.gamma))
+    down = packing.matrix(weight, NORM.gamma)
+    form = {"hidden": 16, "wide": 16, "gated": True, "residual": True}
+    return packing.feed_forward(both, down, NORM, None, **form).block()
+
+
+@pytest.mark.parametrize("more", [{"window": 7}, {"query_norm": NORM}, {"key_norm": NORM}])
+def test_only_what_needs_it_is_of_a_newer_format(more: dict[str, Any]) -> None:
+    old = [attention(), feed_forward(), attention(window=None, query_norm=None, key_norm=None)]
+    np.testing.assert_array_equal(old[0], old[2])
+    assert packing.format_of(old) == 1
+    assert packing.format_of([*old, attention(**more), feed_forward()]) == packing.FORMAT == 2
+
+
+def test_biases_of_panels_in_turn_are_one_of_each() -> None:
+    weight = np.ones((40, 16), np.float32)
+    first, second = np.arange(40, dtype=np.float32), -np.arange(40, dtype=np.float32)
+    block = packing.matrix(packing.Alternating(weight, weight), (first, second)).block()
+    panels = block[-4 * 128 :].view(np.float32).reshape(4, 32)
+    np.testing.assert_array_equal(panels[0], first[:32])
+    np.testing.assert_array_equal(panels[1], second[:32])
+    np.testing.assert_array_equal(panels[2, :8], first[32:])
+    np.testing.assert_array_equal(panels[3, :8], second[32:])
+    assert not panels[2:, 8:].any()
+    with pytest.raises(AssertionError):
+        packing.matrix(weight, (first, second))

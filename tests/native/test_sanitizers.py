@@ -1,0 +1,126 @@
+"""The operators compiled with sanitizers, under the other tests and under a driver of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from lite_runner import native
+from lite_runner.native import fingerprint
+
+SOURCES = Path(native.__file__).parent / "src"
+COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")))
+
+# Many short jobs of changing sizes, with pauses in which the threads fall asleep.
+DRIVER = """
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include "threads.h"
+
+int main() {
+  for (int count : {1, 4, 2, 5, 5, 3}) {
+    lite_runner::set_threads(count);
+    for (int job = 0; job < 300; ++job) {
+      std::vector<long> results(job % 17 + 1, -1);  // no atomics: each is one thread's
+      long total = 0;
+      const auto items = static_cast<int64_t>(results.size());
+      lite_runner::parallel_for(items, [&](int64_t item, int thread) {
+        if (thread < 0 || thread >= count) std::abort();
+        results[item] = item * job;
+      });
+      for (long result : results) total += result;
+      if (total != job * (items * (items - 1) / 2)) std::abort();
+      if (job % 100 == 99) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }
+  std::puts("done");
+}
+"""
+
+
+def compiled(sources: list[Path], target: Path, *flags: str) -> Path:
+    """A program or, with -shared, a library; each source compiled beside the others."""
+    common = [COMPILER, "-std=c++17", "-pthread", f"-I{SOURCES}"]
+    common += [flag for flag in flags if flag != "-shared"]
+    objects = [str(target.parent / f"{source.stem}.o") for source in sources]
+    started = [
+        subprocess.Popen([*common, "-c", str(source), "-o", made])
+        for source, made in zip(sources, objects, strict=True)
+    ]
+    assert [process.wait() for process in started] == [0] * len(sources)
+    subprocess.run([COMPILER, *flags, "-pthread", *objects, "-o", str(target)], check=True)
+    return target
+
+
+def runtime(name: str) -> str:
+    done = subprocess.run([COMPILER, f"-print-file-name={name}"], capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def sanitized(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library with sanitizers; kept for later runs beside pytest's own temporary folders,
+    which are the user's alone, until a source, a flag or the compiler changes."""
+    flags = [
+        *("-Og", "-g1", "-fno-math-errno", "-fPIC", "-shared"),
+        *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+        f'-DLITE_RUNNER_SOURCES="{fingerprint.sources()}"',
+    ]
+    version = subprocess.run([COMPILER, "--version"], capture_output=True, check=True).stdout
+    name = hashlib.sha256(" ".join([COMPILER, *flags]).encode() + version).hexdigest()
+    base = tmp_path_factory.getbasetemp()
+    root = next((one for one in base.parents if one.name.startswith("pytest-of-")), base)
+    folder = root / "lite-runner-sanitized"
+    folder.mkdir(exist_ok=True)
+    library = folder / f"{name}.so"
+    with FileLock(folder / ".lock"):
+        if not library.exists():
+            for old in folder.glob("*.so"):
+                old.unlink()
+            built = compiled(sorted(SOURCES.glob("*.cc")), tmp_path / "operators.so", *flags)
+            kept = Path(shutil.copy(built, folder / "unfinished"))
+            kept.replace(library)
+        return Path(shutil.copy(library, tmp_path / "sanitized.so"))
+
+
+def test_no_address_is_wrong_and_nothing_is_undefined(sanitized: Path) -> None:
+    folder = Path(__file__).parent
+    tests = [
+        str(folder / f"test_{name}.py") for name in ("linear", "layers", "attention", "adapters")
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-qsx", "-n", "0", "-p", "no:cacheprovider", *tests],
+        env={
+            **os.environ,
+            "SANITIZED_OPERATORS": str(sanitized),
+            "LD_PRELOAD": f"{runtime('libasan.so')} {runtime('libubsan.so')}",
+            "ASAN_OPTIONS": "detect_leaks=0",  # those of the interpreter
+        },
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+
+
+def test_threads_do_not_race(tmp_path: Path) -> None:
+    driver = tmp_path / "driver.cc"
+    driver.write_text(DRIVER)
+    program = compiled(
+        [driver, SOURCES / "threads.cc"], tmp_path / "driver", "-O1", "-g1", "-fsanitize=thread"
+    )
+    # Some kernels place memory where ThreadSanitizer does not expect it.
+    fixed = ["setarch", platform.machine(), "-R"] if shutil.which("setarch") else []
+    done = subprocess.run([*fixed, str(program)], capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-5000:]

@@ -1,0 +1,399 @@
+"""Many adapters in one step: against peft's logits (tests/fixtures/adapters), against each adapter
+merged into the weights by NumPy, and against a network that knows of none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lite_runner.architectures import may_untie, parameters
+from lite_runner.architectures.spec import Decoder
+from lite_runner.backends.base import BASE, Row
+from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
+from lite_runner.backends.native import NativeBackend, NativeOptions
+from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.native.lora_pool import LoraSize, pool_size
+from lite_runner.networks import steps
+from lite_runner.networks.decoder import DecoderCell
+from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.lora.adapter import Adapter, LoraPair, open_adapters
+from lite_runner.weights.lora.target_modules import sites
+from lite_runner.weights.tensor import DType, LazyTensor
+from tests.paths import FIXTURES
+
+FAMILIES = ("bloom", "gpt2", "llama", "qwen2")
+TOLERANCE = 1e-4  # as without adapters; a wrong scale or rank is off by 1e-2 and more
+Weights = Mapping[str, NDArray[np.float32]]
+Error = Callable[[NDArray, NDArray], float]
+
+
+def base_of(family: str) -> tuple[Decoder, Weights]:
+    folder = FIXTURES / "reference" / family
+    model = model_config_of(folder)
+    assert model is not None
+    tensors = open_checkpoint(folder, model)
+    return model, {name: tensor.float32() for name, tensor in tensors.items()}
+
+
+def backend(
+    model: Decoder,
+    weights: Weights,
+    adapters: Sequence[Adapter] = (),
+    *,
+    slots: int = 6,
+    dtype: str = "float32",
+    use_past: bool = True,
+    fused: bool = False,
+    rounded: bool = False,
+    lora: LoraSize | None = None,
+) -> MindSporeBackend | NativeBackend:
+    if adapters and lora is None:
+        lora = pool_size(adapters, len(adapters), rounded=rounded)
+    if fused:
+        own = NativeOptions(slots=slots, length=16, lora=lora)
+        return NativeBackend(model, InMemory(model, weights), own, adapters)
+    options = MindSporeOptions(slots=slots, length=16, dtype=dtype, use_past=use_past, lora=lora)
+    return MindSporeBackend(model, lambda name: weights[name].copy(), options, adapters)
+
+
+class InMemory:
+    """Weights as the fused networks take them."""
+
+    def __init__(self, model: Decoder, weights: Weights) -> None:
+        self._weights = weights
+        self._turned = {one.name for one in parameters(model) if one.layout == "in_out"}
+
+    def matrix(self, name: str) -> NDArray[np.float32]:
+        values = self._weights[name]
+        return np.ascontiguousarray(values.T if name in self._turned else values)
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        return self._weights[name]
+
+
+def run(
+    network: MindSporeBackend | NativeBackend,
+    prompts: NDArray[np.int32],
+    forced: NDArray[np.int32],
+    names: Sequence[str | None],
+) -> NDArray[np.float32]:
+    """Logits [prompts, forced + 1, vocab], of each prompt by the adapter of its name."""
+    found = [BASE if name is None else pinned(network, name) for name in names]
+    rows = [Row(slot, prompt, 0, found[slot]) for slot, prompt in enumerate(prompts)]
+    logits = [network.forward(rows)]
+    for step in range(forced.shape[1]):
+        rows = [
+            Row(slot, forced[slot, step : step + 1], prompts.shape[1] + step, found[slot])
+            for slot in range(len(prompts))
+        ]
+        logits.append(network.forward(rows))
+    for name in names:
+        if name is not None and network.adapters is not None:
+            network.adapters.unpin(name)
+    return np.stack(logits, axis=1)
+
+
+def pinned(network: MindSporeBackend | NativeBackend, name: str) -> int:
+    assert network.adapters is not None
+    slot = network.adapters.pin(name)
+    assert slot is not None
+    return slot
+
+
+@pytest.mark.parametrize(
+    ("family", "way"),
+    [
+        *(
+            (family, way)
+            for way in ({}, {"fused": True})
+            for family in (*FAMILIES, "qwen3", "mistral")
+        ),
+        ("llama", {"use_past": False}),
+    ],
+    ids=str,
+)
+def test_every_adapter_and_mixed_batches_equal_peft(
+    family: str, way: dict[str, bool], relative_error: Error
+) -> None:
+    expected = dict(np.load(FIXTURES / "adapters" / family / "expected.npz"))
+    model, weights = base_of(family)
+    adapters = list(open_adapters(FIXTURES / "adapters" / family, model).values())
+    prompts, forced = expected["prompts"], expected["continuations"]
+    names = [None, *(adapter.name for adapter in adapters)]
+    network = backend(model, weights, adapters, **way)
+    plain = run(backend(model, weights, **way), prompts, forced, [None] * len(prompts))
+    for name, wanted in zip(names, expected["logits"], strict=True):
+        got = run(network, prompts, forced, [name] * len(prompts))
+        assert relative_error(got, wanted) <= TOLERANCE, name
+        assert np.array_equal(got, plain) == (name is None)
+    for mixed, wanted in zip(expected["mixed_adapters"], expected["mixed_logits"], strict=True):
+        got = run(network, prompts, forced, [names[number] for number in mixed])
+        assert relative_error(got, wanted) <= TOLERANCE
+        assert (mixed == 0).any()
+        assert got[mixed == 0].tobytes() == plain[mixed == 0].tobytes()
+
+
+def random_adapter(
+    model: Decoder, seed: int, rank: int, share: float, dtype: DType = "F32"
+) -> Adapter:
+    """For about `share` of all places for an adapter. Embedding and head are among them where
+    they can be merged: bloom and gpt2 have no head of its own."""
+    random = np.random.default_rng(seed)
+
+    def tensor(*shape: int) -> LazyTensor:
+        values = (random.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
+        if dtype == "F32":
+            return LazyTensor(shape, dtype, lambda: values)
+        halves = (values.view(np.uint32) >> 16).astype(np.uint16)
+        return LazyTensor(shape, dtype, lambda: halves)
+
+    def scale() -> float:
+        return float(random.uniform(0.2, 1)) if dtype == "F32" else 0.5
+
+    ends = () if may_untie(model) else (sites(model)[0].weight, "lm_head.weight")
+    places = [site for site in sites(model) if site.weight not in ends]
+    chosen = [site for site in places if random.random() < share]
+    pairs = {
+        site.weight: LoraPair(tensor(rank, site.width_in), tensor(site.width_out, rank), scale())
+        for site in chosen
+    }
+    return Adapter(f"random_{seed}", Path(), pairs)
+
+
+def merged(model: Decoder, weights: Weights, adapter: Adapter) -> tuple[Decoder, Weights]:
+    """W + scale B A in float64; a tied head of llama becomes one of its own."""
+    places = {site.weight: site for site in sites(model)}
+    changed = {name: values.astype(np.float64) for name, values in weights.items()}
+    if may_untie(model) and model.tie_word_embeddings:
+        model = replace(model, tie_word_embeddings=False)
+        changed["lm_head.weight"] = changed[sites(model)[0].weight].copy()
+    for name, pair in adapter.pairs.items():
+        product = pair.b.float32().astype(np.float64) @ pair.a.float32() * pair.scale
+        changed[name] = changed[name] + (product.T if places[name].in_out else product)
+    alone: Weights = {name: values.astype(np.float32) for name, values in changed.items()}
+    return model, alone
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_mixed_batch_equals_each_adapter_merged_and_run_alone(
+    family: str, fused: bool, relative_error: Error
+) -> None:
+    model, weights = base_of(family)
+    parts = ((1, 1.0), (64, 0.5))
+    adapters = [random_adapter(model, seed, *part) for seed, part in enumerate(parts)]
+    assert len({frozenset(adapter.pairs) for adapter in adapters}) == 2
+    random = np.random.default_rng(7)
+    prompts = random.integers(0, model.vocab_size, (3, 5)).astype(np.int32)
+    forced = random.integers(0, model.vocab_size, (3, 3)).astype(np.int32)
+    order = [adapters[1], None, adapters[0]]
+    network = backend(model, weights, adapters, slots=3, fused=fused)
+    got = run(network, prompts, forced, [one and one.name for one in order])
+    for slot, adapter in enumerate(order):
+        if adapter is not None:
+            model_alone, merged_weights = merged(model, weights, adapter)
+            alone = backend(model_alone, merged_weights, slots=1, fused=True)
+            wanted = run(alone, prompts[slot : slot + 1], forced[slot : slot + 1], [None])
+            assert relative_error(got[slot], wanted[0]) <= TOLERANCE, adapter.name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_rows_bits_do_not_depend_on_its_neighbours(family: str) -> None:
+    """Rows of one adapter go through the operators together."""
+    model, weights = base_of(family)
+    adapters = [random_adapter(model, seed, 7, 0.8) for seed in (1, 2)]
+    network = backend(model, weights, adapters, slots=6, fused=True)
+    tokens = np.random.default_rng(3).integers(0, model.vocab_size, (6, 5)).astype(np.int32)
+    first, second = (pinned(network, adapter.name) for adapter in adapters)
+    order = [first, first, first, first, second, first]
+    rows = [Row(slot, tokens[slot], 0, adapter_slot) for slot, adapter_slot in enumerate(order)]
+    together = network.forward(rows)
+    assert together.tobytes() == b"".join(network.forward([row]).tobytes() for row in rows)
+    cut = [replace(row, tokens=row.tokens[:2]) for row in rows]
+    network.forward(cut)
+    rest = [replace(row, tokens=row.tokens[2:], position=2) for row in rows]
+    assert network.forward(rest).tobytes() == together.tobytes()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_adapters_are_the_same_in_half_the_memory(
+    family: str, relative_error: Error
+) -> None:
+    model, weights = base_of(family)
+    halves = [random_adapter(model, 1, 1, 1.0, "BF16"), random_adapter(model, 2, 9, 0.5, "BF16")]
+    assert len({frozenset(adapter.pairs) for adapter in halves}) == 2
+    prompts = np.arange(15, dtype=np.int32).reshape(3, 5)
+    logits, sizes = [], []
+    for adapters in (halves, [as_float32(adapter) for adapter in halves]):
+        network = backend(model, weights, adapters, slots=3, fused=True)
+        logits.append(run(network, prompts, prompts[:, :2], ["random_2", None, "random_1"]))
+        assert network.adapters is not None
+        sizes.append(network.adapters.nbytes)
+    assert sizes[0] * 2 == sizes[1]
+    assert relative_error(logits[0], logits[1]) <= 1e-6
+
+
+def test_rounded_adapters_are_the_nearest_in_bfloat16(relative_error: Error) -> None:
+    model, weights = base_of("llama")
+    adapters = [random_adapter(model, 1, 3, 0.75), random_adapter(model, 2, 9, 2.0)]
+    prompts = np.arange(15, dtype=np.int32).reshape(3, 5)
+
+    def logits(adapters: list[Adapter], *, rounded: bool) -> NDArray[np.float32]:
+        network = backend(model, weights, adapters, slots=3, fused=True, rounded=rounded)
+        return run(network, prompts, prompts[:, :2], ["random_2", None, "random_1"])
+
+    found = logits(adapters, rounded=True)
+    nearest = logits([nearest_bfloat16(adapter) for adapter in adapters], rounded=False)
+    exact = logits(adapters, rounded=False)
+    assert relative_error(found, nearest) <= 1e-6
+    # A and B are off by 2 ** -9 of themselves at most, each, in both layers one behind the other.
+    assert 1e-4 < relative_error(found[[0, 2]], exact[[0, 2]]) <= 2 * 2 * 2**-9
+    np.testing.assert_array_equal(found[1], exact[1])  # the base model's row
+
+
+def nearest_bfloat16(adapter: Adapter) -> Adapter:
+    """A and scale * B as MindSpore rounds them, in float32."""
+
+    def nearest(tensor: LazyTensor, factor: float) -> LazyTensor:
+        values = ms.Tensor(tensor.float32() * np.float32(factor))
+        halves = values.astype(ms.bfloat16).astype(ms.float32).asnumpy()
+        return LazyTensor(tensor.shape, "F32", lambda: halves)
+
+    pairs = {
+        name: LoraPair(nearest(pair.a, 1.0), nearest(pair.b, pair.scale), 1.0)
+        for name, pair in adapter.pairs.items()
+    }
+    return replace(adapter, pairs=pairs)
+
+
+def as_float32(adapter: Adapter) -> Adapter:
+    def whole(tensor: LazyTensor) -> LazyTensor:
+        return LazyTensor(tensor.shape, "F32", tensor.float32)
+
+    pairs = {
+        name: LoraPair(whole(pair.a), whole(pair.b), pair.scale)
+        for name, pair in adapter.pairs.items()
+    }
+    return replace(adapter, pairs=pairs)
+
+
+def test_float16_is_close(relative_error: Error) -> None:
+    expected = dict(np.load(FIXTURES / "adapters" / "llama" / "expected.npz"))
+    model, weights = base_of("llama")
+    adapters = list(open_adapters(FIXTURES / "adapters" / "llama", model).values())
+    network = backend(model, weights, adapters, dtype="float16")
+    names = [None, *(adapter.name for adapter in adapters)]
+    mixed = [names[number] for number in expected["mixed_adapters"][0]]
+    got = run(network, expected["prompts"], expected["continuations"], mixed)
+    assert 1e-6 < relative_error(got, expected["mixed_logits"][0]) <= 2e-2
+
+
+def test_a_prompt_of_one_token_and_one_in_chunks(relative_error: Error) -> None:
+    model, weights = base_of("llama")
+    adapters = [random_adapter(model, 5, 4, 1.0)]
+    network = backend(model, weights, adapters)
+    mine = pinned(network, "random_5")
+    tokens = np.arange(3, 13, dtype=np.int32)
+    whole = network.forward([Row(0, tokens, 0, mine)])
+    network.forward([Row(1, tokens[:1], 0, mine)])
+    assert relative_error(network.forward([Row(1, tokens[1:], 1, mine)]), whole) < 1e-5
+    plain = backend(model, weights)
+    one = network.forward([Row(2, tokens[:1], 0)])
+    assert np.array_equal(one, plain.forward([Row(2, tokens[:1], 0)]))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_adapter_that_comes_later_is_as_if_known_from_the_start(
+    family: str, fused: bool
+) -> None:
+    """With adapters for all that may have one: for llama and qwen2 embedding and head, too."""
+    model, weights = base_of(family)
+    adapters = [random_adapter(model, seed, rank, 1.0) for seed, rank in ((1, 3), (2, 5))]
+    names = ["random_1", None, "random_2"]
+    prompts = np.arange(15, dtype=np.int32).reshape(3, 5)
+    lora = pool_size(adapters, 2)
+    early = backend(model, weights, adapters, slots=3, lora=lora, fused=fused)
+    wanted = run(early, prompts, prompts[:, :2], names)
+    room = pool_size([], 2, rank=lora.rank, targets=lora.targets)
+    late = backend(model, weights, slots=3, lora=room, fused=fused)
+    assert late.adapters is not None
+    base = run(late, prompts, prompts[:, :2], [None] * 3)
+    for adapter in adapters:
+        late.adapters.add(adapter)
+    assert run(late, prompts, prompts[:, :2], names).tobytes() == wanted.tobytes()
+    assert base[1].tobytes() == wanted[1].tobytes()
+    assert not np.allclose(base, wanted)
+    late.adapters.add(replace(adapters[0], name="random_2"))  # in the place of the other
+    twice = run(late, prompts[[0, 1, 0]], prompts[[0, 1, 0], :2], names)
+    np.testing.assert_allclose(twice[2], twice[0], rtol=0, atol=1e-4 * abs(twice[0]).max())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_adapters_come_and_go_while_another_is_in_use(fused: bool) -> None:
+    model, weights = base_of("llama")
+    mine, *others = (random_adapter(model, seed, 4, 1.0) for seed in range(4))
+    lora = pool_size([mine, *others], 2)
+    network = backend(model, weights, [mine], slots=2, lora=lora, fused=fused)
+    slots = network.adapters
+    assert slots is not None
+    prompts = np.arange(10, dtype=np.int32).reshape(2, 5)
+    forced = np.arange(50, 58, dtype=np.int32).reshape(1, 8)
+    alone = run(network, prompts[:1], forced, [mine.name])[0]
+    place = pinned(network, mine.name)
+    found = [network.forward([Row(0, prompts[0], 0, place)])[0]]
+    beside: list[bytes] = []
+    for step, token in enumerate(forced[0]):
+        other = others[step % 3]
+        slots.add(other)
+        assert slots.pin(other.name) == 1 - place
+        rows = [Row(0, np.array([token]), 5 + step, place), Row(1, prompts[1], 0, 1 - place)]
+        first, second = network.forward(rows)
+        found.append(first)
+        beside.append(second.tobytes())
+        slots.unpin(other.name)
+        if step % 2:
+            slots.remove(other.name)
+    assert np.stack(found).tobytes() == alone.tobytes()
+    assert len(set(beside)) == 3 and beside[:3] == beside[3:6]
+
+
+def test_what_bfloat16_does_not_hold_finds_no_room_beside_what_it_does() -> None:
+    model, weights = base_of("llama")
+    half, exact = random_adapter(model, 1, 2, 1.0, "BF16"), random_adapter(model, 2, 2, 1.0)
+    network = backend(model, weights, [half], fused=True)
+    assert network.adapters is not None
+    with pytest.raises(ConfigError, match="got values that bfloat16 does not hold") as caught:
+        network.adapters.add(exact)
+    assert "adapter_dtype=bf16 rounds any" in caught.value.hint
+    cells = backend(model, weights, [half])
+    rounding = backend(model, weights, [half], fused=True, rounded=True)
+    prompts = np.arange(5, dtype=np.int32)[None]
+    late = []
+    for other in (cells, rounding):
+        assert other.adapters is not None
+        other.adapters.remove(half.name)
+        other.adapters.add(exact)
+        late.append(run(other, prompts, prompts[:, :2], [exact.name]))
+    nearest = backend(model, weights, [nearest_bfloat16(exact)], fused=True, rounded=True)
+    wanted = run(nearest, prompts, prompts[:, :2], [exact.name])
+    assert late[1].tobytes() == wanted.tobytes()
+    plain = backend(model, weights, [exact])
+    assert late[0].tobytes() == run(plain, prompts, prompts[:, :2], [exact.name]).tobytes()
+
+
+def test_a_network_that_takes_no_adapters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, weights = base_of("llama")
+    monkeypatch.setattr(
+        steps,
+        "DecoderCell",
+        lambda model, weights, options: DecoderCell(model, weights, replace(options, lora=None)),
+    )
+    with pytest.raises(ArtifactError, match="this network takes none for 16 of their 16 weights"):
+        backend(model, weights, [random_adapter(model, 1, 2, 1.0)])

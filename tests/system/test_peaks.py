@@ -1,0 +1,81 @@
+"""What runs hold at their peak, in processes of their own, against what was planned for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from lite_runner.config.argv import parse
+from lite_runner.config.cluster import ranks_of
+from lite_runner.config.compose import heads, resolve
+from lite_runner.config.ranks import Ranks
+from lite_runner.plan.session import memory_need, share
+from lite_runner.run_modes.eval import planned_job as planned_scoring
+from lite_runner.run_modes.predict import planned_job
+from tests.paths import FIXTURES
+
+TOLERANCE = 0.15
+TEXT = FIXTURES / "text/lighthouse.txt"
+RANDOM = ["load_checkpoint=random", "max_new_tokens=4", "predict_data=hi"]
+SIZES = "model.model_config."
+
+
+def model(name: str, **sizes: int) -> list[str]:
+    return [f"model={name}", *(f"{SIZES}{key}={value}" for key, value in sizes.items()), *RANDOM]
+
+
+# 280 MB as float32, half of it in the embedding and the head; 270 MB, most of it in the embedding.
+LLAMA = model(
+    *("tiny_llama",),
+    **{"hidden_size": 1024, "num_layers": 3, "intermediate_size": 2816, "vocab_size": 16000},
+    **{"num_heads": 16, "n_kv_heads": 16, "head_dim": 64},
+)
+BLOOM = model("tiny_bloom", hidden_size=768, num_layers=3, vocab_size=60000, num_heads=12)
+SMOLLM2 = ["model=smollm2_135m", "max_new_tokens=4", "predict_data=hi"]
+HALF, BRAIN = (f"{SIZES}compute_dtype={kind}" for kind in ("float16", "bfloat16"))
+STOCK = "context.kernels=false"
+
+TABLE = {
+    "llama": LLAMA,
+    "llama float16": [*LLAMA, HALF],
+    "llama a16w8": [*LLAMA, "quant=a16w8"],
+    "llama a16w4": [*LLAMA, "quant=a16w4"],
+    "bloom": BLOOM,
+    "bloom bfloat16": [*BLOOM, BRAIN],
+    "smollm2": SMOLLM2,
+    "smollm2 a16w4": [*SMOLLM2, "quant=a16w4"],
+    "llama, MindSpore's operators": [*LLAMA, STOCK],
+    "bloom, MindSpore's operators": [*BLOOM, STOCK],
+    "llama, copies": [*LLAMA, "use_parallel=true", "parallel_config.data_parallel=2"],
+    "llama scored": [*LLAMA[:-2], "run_mode=eval", f"eval_data={TEXT}"],
+}
+
+
+def planned_mib(settings: Sequence[str]) -> float:
+    config = resolve(parse([*settings, "dry_run=true"], heads()))[0]
+    ranks = ranks_of(config)
+    if config.run_mode == "eval":
+        files, job = planned_scoring(config)
+        return memory_need(config, files, job, "CPU", Ranks()).total / 2**20
+    files, job = planned_job(config)
+    need = memory_need(config, files, share(config, job, ranks), "CPU", ranks)
+    return ranks.size * need.total / 2**20
+
+
+@pytest.mark.parametrize("settings", TABLE.values(), ids=TABLE)
+def test_a_peak_is_what_was_planned(
+    settings: list[str], cli: Callable[..., CompletedProcess[str]], tmp_path: Path
+) -> None:
+    if "parallel" in str(settings):
+        settings = [word for word in settings if "predict_data" not in word]
+        settings += ["predict_data=[hi,ho]"]
+    # Without kept graphs: compiling is a part of the peak.
+    cache = {} if "smollm2" in settings[0] else {"LITE_RUNNER_CACHE": str(tmp_path / "cache")}
+    done = cli(*settings, f"output_dir={tmp_path}", env=cache, timeout=600)
+    assert done.returncode == 0, done.stderr
+    peak = json.loads((tmp_path / "latest/result.json").read_text())["peak_rss_mib"]
+    assert planned_mib(settings) == pytest.approx(peak, rel=TOLERANCE)

@@ -1,0 +1,136 @@
+"""Plugins: Python files of the user's are run, and register what a run then finds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lite_runner.app import main
+from lite_runner.architectures import KNOWN
+from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.plugins import GROUP, register_from, register_plugins
+from lite_runner.text.tokenizer import byte_tokenizer
+
+MODEL = """
+import dataclasses
+
+from lite_runner import register
+from lite_runner.architectures import KNOWN
+
+import family_name
+
+register(dataclasses.replace(KNOWN["llama"], name=family_name.NAME))
+"""
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """What a test imports and registers is gone behind it."""
+    modules, path = set(sys.modules), list(sys.path)
+    yield
+    KNOWN.pop("mine", None)
+    for name in set(sys.modules) - modules:
+        if not name.startswith(("mindspore", "lite_runner", "numpy")):
+            del sys.modules[name]
+    sys.path[:] = path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "plugins"
+    made.mkdir()
+    (made / "a_model.py").write_text(MODEL, encoding="utf-8")
+    (made / "family_name.py").write_text('NAME = "mine"\n', encoding="utf-8")
+    (made / "_not_run.py").write_text("raise OSError\n", encoding="utf-8")
+    return made
+
+
+@pytest.fixture
+def line(tmp_path: Path, write_tiny_llama: Callable[..., Path]) -> list[str]:
+    """A run of a tiny Llama whose config.json calls it by a name that nobody knows."""
+    model = write_tiny_llama("model")
+    for name, text in byte_tokenizer().files().items():
+        (model / name).write_text(text, encoding="utf-8")
+    settings = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    (model / "config.json").write_text(json.dumps(settings | {"model_type": "mine"}))
+    line = ["model=auto", f"load_checkpoint={model}", "predict_data=hi", "max_new_tokens=4"]
+    return [*line, f"output_dir={tmp_path / 'out'}", "verbosity=0"]
+
+
+def text_of(folder: Path) -> str:
+    return str(json.loads((folder / "result.json").read_text())["results"][0]["text"])
+
+
+def test_a_run_finds_what_the_files_register(folder: Path, tmp_path: Path, line: list[str]) -> None:
+    assert main(line) == 4  # no such model
+    assert main([*line, "--register_path", str(folder)]) == 0
+    assert main([*line, f"plugins={folder / 'a_model.py'}"]) == 0  # twice does no harm
+    text = text_of(tmp_path / "out/latest")
+    assert main([*line, f"plugins={folder}", "quant=a16w8"]) == 0  # which our operators do alone
+    config = tmp_path / "model/config.json"
+    config.write_text(config.read_text().replace('"mine"', '"llama"'))
+    assert main(line) == 0
+    assert text_of(tmp_path / "out/latest") == text
+
+
+def test_ranks_find_it_too(folder: Path, tmp_path: Path, line: list[str]) -> None:
+    line = [*line, f"plugins={folder}"]
+    assert main(line) == 0
+    alone = text_of(tmp_path / "out/latest")
+    assert main([*line, "use_parallel=true", "parallel_config.model_parallel=2"]) == 0
+    assert text_of(tmp_path / "out/latest") == alone
+
+
+def test_an_installed_package_is_found(
+    folder: Path, tmp_path: Path, line: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = folder / "my_models-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-models\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\nmine = a_model\n")
+    monkeypatch.syspath_prepend(folder)
+    assert main(line) == 0
+    (folder / "a_model.py").write_text("raise OSError('of the plugin')\n")
+    del sys.modules["a_model"]
+    with pytest.raises(EnvironmentFault, match="plugin mine of my-models fails: OSError: of the"):
+        register_plugins()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import nothing_of_this_name", "nothing_of_this_name"),
+        ("def broken(:", "SyntaxError"),
+        (
+            "from lite_runner import register\nregister('a b', network=1, tensors=1, config=1)",
+            "a b",
+        ),
+    ],
+)
+def test_a_file_that_fails_is_named(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "fails.py"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=said) as caught:
+        register_from(str(file))
+    assert "fails.py" in caught.value.message
+
+
+def test_what_is_no_python_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(ConfigError, match="expected a folder of Python files"):
+            register_from(str(path))
+    (tmp_path / "json.py").touch()
+    with pytest.raises(ConfigError, match="another module is called json"):
+        register_from(str(tmp_path))
+
+
+def test_a_yaml_cannot_name_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "c.yaml"
+    for key in ("register_path", "plugins"):
+        file.write_text(f"{key}: plugins\ntrainer: {{model_name: gpt2}}\n", encoding="utf-8")
+        assert main(["--config", str(file), "--predict_data", "hi"]) == 2
+        assert "taken from the command line only" in capsys.readouterr().err

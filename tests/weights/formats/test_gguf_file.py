@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFWriter, quants
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lite_runner.errors import ArtifactError
+from lite_runner.weights.formats import gguf_file
+from lite_runner.weights.formats.gguf_file import QUANTIZED_TYPES, dequantize, open_gguf
+from lite_runner.weights.formats.gguf_metadata import Array
+
+ROWS, COLUMNS = 24, 512
+
+
+def blocks(kind: str, seed: int = 0) -> np.ndarray:
+    """ROWS x COLUMNS quantized values: of real numbers where gguf can, else random bits."""
+    generator = np.random.default_rng(seed)
+    quantization = GGMLQuantizationType[kind]
+    if "_K" not in kind:
+        return quants.quantize(generator.standard_normal((ROWS, COLUMNS), np.float32), quantization)
+    shape = quants.quant_shape_to_byte_shape((ROWS, COLUMNS), quantization)
+    return generator.integers(0, 256, shape, dtype=np.uint8)
+
+
+def write(
+    path: Path, tensors: dict[str, tuple[np.ndarray, str]], fill: Callable[[GGUFWriter], None]
+) -> Path:
+    writer = GGUFWriter(path, "llama")
+    fill(writer)
+    for name, (array, kind) in tensors.items():
+        writer.add_tensor(name, array, raw_dtype=GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def small(path: Path) -> Path:
+    def fill(writer: GGUFWriter) -> None:
+        writer.add_block_count(2)
+        writer.add_token_list(["a", "b"])
+        writer.add_token_scores([0.5, 1.5])
+
+    values = np.arange(64, dtype=np.float32).reshape(2, 32)
+    return write(path, {"w": (values, "F32"), "v": (values.astype(np.float16), "F16")}, fill)
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    """Bits, with every NaN alike: random scales hold some."""
+    return np.where(np.isnan(array), np.float32(np.nan), array).view(np.uint32)
+
+
+@pytest.mark.parametrize("kind", QUANTIZED_TYPES)
+def test_dequantizes_as_gguf_does_bit_for_bit(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_file, "VALUES_AT_ONCE", 1 << 11)  # several pieces, the last smaller
+    data = blocks(kind)
+    file = write(tmp_path / "x.gguf", {"w": (data, kind)}, lambda writer: None)
+    tensor = open_gguf(file).tensors["w"].lazy()
+    assert (tensor.shape, tensor.dtype) == ((ROWS, COLUMNS), "F32")
+    with np.errstate(all="ignore"):
+        expected = quants.dequantize(data, GGMLQuantizationType[kind])
+        np.testing.assert_array_equal(bits(tensor.read()), bits(expected))
+        assert bits(dequantize(data.reshape(-1), kind)).tolist() == bits(expected).ravel().tolist()
+        some_rows = open_gguf(file).tensors["w"].lazy(3, 7)
+        np.testing.assert_array_equal(bits(some_rows.read()), bits(expected[3:7]))
+
+
+def test_metadata(tmp_path: Path) -> None:
+    def fill(writer: GGUFWriter) -> None:
+        writer.add_block_count(7)
+        writer.add_rope_freq_base(1e5)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_add_bos_token(True)
+        writer.add_token_list(["a", "", "\u00e9"])
+        writer.add_token_types([1, 1, 3])
+        writer.add_array("sizes", [1, 2, 3])
+
+    metadata = open_gguf(write(tmp_path / "x.gguf", {}, fill)).metadata
+    assert metadata["general.architecture"] == "llama"
+    assert metadata["llama.block_count"] == 7
+    assert metadata["llama.rope.freq_base"] == 1e5
+    assert metadata["tokenizer.ggml.add_bos_token"] is True
+    tokens = metadata["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, Array) and tokens.count == 3
+    assert tokens.values() == ["a", "", "\u00e9"]
+    assert metadata["tokenizer.ggml.token_type"].values() == [1, 1, 3]
+    assert metadata["sizes"].values() == [1, 2, 3]
+
+
+def test_stored_types(tmp_path: Path) -> None:
+    file = open_gguf(small(tmp_path / "x.gguf"))
+    w, v = (file.tensors[name].lazy() for name in "wv")
+    assert (w.dtype, v.dtype, v.read().dtype) == ("F32", "F16", np.float16)
+    np.testing.assert_array_equal(w.read(), v.float32())
+    assert not w.read().flags.owndata and not w.read().flags.writeable
+    brain = np.arange(32, dtype=np.float32).reshape(1, 32).view(np.uint16)[:, 1::2].copy()
+    packed = write(tmp_path / "y.gguf", {"b": (brain.view(np.uint8), "BF16")}, lambda w: None)
+    found = open_gguf(packed).tensors["b"].lazy()
+    assert (found.dtype, found.shape) == ("BF16", (1, 32))
+    np.testing.assert_array_equal(found.read(), brain)
+
+
+def test_unsupported_type_is_named(tmp_path: Path) -> None:
+    size = gguf.GGML_QUANT_SIZES[GGMLQuantizationType.Q2_K][1]
+    data = np.zeros((1, size), np.uint8)
+    file = write(tmp_path / "x.gguf", {"w": (data, "Q2_K")}, lambda writer: None)
+    with pytest.raises(ArtifactError, match="tensor w is of type Q2_K, expected one of F32, F16"):
+        open_gguf(file)
+
+
+def test_not_gguf(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"PK\3\4 and more")
+    with pytest.raises(ArtifactError, match="not a GGUF file: it starts with b'PK"):
+        open_gguf(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize("version", [0, 1, 4, 3 << 24])
+def test_version(version: int, tmp_path: Path) -> None:
+    data = bytearray(small(tmp_path / "x.gguf").read_bytes())
+    data[4:8] = struct.pack("<I", version)
+    (tmp_path / "x.gguf").write_bytes(data)
+    with pytest.raises(ArtifactError, match="expected 2 or 3, little endian"):
+        open_gguf(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize("position", [8, 16])
+def test_a_huge_count_ends_at_the_end_of_the_file(position: int, tmp_path: Path) -> None:
+    data = bytearray(small(tmp_path / "x.gguf").read_bytes())
+    data[position : position + 8] = struct.pack("<Q", 2**63)
+    (tmp_path / "x.gguf").write_bytes(data)
+    with pytest.raises(ArtifactError, match="not a valid GGUF file"):
+        open_gguf(tmp_path / "x.gguf")
+
+
+def array_header(kind: int, count: int) -> bytes:
+    key = b"k"
+    fields = struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, kind, count)
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + fields
+
+
+@pytest.mark.parametrize(("kind", "count"), [(0, 2**62), (8, 2**62), (9, 1), (12, 2**61), (77, 1)])
+def test_hostile_arrays(kind: int, count: int, tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(array_header(kind, count) + b"\0" * 64)
+    with pytest.raises(ArtifactError, match="not a valid GGUF file"):
+        open_gguf(tmp_path / "x.gguf")
+
+
+def test_truncation_is_noticed_at_every_length(tmp_path: Path) -> None:
+    file = small(tmp_path / "x.gguf")
+    whole = file.read_bytes()
+    for length in range(1, len(whole)):
+        file.write_bytes(whole[:length])
+        with pytest.raises(ArtifactError):
+            open_gguf(file)
+
+
+@given(position=st.integers(4, 10**6), value=st.integers(0, 255))
+def test_damage_never_escapes(
+    tmp_path_factory: pytest.TempPathFactory, position: int, value: int
+) -> None:
+    file = small(tmp_path_factory.mktemp("damage") / "x.gguf")
+    data = bytearray(file.read_bytes())
+    data[position % len(data)] = value
+    file.write_bytes(data)
+    try:
+        found = open_gguf(file)
+    except ArtifactError:
+        return
+    for tensor in found.tensors.values():
+        assert tensor.lazy().read().shape == tensor.shape

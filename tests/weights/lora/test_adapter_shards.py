@@ -1,0 +1,107 @@
+"""Adapters cut for several ranks: what the pieces make together, and when they are used again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lite_runner.architectures.spec import Decoder
+from lite_runner.config.ranks import Ranks
+from lite_runner.errors import ArtifactError
+from lite_runner.weights.checkpoint import model_config_of
+from lite_runner.weights.lora.adapter import Adapter, LoraPair, open_adapters
+from lite_runner.weights.lora.adapter_shards import cut_once, is_cut, open_cut
+from tests.paths import FIXTURES
+
+
+def opened(family: str) -> tuple[Decoder, list[Adapter]]:
+    model = model_config_of(FIXTURES / "reference" / family)
+    assert model is not None
+    return model, list(open_adapters(FIXTURES / "adapters" / family, model).values())
+
+
+def product(pair: LoraPair) -> NDArray[np.float64]:
+    return pair.scale * (pair.b.float32().astype(np.float64) @ pair.a.float32())
+
+
+@pytest.mark.parametrize("vocab_parallel", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "bloom", "gpt2"])
+def test_the_pieces_make_the_whole(tmp_path: Path, family: str, vocab_parallel: bool) -> None:
+    model, adapters = opened(family)
+    cut = [
+        cut_once(adapters, model, Ranks(rank, 1, 2), tmp_path, vocab_parallel=vocab_parallel)
+        for rank in (0, 1)
+    ]
+    shapes = set()
+    for number, whole in enumerate(adapters):
+        halves = [pieces[number] for pieces in cut]
+        for name, pair in whole.pairs.items():
+            first, second = (half.pairs[name] for half in halves)
+            if first.b.shape != pair.b.shape:
+                joined = np.concatenate([product(first), product(second)], axis=0)
+            elif first.a.shape != pair.a.shape:
+                joined = np.concatenate([product(first), product(second)], axis=1)
+            else:
+                joined = product(first)
+                assert not vocab_parallel or "embedding" in name
+            assert np.array_equal(joined, product(pair)), name
+            shapes.add((first.a.shape != pair.a.shape, first.b.shape != pair.b.shape))
+    assert {(True, False), (False, True)} <= shapes
+
+
+def test_what_was_cut_is_read_again_until_something_changes(tmp_path: Path) -> None:
+    model, adapters = opened("llama")
+    ranks, file = Ranks(1, 1, 2), tmp_path / "rank_1" / "all.safetensors"
+
+    def cut(some: list[Adapter]) -> int:
+        cut_once(some, model, ranks, tmp_path, vocab_parallel=True)
+        return file.stat().st_mtime_ns
+
+    first = cut(adapters[:1])
+    assert is_cut(tmp_path) and not is_cut(tmp_path / "rank_1")
+    (tmp_path / "lora_adapter.json").write_text('{"rank_1": "rank_1"}')  # names like any other
+    assert not is_cut(tmp_path)
+    assert cut(adapters) == first  # the others are added
+    manifest = tmp_path / "rank_1" / "manifest.json"
+    assert json.loads(manifest.read_text())["adapters"].keys() == {one.name for one in adapters}
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"all\.safetensors: has changed since"):
+        open_cut(tmp_path, model, ranks, ["all"], vocab_parallel=True)
+    damaged = file.stat().st_mtime_ns
+    assert cut(adapters) != damaged
+    open_cut(tmp_path, model, ranks, ["all"], vocab_parallel=True)
+    plain = json.loads(manifest.read_text())
+    plain["adapters"]["all"]["source"] = "of other weights"
+    manifest.write_text(json.dumps(plain))
+    before = file.stat().st_mtime_ns
+    assert cut(adapters) != before
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    model, adapters = opened("llama")
+    cut_once(adapters[:1], model, Ranks(0, 1, 2), tmp_path, vocab_parallel=True)
+
+    def fails(match: str, ranks: Ranks, name: str = "all", vocab_parallel: bool = True) -> None:
+        with pytest.raises(ArtifactError, match=match):
+            open_cut(tmp_path, model, ranks, [name], vocab_parallel=vocab_parallel)
+
+    fails(r"rank_1: no manifest\.json", Ranks(1, 1, 2))
+    fails("cut for other ranks: tp is 2, expected 1", Ranks())
+    fails("vocab_parallel is True, expected False", Ranks(0, 1, 2), vocab_parallel=False)
+    fails("no adapter 'al'; did you mean all", Ranks(0, 1, 2), "al")
+    other, _ = opened("qwen2")
+    with pytest.raises(ArtifactError, match="model is another"):
+        open_cut(tmp_path, other, Ranks(0, 1, 2), ["all"], vocab_parallel=True)
+    manifest = tmp_path / "rank_0" / "manifest.json"
+    plain = json.loads(manifest.read_text())
+    plain["adapters"]["../all"] = plain["adapters"]["all"]
+    plain["adapters"]["all"]["scale"]["lm_head.weight"] = 1.0
+    manifest.write_text(json.dumps(plain))
+    fails("is not as manifest.json says", Ranks(0, 1, 2), "../all")
+    fails(r"lm_head\.weight: no pair of A and B that fits", Ranks(0, 1, 2))

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lite_runner.architectures import parameters
+from lite_runner.architectures.spec import Decoder
+from lite_runner.config.quantization import Quant, Quantization, Scheme
+from lite_runner.config.ranks import Ranks
+from lite_runner.errors import ArtifactError
+from lite_runner.weights.formats.gguf_checkpoint import from_gguf
+from lite_runner.weights.formats.gguf_file import open_gguf
+from lite_runner.weights.formats.safetensors_file import (
+    NUMPY_TYPES,
+    open_safetensors,
+    write_safetensors,
+)
+from lite_runner.weights.quantization.quantize import describe, schemes, with_quantization
+from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
+from lite_runner.weights.random import random_checkpoint
+from lite_runner.weights.read_ahead import QuantizedWeights
+from lite_runner.weights.sharding.pieces import pieces
+from lite_runner.weights.tensor import DType, LazyTensor, widened
+
+QUANTS: list[Quant] = ["none", "a16w8", "a16w4", "a8w8"]
+
+
+def test_which_matrices_become_what(config: Decoder) -> None:
+    four = schemes(config, Quantization.of("a16w4", None))
+    table = parameters(config)
+    assert four[table[0].name] == Scheme(8, 32)  # the embedding
+    layers = [name for name, scheme in four.items() if scheme == Scheme(4, 32)]
+    assert len(layers) == config.num_layers * (7 if config.feed_forward.gated else 6)
+    assert not any("norm" in name or "bias" in name or "position" in name for name in four)
+    assert ("lm_head.weight" in four) is not config.tie_word_embeddings
+    eight = schemes(config, Quantization.of("a16w8", None))
+    assert eight.keys() == four.keys() and set(eight.values()) == {Scheme(8, 0)}
+    assert schemes(config, Quantization.of("a8w8", None)) == eight
+    assert schemes(config, Quantization()) == {}
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("quant", QUANTS)
+def test_weights_as_a_backend_takes_them(
+    config: Decoder,
+    quant: Quant,
+    dtype: DType,
+    values: Callable[..., dict[str, LazyTensor]],
+    tmp_path: Path,
+) -> None:
+    """Read from a file in slices, out-major, and the floats are the integers' own."""
+    write_safetensors(tmp_path / "m.safetensors", values(config, dtype), {})
+    plain = open_safetensors(tmp_path / "m.safetensors")
+    quantization = Quantization.of(quant, None)
+    tensors = with_quantization(plain, config, quantization)
+    wanted = schemes(config, quantization)
+    taken = []
+    weights = QuantizedWeights(tensors, config, taken.append)
+    for one in parameters(config):
+        source = plain[one.name].float32()
+        if one.layout == "plain" and one.name not in wanted and len(one.shape) == 1:
+            np.testing.assert_array_equal(weights.vector(one.name), source)
+            continue
+        got = weights.matrix(one.name)
+        out_in = source.T if one.layout == "in_out" else source
+        if one.name not in wanted:
+            assert isinstance(got, np.ndarray) and got.flags.c_contiguous
+            assert got.dtype == NUMPY_TYPES[dtype]  # as it is stored
+            np.testing.assert_array_equal(widened(got), out_in)
+            continue
+        assert isinstance(got, QuantizedTensor)
+        scheme = wanted[one.name]
+        same = quantize(out_in, scheme.bits, scheme.group)
+        np.testing.assert_array_equal(got.values, same.values)
+        np.testing.assert_array_equal(got.scales, same.scales)
+        floats = tensors[one.name].float32()
+        np.testing.assert_array_equal(floats.T if one.layout == "in_out" else floats, got.float32())
+    weights.close()
+    assert sum(taken) == len(parameters(config))
+    with pytest.raises(KeyError):
+        weights.matrix(parameters(config)[0].name)
+
+
+def test_the_line_about_it(config: Decoder) -> None:
+    quantization = Quantization.of("a16w4", 32)
+    tensors = with_quantization(random_checkpoint(config, 0), config, quantization)
+    count = sum(one.integers is not None for one in tensors.values())
+    expected = f"quant=a16w4 quant_group=32: {count} matrices rounded as they are read"
+    assert describe(tensors, quantization) == expected
+    # A rank's part of a model has floats only.
+    part = pieces(tensors, config, Ranks(tensor=2), vocab_parallel=True)
+    expected = "quant=a16w4 quant_group=32: every matrix as the floats that its integers stand for"
+    assert describe(part, quantization) == expected
+
+
+def test_a_group_that_does_not_fit_is_said_before_anything_is_read(
+    configs: dict[str, Decoder],
+) -> None:
+    def unread() -> np.ndarray:
+        raise AssertionError("read")
+
+    config = configs["llama"]  # hidden size 32
+    shapes = {one.name: one.shape for one in parameters(config)}
+    tensors = {name: LazyTensor(shape, "F32", unread) for name, shape in shapes.items()}
+    with pytest.raises(ArtifactError, match=r"wq\.weight: 32 columns, expected a multiple .* 64"):
+        with_quantization(tensors, config, Quantization.of("a16w4", 64))
+
+
+def test_blocks_of_a_file_that_are_rounded_once_more_are_told(
+    configs: dict[str, Decoder],
+    write_gguf: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    config = configs["llama"]
+    arrays = {name: one.read() for name, one in random_checkpoint(config, 0).items()}
+    plain = from_gguf(
+        open_gguf(write_gguf(tmp_path / "x", config, "llama", arrays, kind="Q5_0")), config
+    )
+    quantization = Quantization.of("a16w4", 32)
+    told = describe(with_quantization(plain, config, quantization), quantization)
+    linear = sum(scheme.bits == 4 for scheme in schemes(config, quantization).values())
+    assert f"; {linear} of them are Q5_0 in the file, and lose accuracy" in told
+    assert told.endswith("-> quant=a16w8 keeps nearly all of it, quant=null all")
+    finer = Quantization.of("a16w8", None)
+    assert "lose" not in describe(with_quantization(plain, config, finer), finer)

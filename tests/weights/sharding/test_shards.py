@@ -1,0 +1,559 @@
+"""Cut, merged and cut anew, bit for bit; MindSpore's own transform as the judge."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lite_runner.architectures.spec import Decoder
+from lite_runner.config.ranks import Ranks
+from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
+from lite_runner.weights import files
+from lite_runner.weights.formats.ckpt_file import open_ckpt
+from lite_runner.weights.layouts import expected_tensors
+from lite_runner.weights.sharding.reshard import tensors_for, whole_tensors
+from lite_runner.weights.sharding.shard_writer import (
+    Cutting,
+    ShardFormat,
+    write_merged,
+    write_shards,
+)
+from lite_runner.weights.sharding.shards import open_shards
+from lite_runner.weights.sharding.strategy import strategy_of, write_strategy
+from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights.write import write_ckpt, write_safetensors
+from tests.paths import ROOT
+from tests.sizes import resized
+
+Configs = Mapping[str, Decoder]
+Values = Callable[..., dict[str, LazyTensor]]
+Same = Callable[..., None]
+Tensors = Mapping[str, LazyTensor]
+TYPES = {"bloom": "F32", "gpt2": "F16", "llama": "BF16", "qwen2": "F32"}
+
+
+def cut(
+    target: Path,
+    tensors: Tensors,
+    model: Decoder,
+    tensor: int,
+    data: int = 1,
+    format: ShardFormat = "ckpt",
+    **options: Any,
+) -> Path:
+    given: dict[str, Any] = {"workers": 2, "overwrite": False, "extra": {}, **options}
+    cutting = Cutting.of_model(model, Ranks(0, data, tensor), format, vocab_parallel=True)
+    write_shards(target, tensors, cutting, advance=lambda size: None, **given)
+    return target
+
+
+def without_manifests(folder: Path) -> Path:
+    """As another tool writes a set."""
+    for path in folder.glob("rank_*/manifest.json"):
+        path.unlink()
+    return folder
+
+
+@pytest.mark.parametrize("format", ["ckpt", "safetensors"])
+@pytest.mark.parametrize(("name", "dtype"), TYPES.items())
+def test_there_and_back(
+    tmp_path: Path,
+    configs: Configs,
+    values: Values,
+    same: Same,
+    name: str,
+    dtype: str,
+    format: ShardFormat,
+) -> None:
+    """1 -> 2 -> 4 -> 1 and 2 -> dp2tp2 -> tp4 -> 1; the key/value heads of two models are 2."""
+    config = configs[name]
+    source = values(config, dtype)
+    two = cut(tmp_path / "2", source, config, 2, format=format)
+    four = cut(tmp_path / "4", whole_tensors(two, config), config, 4, format=format)
+    other: ShardFormat = "ckpt" if format == "safetensors" else "safetensors"
+    grid = cut(tmp_path / "22", whole_tensors(two, config), config, 2, 2, format=other)
+    late = cut(tmp_path / "late", whole_tensors(grid, config), config, 4, format=format)
+    for folder in (two, four, grid, late):
+        same(whole_tensors(folder, config), source)
+    for rank in range(4):
+        file = f"rank_{rank}/checkpoint_{rank}.{format}"
+        assert (four / file).read_bytes() == (late / file).read_bytes()
+    merged = tmp_path / f"merged.{format}"
+    write_merged(
+        merged, whole_tensors(four, config), format, overwrite=False, advance=lambda size: None
+    )
+    same(whole_tensors(merged, config), source)
+
+
+@pytest.mark.parametrize(("name", "dtype"), TYPES.items())
+def test_mindspore_transforms_to_the_same_shards(
+    tmp_path: Path, configs: Configs, values: Values, same: Same, name: str, dtype: str
+) -> None:
+    import mindspore as ms
+
+    config = configs[name]
+    (tmp_path / "whole/rank_0").mkdir(parents=True)
+    write_ckpt(tmp_path / "whole/rank_0/x.ckpt", values(config, dtype))
+    source = whole_tensors(tmp_path / "whole", config)
+    sets = {"tp2": (1, 2), "dp2tp2": (2, 2), "tp4": (1, 4)}
+    for group, (data, tensor) in sets.items():
+        cut(tmp_path / group, source, config, tensor, data)
+    steps = [("whole", "tp2"), ("tp2", "tp4"), ("tp2", "dp2tp2"), ("dp2tp2", "tp4")]
+    for before, after in [*steps, ("tp4", "whole")]:
+        strategies = [
+            None if one == "whole" else str(tmp_path / one / "strategy/ckpt_strategy_rank_0.ckpt")
+            for one in (before, after)
+        ]
+        theirs = tmp_path / f"{before}-{after}"
+        ms.transform_checkpoints(str(tmp_path / before), str(theirs), "ms", *strategies)
+        for rank, folder in enumerate(sorted((tmp_path / after).glob("rank_*"))):
+            found = open_ckpt(theirs / f"rank_{rank}/ms{rank}.ckpt")
+            same(open_ckpt(next(folder.glob("*.ckpt"))), found)
+
+
+def test_shards_of_mindspore_are_read(
+    tmp_path: Path, configs: Configs, values: Values, same: Same
+) -> None:
+    """What ms.transform_checkpoints writes, by its strategy and by its shapes alone."""
+    import mindspore as ms
+
+    model = configs["qwen2"]
+    source = values(model)
+    (tmp_path / "whole/rank_0").mkdir(parents=True)
+    write_ckpt(tmp_path / "whole/rank_0/x.ckpt", source)
+    strategy = tmp_path / "strategy.ckpt"
+    write_strategy(strategy, strategy_of(model, Ranks(0, 2, 4)))
+    theirs = tmp_path / "theirs"
+    ms.transform_checkpoints(str(tmp_path / "whole"), str(theirs), "x", None, str(strategy))
+    for told, by in ((strategy, f"the strategy {strategy}"), (None, "the shapes")):
+        shards = open_shards(theirs, model, told)
+        assert (len(shards.files), shards.told_by, shards.describe()) == (8, by, "tp=4 dp=2")
+        same(shards.whole(), source)
+
+
+def test_a_set_in_stages_of_a_pipeline(
+    tmp_path: Path, configs: Configs, values: Values, same: Same
+) -> None:
+    """Layers of two stages, each cut in two, as trainings leave them."""
+    from mindspore.train import node_strategy_pb2
+
+    model = configs["bloom"]
+    source = values(model, "F16")
+    cutting = Cutting.of_model(model, Ranks(0, 1, 2), "ckpt", vocab_parallel=True)
+    late = {name for name in source if name.startswith(("blocks.1.", "ln_f."))}
+    for stage in range(2):
+        for rank in range(2):
+            held = cutting.of_rank(rank, source)
+            number = 2 * stage + rank
+            kept = {name: one for name, one in held.items() if (name in late) == bool(stage)}
+            moment = {"adam_m.x": LazyTensor((1,), "F32", lambda: np.ones(1, np.float32))}
+            write_ckpt(tmp_path / f"set/rank_{number}/m_rank_{number}-300_8.ckpt", kept | moment)
+            write_ckpt(tmp_path / f"set/rank_{number}/m_rank_{number}-99_8.ckpt", held)  # older
+            file = tmp_path / f"strategy/ckpt_strategy_rank_{number}.ckpt"
+            write_strategy(file, cutting.strategy)
+            message = node_strategy_pb2.ParallelStrategyMap.FromString(file.read_bytes())
+            message.parallel_strategy_item[0].parallel_strategys.stage = stage
+            names = {item.param_name: item for item in message.parallel_layout_item}
+            del message.parallel_layout_item[:]
+            message.parallel_layout_item.extend(names[name] for name in kept)
+            file.write_bytes(message.SerializeToString())
+    shards = open_shards(tmp_path / "set", model, tmp_path / "strategy")
+    assert shards.describe() == "tp=2 dp=1 pp=2"
+    same(shards.whole(), source)
+
+
+def test_only_the_pieces_that_are_asked_for_are_read(
+    tmp_path: Path, configs: Configs, values: Values
+) -> None:
+    model = configs["llama"]
+    source = values(model)
+    shards = open_shards(cut(tmp_path / "4", source, model, 4), model)
+    name = "model.layers.0.attention.wo.weight"  # cut along its second axis, 64 in 4
+
+    def fail(*_: Any) -> Any:
+        raise AssertionError("read, but not asked for")
+
+    held = list(shards.held)
+    held[3] = {**held[3], name: replace(held[3][name], read=fail, part=fail)}
+    whole = replace(shards, held=tuple(held)).whole()
+    for index in ((slice(4, 9), slice(0, 16)), (slice(0, 32), slice(10, 40))):
+        found = whole[name].piece(index)
+        assert np.array_equal(found, source[name].read()[index]) and found.flags.c_contiguous
+    with pytest.raises(AssertionError, match="not asked for"):
+        whole[name].piece((slice(4, 9), slice(40, 50)))
+
+
+class TestRank:
+    """tensors_for: one rank's pieces of anything."""
+
+    @pytest.mark.parametrize("vocab_parallel", [True, False])
+    def test_of_a_whole_checkpoint(
+        self,
+        tmp_path: Path,
+        config: Decoder,
+        values: Values,
+        same: Same,
+        vocab_parallel: bool,
+    ) -> None:
+        source = values(config, "BF16")
+        write_safetensors(tmp_path / "x.safetensors", source, {})
+        cutting = Cutting.of_model(config, Ranks(0, 1, 4), "ckpt", vocab_parallel=vocab_parallel)
+        for rank in range(4):
+            ranks = Ranks(rank, 1, 4)
+            found = tensors_for(
+                tmp_path / "x.safetensors", config, ranks, vocab_parallel=vocab_parallel
+            )
+            same(found, cutting.of_rank(rank, source))
+
+    def test_of_the_same_cut_its_own_file_is_read(
+        self, tmp_path: Path, configs: Configs, values: Values, same: Same
+    ) -> None:
+        model = configs["llama"]
+        source = values(model)
+        folder = cut(tmp_path / "2", source, model, 2)
+        # The other rank's values are of no concern.
+        content = bytearray((folder / "rank_1/checkpoint_1.ckpt").read_bytes())
+        content[-700] ^= 1
+        (folder / "rank_1/checkpoint_1.ckpt").write_bytes(content)
+        cutting = Cutting.of_model(model, Ranks(0, 1, 2), "ckpt", vocab_parallel=True)
+        same(tensors_for(folder, model, Ranks(0, 1, 2)), cutting.of_rank(0, source))
+        with pytest.raises(ArtifactError, match="another file than the one that was written"):
+            tensors_for(folder, model, Ranks(1, 1, 2))
+
+    def test_a_strategy_says_nothing_of_a_whole_checkpoint(
+        self, tmp_path: Path, configs: Configs, values: Values
+    ) -> None:
+        model = configs["llama"]
+        write_ckpt(tmp_path / "x.ckpt", values(model))
+        with pytest.raises(ArtifactError, match="a whole checkpoint, and s would say"):
+            tensors_for(tmp_path / "x.ckpt", model, Ranks(), strategy=Path("s"))
+
+    def test_of_another_cut_only_with_auto_trans(
+        self, tmp_path: Path, configs: Configs, values: Values, same: Same
+    ) -> None:
+        model = configs["llama"]
+        source = values(model)
+        folder = cut(tmp_path / "22", source, model, 2, 2)
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        # More copies of the same cut are the same pieces.
+        cutting = Cutting.of_model(model, Ranks(0, 1, 2), "ckpt", vocab_parallel=True)
+        same(tensors_for(folder, model, Ranks(1, 1, 2)), cutting.of_rank(1, source))
+        message = r"cut for tp=2 dp=2 \(as the manifest says\), this run wants tp=4 dp=1"
+        with pytest.raises(ArtifactError, match=message):
+            tensors_for(folder, model, Ranks(0, 1, 4))
+        cutting = Cutting.of_model(model, Ranks(0, 1, 4), "ckpt", vocab_parallel=True)
+        for rank in range(4):
+            found = tensors_for(folder, model, Ranks(rank, 1, 4), auto_trans=True)
+            same(found, cutting.of_rank(rank, source))
+        same(tensors_for(folder, model, Ranks(), auto_trans=True), source)
+        after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        assert before == after and {path.name for path in tmp_path.iterdir()} == {"22"}
+
+
+class TestBadInput:
+    """What is refused, with the reason; every case starts from a good set of tp=2 dp=2."""
+
+    @pytest.fixture
+    def model(self, configs: Configs) -> Decoder:
+        return configs["llama"]
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path, model: Decoder, values: Values) -> Path:
+        return cut(tmp_path / "set", values(model), model, 2, 2)
+
+    @pytest.fixture
+    def fails(self, folder: Path, model: Decoder) -> Callable[..., None]:
+        def check(reason: str, strategy: Path | None = None) -> None:
+            with pytest.raises(ArtifactError, match=reason):
+                whole_tensors(folder, model, strategy)
+
+        return check
+
+    @pytest.mark.parametrize("manifests", [True, False])
+    def test_a_missing_rank(
+        self, folder: Path, fails: Callable[..., None], manifests: bool
+    ) -> None:
+        if not manifests:
+            without_manifests(folder)
+        shutil.move(folder / "rank_1", folder.parent)
+        fails("rank 1 is missing of a set of rank_0 to rank_3")
+        shutil.move(folder.parent / "rank_1", folder)
+        shutil.rmtree(folder / "rank_3")
+        if manifests:
+            fails(r"3 ranks of a set of 4 \(tp=2 dp=2\); rank 3 is missing")
+        else:
+            fails("3 ranks, but their shapes are those of tp=2")
+
+    def test_a_rank_twice(self, folder: Path, fails: Callable[..., None]) -> None:
+        shutil.copytree(folder / "rank_1", folder / "rank_01")
+        fails("rank 1 is in .* twice")
+        shutil.rmtree(folder / "rank_01")
+        shutil.rmtree(folder / "rank_1")
+        shutil.copytree(folder / "rank_0", folder / "rank_1")
+        fails("rank_1: holds the shard of rank 0, which is there twice")
+
+    def test_a_rank_of_another_checkpoint(
+        self, folder: Path, model: Decoder, values: Values, fails: Callable[..., None]
+    ) -> None:
+        other = cut(folder.parent / "other", values(model, seed=1), model, 2, 2)
+        shutil.rmtree(folder / "rank_1")
+        shutil.copytree(other / "rank_1", folder / "rank_1")
+        fails(".ckpt: of another set than .*checkpoint_1.ckpt: .* holds other values")
+
+    def test_a_rank_of_another_type(
+        self, folder: Path, model: Decoder, values: Values, fails: Callable[..., None]
+    ) -> None:
+        other = cut(folder.parent / "other", values(model, "F16"), model, 2, 2)
+        shutil.rmtree(folder / "rank_2")
+        shutil.copytree(other / "rank_2", folder / "rank_2")
+        fails("of another set than .* is F16 and not F32")
+
+    def test_mixed_formats_and_cuts(
+        self, folder: Path, model: Decoder, values: Values, fails: Callable[..., None]
+    ) -> None:
+        other = cut(folder.parent / "o", values(model), model, 2, 2, "safetensors")
+        shutil.rmtree(folder / "rank_3")
+        shutil.copytree(other / "rank_3", folder / "rank_3")
+        fails("of mixed formats")
+        other = cut(folder.parent / "p", values(model), model, 4)
+        shutil.rmtree(folder / "rank_3")
+        shutil.copytree(other / "rank_3", folder / "rank_3")
+        fails("of another set than rank_0: tp=4 dp=1 against tp=2 dp=2")
+        (folder / "rank_3/manifest.json").unlink()
+        fails("rank_3: no manifest.json, but other ranks have one")
+        without_manifests(folder)
+        fails(r"rank 3 of 4, cut as the shapes says|of the wrong shape")
+
+    def test_a_strategy_of_another_cut_or_model(
+        self, folder: Path, model: Decoder, configs: Configs, fails: Callable[..., None]
+    ) -> None:
+        strategy = folder.parent / "s.ckpt"
+        for ranks, reason in (
+            (Ranks(0, 1, 2), r"4 ranks, but the strategy .* is of 2"),
+            (Ranks(0, 1, 4), "not the strategy of .* its manifest cuts"),
+        ):
+            write_strategy(strategy, strategy_of(model, ranks))
+            fails(reason, strategy)
+        without_manifests(folder)
+        fails("of the wrong shape", strategy)
+        write_strategy(strategy, strategy_of(configs["gpt2"], Ranks(0, 2, 2)))
+        fails("the strategy of another model: it lacks", strategy)
+        fails("no such strategy", folder / "gone")
+
+    def test_a_truncated_and_a_changed_shard(
+        self, folder: Path, model: Decoder, values: Values, fails: Callable[..., None]
+    ) -> None:
+        cut(folder, values(model), model, 4, overwrite=True)
+        file = folder / "rank_2/checkpoint_2.ckpt"
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-40])
+        fails("checkpoint_2.ckpt: not a valid MindSpore checkpoint")
+        changed = bytearray(whole)
+        changed[-700] ^= 1
+        file.write_bytes(changed)
+        fails("checkpoint_2.ckpt: another file than the one that was written: sha256")
+        file.unlink()
+        fails("names the shard 'checkpoint_2.ckpt', which is not in the folder")
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            *({"schema": 2}, {"tp": "2"}, {"rank": 9}, {"dp": 0}, {"model": None}, {"sha256": 1}),
+            {"file": "../rank_1/checkpoint_1.ckpt"},
+        ],
+    )
+    def test_a_broken_manifest(
+        self, folder: Path, fails: Callable[..., None], change: dict[str, Any]
+    ) -> None:
+        path = folder / "rank_0/manifest.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+        fails("rank_0/manifest.json: ")
+        path.write_text("{")
+        fails("not the manifest of a shard")
+
+    def test_another_model(self, folder: Path, model: Decoder) -> None:
+        without_manifests(folder)
+        other = resized(model, intermediate_size=100)
+        with pytest.raises(ArtifactError, match="no cut of the model"):
+            whole_tensors(folder, other)
+
+    def test_an_empty_rank(self, folder: Path, fails: Callable[..., None]) -> None:
+        without_manifests(folder)
+        (folder / "rank_1/checkpoint_1.ckpt").unlink()
+        fails("holds no .ckpt and no .safetensors file")
+
+
+class TestWriting:
+    """What stands under the name is whole, whatever happens."""
+
+    def test_an_existing_folder_is_kept_unless_overwritten(
+        self, tmp_path: Path, configs: Configs, values: Values, same: Same
+    ) -> None:
+        model = configs["gpt2"]
+        folder = cut(tmp_path / "x", values(model), model, 2)
+        with pytest.raises(ConfigError, match="exists already"):
+            cut(folder, values(model), model, 4)
+        (folder / "note.txt").touch()
+        cut(folder, values(model, seed=1), model, 4, overwrite=True)
+        same(whole_tensors(folder, model), values(model, seed=1))
+        assert {path.name for path in folder.iterdir()} == {
+            *(f"rank_{rank}" for rank in range(4)),
+            "strategy",
+        }
+        assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+    def test_a_failing_source_leaves_the_old_one(
+        self, tmp_path: Path, configs: Configs, values: Values, same: Same
+    ) -> None:
+        model = configs["gpt2"]
+        folder = cut(tmp_path / "x", values(model), model, 2)
+
+        def fail() -> Any:
+            raise ArtifactError("the source is broken")
+
+        broken = values(model, seed=1)
+        name = list(broken)[-3]
+        broken[name] = LazyTensor(broken[name].shape, "F32", fail)
+        with pytest.raises(ArtifactError, match="the source is broken"):
+            cut(folder, broken, model, 4, overwrite=True)
+        same(whole_tensors(folder, model), values(model))
+        assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+    def test_a_disk_that_is_too_small(
+        self,
+        tmp_path: Path,
+        configs: Configs,
+        values: Values,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        model = configs["gpt2"]
+        usage = shutil.disk_usage(tmp_path)._replace(free=5 << 20)
+        monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage)
+        cut(tmp_path / "fits", values(model), model, 2)
+
+        def read() -> Any:
+            raise AssertionError("nothing may be read")
+
+        large = {name: replace(tensor, read=read) for name, tensor in values(model).items()}
+        with pytest.raises(EnvironmentFault, match="the disk is too small: 5 MiB free, 8 MiB"):
+            cut(tmp_path / "x", large, model, 2, 4)
+        assert [path.name for path in tmp_path.iterdir()] == ["fits"]
+
+    def test_rank_by_rank(
+        self, tmp_path: Path, configs: Configs, values: Values, same: Same
+    ) -> None:
+        model = configs["llama"]
+        source = values(model)
+        at_once = cut(tmp_path / "at_once", source, model, 4)
+        folder = tmp_path / "x"
+        for rank in (2, 0, 3, 1):
+            cut(folder, source, model, 4, only_rank=rank)
+        found, expected = (
+            {path.relative_to(top): path.read_bytes() for path in top.rglob("*") if path.is_file()}
+            for top in (folder, at_once)
+        )
+        assert found == expected
+        with pytest.raises(ConfigError, match="rank_1: exists already"):
+            cut(folder, source, model, 4, only_rank=1)
+        with pytest.raises(ConfigError, match=r"of another set \(tp=4 dp=1\)"):
+            cut(folder, source, model, 2, 2, only_rank=1, overwrite=True)
+
+    def test_what_is_written_is_counted_also_of_tensors_that_are_read_whole(
+        self, tmp_path: Path, configs: Configs, values: Values
+    ) -> None:
+        model = configs["gpt2"]
+        counted: list[int] = []
+        cutting = Cutting.of_model(model, Ranks(0, 1, 2), "ckpt", vocab_parallel=True)
+        source = values(model)  # none of which has cheap parts
+        write_shards(
+            tmp_path / "x",
+            source,
+            cutting,
+            extra={},
+            workers=1,
+            overwrite=False,
+            advance=counted.append,
+        )
+        held = [cutting.of_rank(rank, source).values() for rank in range(2)]
+        assert sum(counted) == sum(tensor.nbytes for some in held for tensor in some)
+
+    def test_files_beside(self, tmp_path: Path, configs: Configs, values: Values) -> None:
+        model = configs["gpt2"]
+        cut(tmp_path / "x", values(model), model, 2, extra={"tokenizer.json": b"{}"})
+        assert (tmp_path / "x/tokenizer.json").read_bytes() == b"{}"
+
+    def test_where_the_system_cannot_swap(
+        self,
+        tmp_path: Path,
+        configs: Configs,
+        values: Values,
+        same: Same,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+        model = configs["gpt2"]
+        cut(tmp_path / "x", values(model), model, 2)
+        cut(tmp_path / "x", values(model, seed=1), model, 2, overwrite=True)
+        same(whole_tensors(tmp_path / "x", model), values(model, seed=1))
+        assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+# Cuts a safetensors file of zeros that takes no room on the disk, and says how much it held.
+HELD = """
+import sys
+from pathlib import Path
+from lite_runner.config.ranks import Ranks
+from lite_runner.weights.sharding.reshard import whole_tensors
+from lite_runner.weights.sharding.shard_writer import Cutting, write_shards
+sys.path.insert(0, {tests!r})
+from conftest import CONFIGS
+from tests.sizes import resized
+model = resized(CONFIGS["llama"], vocab_size=4096, hidden_size=2048, intermediate_size=8192)
+def held():
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) >> 10
+for before, after, tensor in ((Path("x.safetensors"), Path("2"), 2), (Path("2"), Path("4"), 4)):
+    tensors = whole_tensors(before, model)
+    cutting = Cutting.of_model(model, Ranks(0, 1, tensor), "ckpt", vocab_parallel=True)
+    if tensor == 2:
+        print(sum(one.nbytes for one in tensors.values()) >> 20, held())
+    write_shards(after, tensors, cutting, extra={{}}, workers=2, overwrite=False,
+                 advance=lambda size: None)
+print(held())
+"""
+
+
+def test_memory_is_bounded_by_little_not_by_the_model(tmp_path: Path, configs: Configs) -> None:
+    sizes = {"vocab_size": 4096, "hidden_size": 2048, "intermediate_size": 8192}
+    shapes = expected_tensors(resized(configs["llama"], **sizes))
+    header, position = {}, 0
+    for name, shape in shapes.items():
+        end = position + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(header).encode()
+    with (tmp_path / "x.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + position)
+    done = subprocess.run(
+        [sys.executable, "-c", HELD.format(tests=str(ROOT / "tests/weights"))],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    first, last = done.stdout.splitlines()
+    (model, before), after = map(int, first.split()), int(last)
+    assert model > 400 and max(math.prod(shape) for shape in shapes.values()) * 4 == 64 << 20
+    assert after - before < 64, f"{after - before} MiB held for a model of {model} MiB"
