@@ -82,7 +82,7 @@ for name in ("lite-runner", "mindspore", "mindspore_lite", "mindformers", "numpy
 section "CANN" cat "$toolkit"/version.cfg "$toolkit"/compiler/version.info
 section "environment" sh -c 'env | grep -E "^(ASCEND|HCCL|MS_|GLOG|DEVICE_ID|RANK|LCCL|NPU|CANN)" | sort'
 section "npu-smi" npu-smi info
-section "processor" "$python" -c 'from lite_runner import environment; print(environment.ascend_soc())'
+section "processor" "$python" -c 'from lite_runner.system import environment; print(environment.ascend_soc())'
 
 greedy=('predict_data=[The capital of France is,I love Beijing]' max_new_tokens=8 stream=false)
 half=model.model_config.compute_dtype=float16

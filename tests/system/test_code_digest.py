@@ -59,5 +59,5 @@ def test_what_is_no_module_does_not_count(package: Path) -> None:
     (package / ".#llama.py").symlink_to("nowhere")
     (package / "networks/__pycache__").mkdir(exist_ok=True)
     (package / "networks/__pycache__/llama.cpython-311.pyc").touch()
-    (package / "kernels/operators.so").touch()
+    (package / "native/operators.so").touch()
     assert code_digest(package) == code_digest()
