@@ -12,9 +12,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ import numpy as np
 from lite_runner import environment, memory, model_files, offline, progress, session
 from lite_runner.adapters import AdapterJob
 from lite_runner.backends.base import Backend
+from lite_runner.bench.cell_job import CellJob
 from lite_runner.bench.grid import Settings
 from lite_runner.bench.lockstep import timed
 from lite_runner.bench.random_adapters import random_adapters
@@ -35,24 +35,6 @@ from lite_runner.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, RunnerError
 from lite_runner.model_files import ModelFiles
 from lite_runner.registering import register_plugins
 from lite_runner.signals import Terminated, handled
-
-
-@dataclass(frozen=True, kw_only=True)
-class CellJob:
-    """What the process of a cell is told."""
-
-    arguments: tuple[str, ...]  # of the run that it is a cell of
-    settings: Settings
-    warmup: int  # repetitions that are not counted
-    repeat: int
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> CellJob:
-        settings = Settings(**raw["settings"])
-        return cls(**{**raw, "arguments": tuple(raw["arguments"]), "settings": settings})
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def main() -> int:
@@ -138,9 +120,7 @@ def _is_exported(config: RunConfig, files: ModelFiles, work: session.Job) -> boo
     return offline.folder_in_cache(files, config, want).is_dir()
 
 
-def _repeated(
-    backend: Backend, job: CellJob, work: session.Job
-) -> tuple[dict[str, Spread], float]:
+def _repeated(backend: Backend, job: CellJob, work: session.Job) -> tuple[dict[str, Spread], float]:
     """The figures over repetitions, and what loading and warm-up took at most, in MiB."""
     names = None if work.adapters is None else work.adapters.of_prompts
     backend.prepare()

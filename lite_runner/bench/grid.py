@@ -47,6 +47,7 @@ class Settings:
 
 
 AXES = tuple(field.name for field in fields(Settings))  # outermost first, as cells are ordered
+SIZES = ("batch", "prompt", "new")  # those that are always shown
 
 
 @dataclass(frozen=True, kw_only=True)

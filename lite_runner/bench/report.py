@@ -26,9 +26,9 @@ FIGURES = {
     "prefill_tok_s": Figure("prefill", "tokens/s", more_is_better=True),
     "decode_tok_s": Figure("decode", "tokens/s", more_is_better=True),
     "first_token_ms": Figure("time to first token", "ms"),
-    "token_ms_p50": Figure("time per token, p50", "ms"),
-    "token_ms_p95": Figure("time per token, p95", "ms"),
-    "token_ms_p99": Figure("time per token, p99", "ms"),
+    "token_ms_p50": Figure("token time p50", "ms"),
+    "token_ms_p95": Figure("token time p95", "ms"),
+    "token_ms_p99": Figure("token time p99", "ms"),
     "peak_mib": Figure("peak memory", "MiB"),
 }
 
@@ -59,6 +59,13 @@ class Cell:
     error: str | None = None  # it failed
     left_out: str | None = None  # it makes no sense
     busy_cores: float = 0.0  # that other programs kept busy meanwhile, on average
+
+    def shown(self, axis: str) -> str:
+        """The value of an axis; of a quant that is left to the run how the weights are held."""
+        value = getattr(self.settings, axis)
+        if axis == "quant" and value is None and self.measured is not None:
+            return self.measured.quant
+        return "null" if value is None else str(value)
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Cell:
