@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, less yellow, which is faint on white: told apart by colour-blind readers.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GRID, TEXT = "#DDDDDD", "#333333"
 PANEL_SIZE = 4.2, 3.1  # inches
@@ -75,17 +75,25 @@ def draw(panels: Sequence[Panel], title: str = "") -> Drawing:
     """A chart of panels, two or three in a row, with one legend below them. A line's order among
     all names decides on its colour."""
     import matplotlib as mpl
-    from matplotlib.figure import Figure
 
     columns = 2 if len(panels) in (2, 4) else min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
     names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
     with mpl.rc_context(SETTINGS):
         size = columns * PANEL_SIZE[0], rows * PANEL_SIZE[1] + 0.5
-        figure = Figure(figsize=size, layout="constrained", facecolor="white")
+        figure = empty(size)
         for place, panel in enumerate(panels, 1):
             _panel(figure.add_subplot(rows, columns, place), panel, names)
         return finished(figure, title, names)
+
+
+def empty(inches: tuple[float, float]) -> Figure:
+    """A figure whose panels keep a distance. To be called with SETTINGS in place."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
+    return Figure(figsize=inches, layout=engine, facecolor="white")
 
 
 def finished(figure: Figure, title: str, names: Sequence[str]) -> Drawing:
@@ -135,18 +143,19 @@ def _panel(axes: Axes, panel: Panel, names: Sequence[str]) -> None:
         _lines(axes, panel, names, numbers)
     else:
         _bars(axes, panel, names, values)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+    axes.yaxis.set_major_formatter("{x:,g}")
 
 
 def _lines(axes: Axes, panel: Panel, names: Sequence[str], ticks: Sequence[float]) -> None:
     if ticks[0] > 0 and ticks[-1] >= 4 * ticks[0]:
         axes.set_xscale("log", base=2)
     for line in panel.lines:
-        index = names.index(line.name)
+        index, points = names.index(line.name), sorted(line.points, key=lambda point: point[0])
         axes.errorbar(
-            [float(x) for x, _ in line.points],
-            [spread.median for _, spread in line.points],
-            yerr=_errors([spread for _, spread in line.points]),
+            [float(x) for x, _ in points],
+            [spread.median for _, spread in points],
+            yerr=_errors([spread for _, spread in points]),
             label=line.name,
             color=COLORS[index % len(COLORS)],
             marker=MARKERS[index % len(MARKERS)],
@@ -172,6 +181,7 @@ def _bars(axes: Axes, panel: Panel, names: Sequence[str], groups: Sequence[float
             yerr=_errors([spread for _, spread in line.points]),
             label=line.name,
             color=COLORS[index % len(COLORS)],
+            hatch="//" if index // len(COLORS) % 2 else None,
             error_kw={"capsize": 3, "ecolor": TEXT},
         )
         if len(line.points) * len(panel.lines) <= 8:

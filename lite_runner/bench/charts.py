@@ -4,9 +4,11 @@ run."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from lite_runner.bench.chart import (
     COLORS,
+    GRID,
     MARKERS,
     SETTINGS,
     TEXT,
@@ -14,6 +16,7 @@ from lite_runner.bench.chart import (
     Line,
     Panel,
     draw,
+    empty,
     finished,
     plain,
 )
@@ -34,7 +37,7 @@ X_LABELS = {
     "backend": "backend",
 }
 NUMBERS = ("batch", "prompt", "threads", "new", "adapters")  # axes that can be one of a chart
-ROW_INCHES = 0.42  # of a cell in the chart of ratios
+ROW_INCHES = 0.6  # of a cell in the chart of ratios
 
 
 def figures_chart(report: Report, model: str) -> Drawing:
@@ -54,7 +57,6 @@ def ratios_chart(report: Report, model: str) -> Drawing | None:
     """The ratio of every cell to its counterpart: one panel where more is better, one where less
     is. None where no cell has a counterpart."""
     import matplotlib as mpl
-    from matplotlib.figure import Figure
 
     comparison = report.comparison
     if comparison is None or not any(comparison.ratios):
@@ -63,15 +65,16 @@ def ratios_chart(report: Report, model: str) -> Drawing | None:
     found = [(cell, ratios) for cell, ratios in pairs if ratios is not None]
     labels = _labels([cell for cell, _ in found])
     names = [FIGURES[key].name for key in DRAWN]
+    former = f"{comparison.model} in {Path(comparison.run).parent.name}"
     with mpl.rc_context(SETTINGS):
         size = 11, 1.6 + ROW_INCHES * max(3, len(found))
-        figure = Figure(figsize=size, layout="constrained", facecolor="white")
+        figure = empty(size)
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, more in ((left, True), (right, False)):
             keys = [key for key in DRAWN if FIGURES[key].more_is_better is more]
             for place, key in enumerate(keys):
                 index = DRAWN.index(key)
-                offset = (place - (len(keys) - 1) / 2) * 0.6 / len(keys)
+                offset = (place - (len(keys) - 1) / 2) * 0.7 / len(keys)
                 ratios = [one[key] for _, one in found]
                 axes.errorbar(
                     [one.ratio for one in ratios],
@@ -88,6 +91,7 @@ def ratios_chart(report: Report, model: str) -> Drawing | None:
                     capsize=3,
                 )
             plain(axes)
+            axes.grid(axis="x", color=GRID, linewidth=0.8)
             axes.axvline(1, color=TEXT, linewidth=1)
             axes.set_title(
                 f"{'more' if more else 'less'} is better",
@@ -99,7 +103,7 @@ def ratios_chart(report: Report, model: str) -> Drawing | None:
         left.set_yticks(range(len(found)), labels)
         left.set_ylim(len(found) - 0.5, -0.5)
         left.set_ylabel("cell")
-        return finished(figure, f"{model} over {comparison.model}, of an earlier run", names)
+        return finished(figure, f"{model}: ratios to {former}", names)
 
 
 def _along(cells: Sequence[Settings]) -> str:
@@ -121,11 +125,7 @@ def _panel(key: str, cells: Sequence[Cell], axis: str, others: Sequence[str]) ->
         point = (x if isinstance(x, int) else cell.shown(axis), cell.measured.figures[key])
         points = lines[name].points if name in lines else ()
         lines[name] = Line(name, (*points, point))
-    ordered = [
-        Line(line.name, sorted(line.points, key=lambda point: str(point[0]).zfill(12)))
-        for line in lines.values()
-    ]
-    return Panel(figure.name, X_LABELS[axis], f"{figure.name}, {figure.unit}", ordered)
+    return Panel(figure.name, X_LABELS[axis], f"{figure.name}, {figure.unit}", list(lines.values()))
 
 
 def _labels(cells: Sequence[Cell]) -> list[str]:

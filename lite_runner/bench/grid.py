@@ -74,7 +74,7 @@ def why_left_out(settings: Settings, context: int) -> str:
     if settings.length > context:
         return f"{settings.length} tokens do not fit the model's context of {context}"
     if settings.adapters > settings.batch:
-        return f"{settings.batch} rows cannot mix {settings.adapters} adapters"
+        return f"a batch of {settings.batch} cannot mix {settings.adapters} adapters"
     return ""
 
 

@@ -43,6 +43,6 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def number(value: float) -> str:
-    """A figure in three or four digits: 2957, 71.7, 4.72, 0.0314."""
-    digits = 0 if abs(value) >= 200 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
+    """A figure as tables show it: 2957, 71.7, 4.72."""
+    digits = 0 if abs(value) >= 200 else 1 if abs(value) >= 10 else 2
     return f"{value:.{digits}f}"

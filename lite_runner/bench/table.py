@@ -98,7 +98,7 @@ def _in_common(report: Report) -> str:
         ("engine", {one.engine for one in measured}),
     ):
         said += [f"{name} {value}" for value in values if len(values) == 1]
-    said = [f"{', '.join(said)}."] if said else []
+    said = [f"{'; '.join(said)}."] if said else []
     times = "repetition" if report.repeat == 1 else "repetitions"
     counted = f"{report.repeat} {times} after {report.warmup} that are not counted."
     return " ".join([*said, counted])

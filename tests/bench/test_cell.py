@@ -1,0 +1,49 @@
+"""A cell's real process, with tiny_llama."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from lite_runner.bench.grid import Settings
+from lite_runner.bench.report import FIGURES, Cell
+from lite_runner.bench.runner import run_cells
+
+
+@pytest.fixture(scope="module")
+def cells() -> list[Cell]:
+    common = {"backend": None, "threads": 1, "prompt": 24, "new": 6}
+    grid = [
+        Settings(**common, quant=None, adapters=0, batch=1),
+        Settings(**common, quant="a16w8", adapters=2, batch=3),
+    ]
+    arguments = ["model=tiny_llama", "predict_data=ids"]
+    return list(run_cells(grid, arguments, context=256, warmup=1, repeat=3))
+
+
+def test_every_figure_has_its_repetitions(cells: list[Cell]) -> None:
+    for cell, quant in zip(cells, ("none", "a16w8"), strict=True):
+        assert cell.error is None and cell.measured is not None
+        assert cell.measured.quant == quant
+        assert cell.measured.load_s > 0 and cell.measured.load_peak_mib > 100
+        for key in FIGURES:
+            spread = cell.measured.figures[key]
+            assert len(spread.values) == 3 and 0 < spread.min <= spread.median <= spread.max
+
+
+def test_figures_of_one_repetition_fit_each_other(cells: list[Cell]) -> None:
+    assert cells[1].measured is not None
+    figures = {key: spread.values[0] for key, spread in cells[1].measured.figures.items()}
+    prefill_s = 3 * 24 / figures["prefill_tok_s"]
+    assert 1e3 * prefill_s == pytest.approx(figures["first_token_ms"])
+    assert figures["token_ms_p50"] <= figures["token_ms_p95"] <= figures["token_ms_p99"]
+    # 3 rows get a token in a step.
+    assert 1e3 * 3 / figures["decode_tok_s"] <= figures["token_ms_p99"] * 1.0001
+
+
+def test_a_config_that_is_wrong_is_the_error_of_its_cell(settings: Callable[..., Settings]) -> None:
+    arguments = ["model=tiny_llama", "predict_data=ids", "context.thread=2"]
+    (cell,) = run_cells([settings()], arguments, context=256, warmup=1, repeat=1)
+    assert cell.measured is None
+    assert "did you mean context.threads" in (cell.error or "")

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from lite_runner.bench import chart
+from lite_runner.bench.chart import COLORS, Drawing, Line, Panel, draw
+from lite_runner.bench.charts import figures_chart, ratios_chart
+from lite_runner.bench.compare import Former, compared
+from lite_runner.bench.grid import Settings
+from lite_runner.bench.report import FIGURES, Cell, Measured, Report
+from lite_runner.bench.spread import Spread
+from lite_runner.errors import EnvironmentFault
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def texts(drawing: Drawing) -> list[str]:
+    assert drawing.png.startswith(b"\x89PNG\r\n\x1a\n")
+    root = ElementTree.fromstring(drawing.svg)
+    assert root.tag == f"{SVG}svg"
+    return ["".join(text.itertext()) for text in root.iter(f"{SVG}text")]
+
+
+def panel(*lines: Line) -> Panel:
+    return Panel("decode", "batch, rows", "decode, tokens/s", lines)
+
+
+def line(name: str, xs: Sequence[float | str]) -> Line:
+    return Line(name, [(x, Spread.of([1, 2, 4])) for x in xs])
+
+
+@pytest.fixture
+def told(
+    settings: Callable[..., Settings],
+    measured: Callable[..., Measured],
+    report: Callable[..., Report],
+) -> Report:
+    cells = [
+        Cell(settings=settings(batch=batch, quant=quant), measured=measured([9, 10, 12]))
+        for quant in ("a16w8", "a16w4")
+        for batch in (1, 8)
+    ]
+    return report(*cells, Cell(settings=settings(batch=16), error="no memory"))
+
+
+def test_axes_have_titles_with_units_and_ticks_are_the_data(told: Report) -> None:
+    said = texts(figures_chart(told, "tiny_llama"))
+    assert said.count("batch, rows") == 6
+    for key in ("prefill_tok_s", "decode_tok_s", "peak_mib", "first_token_ms", "token_ms_p99"):
+        assert f"{FIGURES[key].name}, {FIGURES[key].unit}" in said
+    assert said.count("8") >= 6 and "16" not in said
+    assert said.count("quant a16w8") == said.count("quant a16w4") == 1  # in the legend
+
+
+def test_the_same_figures_are_the_same_files(told: Report) -> None:
+    first, second = figures_chart(told, "tiny_llama"), figures_chart(told, "tiny_llama")
+    assert first == second
+    assert b"<dc:date>" not in first.svg and b"matplotlib" not in first.png.lower()
+
+
+def test_a_setting_that_is_no_number_is_drawn_as_bars(
+    settings: Callable[..., Settings],
+    measured: Callable[..., Measured],
+    report: Callable[..., Report],
+) -> None:
+    cells = [
+        Cell(settings=settings(quant=quant), measured=measured([70.0], quant=quant))
+        for quant in ("none", "a16w8", "a16w4")
+    ]
+    said = texts(figures_chart(report(*cells, repeat=1), "tiny_llama"))
+    at = [said.index(quant) for quant in ("none", "a16w8", "a16w4")]
+    assert at == sorted(at)  # in the order of the grid
+    assert said.count("quant") == 6 and said.count("70.0") == 6 * 3
+
+
+@pytest.mark.parametrize("xs", [[1], [1, 2, 4, 8], [0, 1], ["a", "b"]])
+def test_every_line_is_drawn_in_its_color(xs: list[float | str]) -> None:
+    names = [f"line {number}" for number in range(len(COLORS) + 2)]
+    drawing = draw([panel(*(line(name, xs) for name in names))], "title")
+    said = texts(drawing)
+    assert "title" in said and set(names) <= set(said)
+    assert all(color.lower().encode() in drawing.svg for color in COLORS)
+
+
+def test_a_line_that_stands_in_few_panels_keeps_its_color() -> None:
+    only_there = draw([panel(line("a", [1, 2]), line("b", [1, 2])), panel(line("b", [1, 2]))])
+    # Markers and lines of b, twice, are all of the second color.
+    uses = only_there.svg.count(COLORS[1].lower().encode())
+    assert uses > only_there.svg.count(COLORS[0].lower().encode()) > 0
+
+
+def test_ratios_are_drawn_of_cells_that_have_a_counterpart(told: Report, tmp_path: Path) -> None:
+    assert ratios_chart(told, "tiny_llama") is None
+    former = Former(tmp_path / "former" / "result.json", "tiny", told)
+    comparison = compared(told.cells[1:], former)
+    drawing = ratios_chart(replace(told, cells=told.cells[1:], comparison=comparison), "tiny_llama")
+    assert drawing is not None
+    said = texts(drawing)
+    assert "tiny_llama: ratios to tiny in former" in said
+    assert "quant a16w4, batch 1" in said and "quant a16w8, batch 1" not in said
+    assert said.count("ratio to the former run") == 2
+    none = replace(comparison, ratios=(None,) * 4)
+    assert ratios_chart(replace(told, cells=told.cells[1:], comparison=none), "x") is None
+
+
+def test_a_missing_matplotlib_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    chart.check_available()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(EnvironmentFault) as caught:
+        chart.check_available()
+    assert caught.value.exit_code == 3
+    assert "pip install" in caught.value.hint and "bench.charts=false" in caught.value.hint
