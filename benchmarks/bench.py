@@ -11,17 +11,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from lite_runner.bench.machine import Others
+from lite_runner.bench.spread import number
+from lite_runner.bench.table import BUSY, markdown
 
 HERE = Path(__file__).parent
 REFERENCE = HERE.parent / "tests" / "fixtures" / "reference" / "smollm2_135m.json"
@@ -60,14 +62,6 @@ def measure(template: str, values: dict[str, str]) -> dict[str, Any]:
     return result
 
 
-def foreign_seconds() -> float:
-    """CPU seconds since boot that were neither idle nor spent by us and our children."""
-    ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # less idle and iowait
-    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return busy - sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
 @contextmanager
 def neighbours(count: int) -> Iterator[None]:
     """So many processes that want a core for themselves."""
@@ -97,20 +91,19 @@ def agreement(ours: list[list[int]], peer: list[list[int]]) -> str:
     return "equal"
 
 
-def table(batch: int, engines: Sequence[list[dict[str, Any]]]) -> str:
-    """Medians of one batch size as Markdown rows, an engine each; ours is the first."""
-    lines = []
+def rows_of(batch: int, engines: Sequence[list[dict[str, Any]]]) -> list[list[str]]:
+    """Medians of one batch size, a row an engine; ours is the first."""
+    rows = []
     medians = [
         {key: statistics.median(run[key] for run in runs) for key in FIGURES} for runs in engines
     ]
     for runs, median in zip(engines, medians, strict=True):
-        cells = [str(batch), runs[0]["engine"]]
+        row = [str(batch), runs[0]["engine"]]
         for key, value in median.items():
-            digits = 0 if value >= 200 else 1 if value >= 10 else 2
             ratio = "" if median is medians[0] else f" ({medians[0][key] / value:.2f})"
-            cells.append(f"{value:.{digits}f}{ratio}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            row.append(f"{number(value)}{ratio}")
+        rows.append(row)
+    return rows
 
 
 def main() -> None:
@@ -136,9 +129,10 @@ def main() -> None:
     if load > 0.5:
         print(f"warning: load average {load:.1f}, this machine is busy", file=sys.stderr)
 
-    started, foreign = time.monotonic(), foreign_seconds()
+    others = Others()
     everything: list[dict[str, Any]] = []
-    rows, notes = [], []
+    rows: list[list[str]] = []
+    notes = []
     with tempfile.TemporaryDirectory() as folder, neighbours(arguments.neighbours):
         for batch in arguments.batches:
             prompts = Path(folder) / f"prompts_{batch}.json"
@@ -160,27 +154,24 @@ def main() -> None:
                         f"{result['engine']} {result['decode_tok_s']:.1f} tok/s",
                         file=sys.stderr,
                     )
-            rows.append(table(batch, engines))
+            rows += rows_of(batch, engines)
             for peer in engines[1:]:
                 verdict = agreement(engines[0][0]["token_ids"], peer[0]["token_ids"])
                 notes.append(f"{peer[0]['engine']} at batch {batch}: {verdict}")
             everything += [run for runs in engines for run in runs]
 
     memory = memory_gb_s(arguments.threads)
-    print(f"| batch | engine | {' | '.join(FIGURES.values())} |")
-    print("|---" * (2 + len(FIGURES)) + "|")
-    print("\n".join(rows))
+    print(markdown(["batch", "engine", *FIGURES.values()], rows, left=2))
     print(
         f"\nMedians of {arguments.rounds}; {arguments.prompt_tokens} prompt + "
         f"{arguments.new_tokens} new tokens, {arguments.threads} threads. In brackets: what the "
         f"first engine has over this one. Generated ids against the first's: {'; '.join(notes)}. "
         f"These threads read memory at {memory:.1f} GB/s."
     )
-    others = (foreign_seconds() - foreign) / (time.monotonic() - started)
     if arguments.neighbours:
         print(f"{arguments.neighbours} busy processes ran beside all of them.")
-    elif others > 0.1:
-        print(f"Not to be trusted: other work kept {others:.1f} cores busy meanwhile.")
+    elif (busy := others.busy_cores()) > BUSY:
+        print(f"Not to be trusted: other work kept {busy:.1f} cores busy meanwhile.")
     if arguments.json:
         arguments.json.write_text(json.dumps(everything, indent=1) + "\n")
 

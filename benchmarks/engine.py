@@ -1,17 +1,13 @@
-"""What the benchmarks of our own engine share: how it is loaded, and how it is stepped."""
+"""How the benchmarks of our own engine load it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from lite_runner import progress
 from lite_runner.backends.base import Backend
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
-from lite_runner.config.generation import GenerationConfig
-from lite_runner.generation import Request, Scheduler
 from lite_runner.model import model_files
 from lite_runner.plan import session
 from lite_runner.system import environment
@@ -29,21 +25,3 @@ def load(overrides: Sequence[str], slots: int, length: int) -> Backend:
     backend = session.load(config, files, device, job, model_files.tokenizer_of(config, files))
     backend.prepare()
     return backend
-
-
-def lockstep(
-    backend: Backend,
-    prompts: Sequence[Sequence[int]],
-    new_tokens: int,
-    adapters: Iterable[str | None] | None = None,
-) -> Scheduler:
-    """A scheduler whose first step reads all prompts, so that this and what follows can be timed
-    apart; `new_tokens` steps give each a token, for no end token stops it. `adapters` is one for
-    each prompt; none: the base model."""
-    info = backend.info
-    budget = max(sum(map(len, prompts)), info.slots - 1 + info.chunk)
-    scheduler = Scheduler(backend, budget, prefix_cache=False)
-    options = GenerationConfig(max_new_tokens=new_tokens)
-    for prompt, adapter in zip(prompts, adapters or [None] * len(prompts), strict=True):
-        scheduler.add(Request(np.array(prompt, np.int32), options, adapter))
-    return scheduler

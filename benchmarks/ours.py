@@ -7,14 +7,14 @@ backend, token loop. Only the prompts come as token ids, so that both sides comp
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from engine import lockstep
 from measure import Measurement, engine_parser, seconds_since_start
 
 from lite_runner import progress
 from lite_runner.backends.base import Backend
+from lite_runner.bench.lockstep import Prompts, lockstep
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
 from lite_runner.config.schema import RunConfig
@@ -26,8 +26,6 @@ from lite_runner.plan import session
 from lite_runner.system import environment
 
 NAMED = ("export.layout", "quant", "kv_cache")  # settings that an engine's name shows
-
-Prompts = Sequence[Sequence[int]]
 
 
 def loaded(config: RunConfig, files: ModelFiles, job: session.Job) -> Path:

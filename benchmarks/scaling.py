@@ -3,7 +3,7 @@
 Engines are command templates as of benchmarks/bench.py, measured in turn. A context counts the
 prompt and the few tokens generated at its end, so decode is that at a full context; prefill
 between two contexts is what the time of the longer prompt has over that of the shorter.
-Writes a JSON file and an SVG.
+Writes a JSON file, and an SVG drawn by matplotlib (the extra `bench`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import make_prompts, measure
-from chart import Line, Panel, draw
+
+from lite_runner.bench.chart import Line, Panel, draw
+from lite_runner.bench.spread import Spread
 
 PROMPT_TOKENS = 128  # of each row, over batch
 NEW_TOKENS = 16
@@ -85,16 +87,20 @@ def panels(over_batch: Sequence[Point], over_context: Sequence[Point]) -> list[P
     }
     speed, step, prefill, memory = [], [], [], []
     for name, (batches, contexts) in by_name.items():
-        speed.append(Line(name, [(p["batch"], p["decode_tok_s"]) for p in batches]))
-        step.append(Line(name, [(p["context"], 1000 / p["decode_tok_s"]) for p in contexts]))
-        prefill.append(Line(name, prefill_speeds(contexts)))
-        memory.append(Line(name, [(p["context"], p["peak_rss_mib"]) for p in contexts]))
+        speed.append(line(name, [(p["batch"], p["decode_tok_s"]) for p in batches]))
+        step.append(line(name, [(p["context"], 1000 / p["decode_tok_s"]) for p in contexts]))
+        prefill.append(line(name, prefill_speeds(contexts)))
+        memory.append(line(name, [(p["context"], p["peak_rss_mib"]) for p in contexts]))
     return [
-        Panel("decode, tokens/s", "batch", speed),
-        Panel("decode, ms a token", "context, tokens", step),
-        Panel("prefill, tokens/s", "context, tokens", prefill),
-        Panel("peak memory, MiB", "context, tokens", memory),
+        Panel("decode", "batch, rows", "tokens/s", speed),
+        Panel("time per token", "context, tokens", "ms", step),
+        Panel("prefill", "context, tokens", "tokens/s", prefill),
+        Panel("peak memory", "context, tokens", "MiB", memory),
     ]
+
+
+def line(name: str, medians: Sequence[tuple[float, float]]) -> Line:
+    return Line(name, [(x, Spread.of([median])) for x, median in medians])
 
 
 def main() -> None:
@@ -119,7 +125,7 @@ def main() -> None:
         )
         # All of it takes long: what is measured is kept, whatever happens to the rest.
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
-        arguments.svg.write_text(draw(panels(**found)))
+        arguments.svg.write_bytes(draw(panels(**found)).svg)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from measure import peak_rss_mib
 
 from lite_runner.architectures.flat import ModelConfig
 from lite_runner.architectures.spec import Decoder
+from lite_runner.bench.table import markdown
 from lite_runner.config.ranks import Ranks
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.layouts import expected_tensors
@@ -157,12 +158,9 @@ def main() -> None:
                     ours, theirs = size / 1e9 / ours, size / 1e9 / theirs
                 less = "" if key == "seconds" else " (less is better)"
                 digits = 2 if key == "seconds" else 0
-                rows.append(
-                    f"| {before} -> {after} | {label} | {ours:.{digits}f} | "
-                    f"{theirs:.{digits}f} | {ours / theirs:.2f}{less} |"
-                )
-    print("| ranks | | lite-runner | mindspore | ratio |\n|---|---|---|---|---|")
-    print("\n".join(rows))
+                figures = [f"{ours:.{digits}f}", f"{theirs:.{digits}f}"]
+                rows.append([f"{before} -> {after}", label, *figures, f"{ours / theirs:.2f}{less}"])
+    print(markdown(["ranks", "", "lite-runner", "mindspore", "ratio"], rows, left=2))
     print(
         f"\nMedians of {arguments.rounds}; a checkpoint of {size / 1e9:.2f} GB "
         f"({len(expected_tensors(model))} tensors, the largest {largest / 2**20:.0f} MiB), .ckpt."

@@ -25,24 +25,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from bench import make_prompts
-from engine import lockstep
-from numpy.typing import NDArray
 
 from lite_runner import progress
+from lite_runner.bench.lockstep import lockstep
+from lite_runner.bench.random_adapters import random_adapters
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads, resolve
 from lite_runner.generation import Scheduler
 from lite_runner.model import model_files
 from lite_runner.model.adapters import AdapterJob
 from lite_runner.plan import session
-from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.lora.adapter import open_adapters
-from lite_runner.weights.lora.target_modules import sites
-from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights.lora.adapter_write import write_adapters
 
-MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 DTYPES = ("auto", "bf16")  # of adapter_dtype=; peft's are float32
 PROMPT = 64
 
@@ -73,7 +69,7 @@ def main() -> None:
 def compare(arguments: argparse.Namespace, rank: int, folder: Path) -> None:
     """Make adapters of one rank, let the engines take turns, and print a row for each."""
     job = {
-        "gguf": str(write_adapters(folder, max(arguments.adapters), rank)),
+        "gguf": str(make_adapters(folder, max(arguments.adapters), rank)),
         "adapters": str(folder),
         "prompts": make_prompts(arguments.batch, PROMPT),
         "steps": arguments.steps,
@@ -108,33 +104,14 @@ def compare(arguments: argparse.Namespace, rank: int, folder: Path) -> None:
         print(f"| {name} | {rank} | {' | '.join(cells)} |", flush=True)
 
 
-def write_adapters(folder: Path, count: int, rank: int) -> Path:
+def make_adapters(folder: Path, count: int, rank: int) -> Path:
     """Adapters a0, a1, ... as peft writes them, and their listing; gives the base's GGUF."""
     config, _ = resolve(parse(["model=smollm2_135m", "predict_data=ids"], heads()))
     files = model_files.locate(config)
     assert files.path is not None
-    random = np.random.default_rng(rank)
-    for number in range(count):
-        tensors = {}
-        for site in sites(files.model):
-            if site.hugging_face.split(".")[-1] in MODULES:
-                name = f"base_model.model.{site.hugging_face}"
-                a = random.standard_normal((rank, site.width_in)) / site.width_in**0.5
-                b = random.standard_normal((site.width_out, rank)) * 0.1 / rank**0.5
-                tensors[f"{name}.lora_A.weight"] = tensor(a)
-                tensors[f"{name}.lora_B.weight"] = tensor(b)
-        (folder / f"a{number}").mkdir()
-        write_safetensors(folder / f"a{number}" / "adapter_model.safetensors", tensors, {})
-        settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": MODULES}
-        (folder / f"a{number}" / "adapter_config.json").write_text(json.dumps(settings))
-    listing = {f"a{number}": f"a{number}" for number in range(count)}
-    (folder / "lora_adapter.json").write_text(json.dumps(listing))
+    adapters = {one.name: one for one in random_adapters(files.model, count, rank)}
+    write_adapters(adapters, files.model, folder, "peft", listed=True)
     return files.path
-
-
-def tensor(values: NDArray[np.float64]) -> LazyTensor:
-    stored = values.astype(np.float32)
-    return LazyTensor(stored.shape, "F32", lambda: stored)
 
 
 def one_process(job: dict[str, Any], dtype: str) -> None:

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from lite_runner import environment, memory, model_files, offline, progress, session
-from lite_runner.adapters import AdapterJob
+from lite_runner import progress
 from lite_runner.backends.base import Backend
 from lite_runner.bench.cell_job import CellJob
 from lite_runner.bench.grid import Settings
@@ -32,9 +31,14 @@ from lite_runner.config.compose import heads, resolve
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, RunnerError
-from lite_runner.model_files import ModelFiles
-from lite_runner.registering import register_plugins
-from lite_runner.signals import Terminated, handled
+from lite_runner.export import offline
+from lite_runner.model import model_files
+from lite_runner.model.adapters import AdapterJob
+from lite_runner.model.model_files import ModelFiles
+from lite_runner.plan import session
+from lite_runner.plugins import register_plugins
+from lite_runner.system import environment, memory
+from lite_runner.system.signals import Terminated, handled
 
 
 def main() -> int:

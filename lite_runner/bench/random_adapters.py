@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.weights.adapter import Adapter, LoraPair
-from lite_runner.weights.adapter_sites import sites
+from lite_runner.weights.lora.adapter import Adapter, LoraPair
+from lite_runner.weights.lora.target_modules import sites
 from lite_runner.weights.tensor import LazyTensor
 
 RANK = 8

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lite_runner import memory, progress
+from lite_runner import progress
 from lite_runner.bench.cell_job import CellJob
 from lite_runner.bench.grid import Settings, why_left_out
 from lite_runner.bench.machine import Others
 from lite_runner.bench.report import FIGURES, Cell, Measured
 from lite_runner.bench.spread import number
 from lite_runner.errors import EXIT_INTERRUPTED
+from lite_runner.system import memory
 
 COMMAND = (sys.executable, "-m", "lite_runner.bench.cell")
 GRACE_S = 10.0  # for a cell to end by itself, and the processes of its engine with it

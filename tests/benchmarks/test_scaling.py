@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import shlex
 import subprocess
 import sys
@@ -37,7 +36,7 @@ print(json.dumps({
 def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder's scripts as modules, as they import each other; forgotten afterwards."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    for name in ("bench", "chart", "scaling"):
+    for name in ("bench", "scaling"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -67,13 +66,10 @@ def test_figures_and_chart(tmp_path: Path) -> None:
     assert [p["peak_rss_mib"] for p in over_context] == [228, 1124, 8292]
 
     root = ElementTree.parse(tmp_path / "found.svg").getroot()
-    lines = root.findall(f".//{SVG}polyline")
-    assert len(lines) == 4 * 2  # a panel for each figure, a line for each engine
     texts = [text.text for text in root.iter(f"{SVG}text")]
-    assert "a < b" in texts and texts.count("8192") == 3
-    # The step's time grows with the context: its line falls towards the top of the picture.
-    heights = [float(spot.split(",")[1]) for spot in lines[2].attrib["points"].split()]
-    assert heights == sorted(heights, reverse=True) and len(set(heights)) == 3
+    assert texts.count("a < b") == 1  # in the legend
+    assert texts.count("8192") == texts.count("context, tokens") == 3
+    assert {"tokens/s", "ms", "MiB", "batch, rows"} <= set(texts)
 
 
 @pytest.mark.usefixtures("scripts")
@@ -84,12 +80,3 @@ def test_prefill_of_a_part_is_what_the_longer_prompt_takes_more() -> None:
     rates = ((100, 100.0), (300, 150.0), (400, 400.0))
     points = [{"context": tokens + new, "prefill_tok_s": rate} for tokens, rate in rates]
     assert scaling.prefill_speeds(points) == [(100 + new, 100.0), (300 + new, 200.0)]
-
-
-@pytest.mark.usefixtures("scripts")
-@pytest.mark.parametrize("largest", [0.013, 1, 1.2, 3, 5.9, 6.1, 10, 85.3, 1499, 60001])
-def test_marks_are_round_and_few(largest: float) -> None:
-    step = module("chart").step(largest)
-    assert 2 <= largest / step <= 6
-    first = step / 10 ** math.floor(math.log10(step) + 1e-9)
-    assert any(math.isclose(first, wanted) for wanted in (1, 2, 5))
