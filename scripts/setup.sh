@@ -178,7 +178,7 @@ touch "$unfinished"
 say "installing the packages of $lock (log: $venv/setup.log)"
 [[ $target != peers ]] || say "llama.cpp is built from source once, in 3 to 10 minutes; pip keeps it"
 case $target in
-  run) install --editable . ;;
+  run) install --editable '.[bench]' ;;
   dev) install --editable '.[dev]' ;;
   peers | lite | mindformers) install --requirement "$lock" ;;
 esac

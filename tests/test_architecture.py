@@ -60,6 +60,10 @@ ALLOWED: dict[str, set[str]] = {
     "output": {
         *("backends", "config", "errors", "generation", "plan", "progress", "system", "text"),
     },
+    "bench": {
+        *("architectures", "backends", "config", "errors", "export", "generation", "model"),
+        *("output", "plan", "plugins", "progress", "system", "weights"),
+    },
     "run_modes": {
         *("architectures", "backends", "config", "errors", "export", "generation", "model"),
         *("output", "plan", "progress", "sizing", "system", "text", "weights"),

@@ -23,8 +23,9 @@ from packaging.requirements import Requirement
 import lite_runner
 from tests.paths import ROOT
 
-# A vendor's wheel, or in a Python of its own: `make lite`.
-NOT_REQUIRED = {"lite_runner", "mindspore_lite"}
+# mindspore_lite: a vendor's wheel, or in a Python of its own (`make lite`); matplotlib: the extra
+# `bench`, asked for only where charts are wanted.
+NOT_REQUIRED = {"lite_runner", "mindspore_lite", "matplotlib"}
 SOURCES = ROOT / "lite_runner/native/src"
 
 

@@ -98,7 +98,7 @@ def test_set_up_once(checkout: Path) -> None:
     assert first.returncode == 0, first.stderr
     assert first.stdout == "" and "making .venv with Python 3.11.1" in first.stderr
     assert len(installs(checkout)) == 2
-    assert installs(checkout)[1].endswith("--editable . requirements/lock.txt")
+    assert installs(checkout)[1].endswith("--editable .[bench] requirements/lock.txt")
 
     second = setup(checkout)
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")

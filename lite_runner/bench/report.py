@@ -118,6 +118,7 @@ class Report:
     repeat: int
     cells: tuple[Cell, ...]
     comparison: Comparison | None = None
+    interrupted: bool = False  # by Ctrl-C: the cells are those before
 
     @property
     def failed(self) -> int:
@@ -136,4 +137,5 @@ class Report:
             repeat=raw["repeat"],
             cells=tuple(map(Cell.from_json, raw["cells"])),
             comparison=raw["comparison"] and Comparison.from_json(raw["comparison"]),
+            interrupted=raw["interrupted"],
         )

@@ -257,9 +257,12 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> Path:
         """Write a whole file or none; EnvironmentFault where the disk does not take it."""
-        target = self.path / name
         # An argument that was no UTF-8 holds lone surrogates; their escape is valid JSON.
-        content = text.encode("utf-8", errors="backslashreplace")
+        return self.write_bytes(name, text.encode("utf-8", errors="backslashreplace"))
+
+    def write_bytes(self, name: str, content: bytes) -> Path:
+        """As `write_text`."""
+        target = self.path / name
         partial = target.with_name(f".{name}.{os.getpid()}.partial")
         try:
             _write_synced(partial, content)

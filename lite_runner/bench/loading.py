@@ -1,0 +1,51 @@
+"""The backend of a cell, as a run with these settings loads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lite_runner import plugins
+from lite_runner.backends.base import Backend
+from lite_runner.bench.cell_job import CellJob
+from lite_runner.bench.workload import workload
+from lite_runner.config.argv import parse
+from lite_runner.config.compose import heads, resolve
+from lite_runner.config.schema import RunConfig
+from lite_runner.export import offline
+from lite_runner.model import model_files
+from lite_runner.plan import session
+from lite_runner.system import environment
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A backend, and what it is to compute."""
+
+    backend: Backend
+    work: session.Job
+    quant: str  # how the weights are held
+    exported: bool  # now: there was no exported model in the cache
+
+
+def load(job: CellJob) -> Loaded:
+    """Fetch and load what the cell runs, and export it where the backend wants that. Raises
+    RunnerError."""
+    line = parse([*job.arguments, *job.settings.overrides()], heads())
+    config, _ = resolve(line)
+    plugins.register_plugins(line.plugins)
+    files = model_files.locate(config)
+    work = workload(files.model, job.settings)
+    config = session.with_backend(config, files, work)
+    device = environment.resolve_device(config.context.device_target)
+    exports = not _is_there(config, files, work)
+    tokenizer = model_files.tokenizer_of(config, files) if exports else None
+    backend = session.load(config, files, device, work, tokenizer)
+    return Loaded(backend, work, str(files.quantization), exports)
+
+
+def _is_there(config: RunConfig, files: model_files.ModelFiles, work: session.Job) -> bool:
+    """Whether what the backend loads need not be exported first."""
+    if config.backend != "mslite" or files.given is not None:
+        return True
+    want = offline.wanted_of_run(config, files, work.slots, work.length)
+    return offline.folder_in_cache(files, config, want).is_dir()
