@@ -1,69 +1,78 @@
-"""README and docs: every link leads somewhere, and every command line is one that is accepted."""
+"""README and docs/: links lead somewhere, commands and Python blocks run, output is as shown.
+
+Each page's commands run in their order, in a folder that holds the files they name. What does not
+run, or runs with a tiny model, is listed in docs.yaml with its reason.
+"""
 
 from __future__ import annotations
 
-import itertools
+import io
+import json
 import re
 import shlex
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pytest
+import yaml
+from safetensors.numpy import save_file
 
+from lite_runner import app
+from lite_runner.architectures import KNOWN
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads
 from lite_runner.config.sweep import jobs_of
-from lite_runner.errors import ConfigError
-from tests.paths import ROOT
+from tests.doc_pages import PAGES, ROOT, Block, Command, anchors, blocks, links, prose
+from tests.tiny_gguf import write_tiny_gguf
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^ *```\w*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\(([^)\s]+)\)")
-REDIRECTION = re.compile(r"\s*(&>|2>|>).*$")
-HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+LISTED = yaml.safe_load(Path(__file__).with_name("docs.yaml").read_text(encoding="utf-8"))
+NOT_RUN = {command for entry in LISTED["not_run"] for command in entry["commands"]}
+FRAGMENTS = {entry["begins"] for entry in LISTED["fragments"]}
+STAND_INS: dict[str, dict[str, str]] = LISTED["stand_ins"]
+COMMANDS = [
+    (page.stem, each) for page in PAGES for block in blocks(page) for each in block.commands()
+]
 
-# What the yaml of the examples holds of a MindFormers' one.
+RUN = re.compile(r"(?:echo '(?P<stdin>[^']*)' \| )?(?:python run_lite\.py|run-lite) (?P<words>.*)")
+ARGUMENTS = re.compile(r"\brun_lite\.py (.*?)(?: ?(?:&>|2>|>).*)?$")
+REDIRECTION = re.compile(r"\s*(?:&>|2>|>) .*$")
+MODEL = re.compile(r"--config |(?:model|load_checkpoint|infer\.model_dir)=")
+INLINE = re.compile(r"`((?:make|bash|python|pip) [^`]+)`")
+# Numbers that differ from run to run: times, speeds, dates, free memory.
+MEASURED = re.compile(
+    r"[\d.]+(?= (?:s|tokens/s|GB/s)\b)|(?<=results in )\S+|(?<=, )(?:but )?[\d.]+ GB is free.*$"
+)
+
+# The keys of a MindFormers yaml that matter here; without sizes they are Llama 2's.
 YAML = """
 run_mode: predict
 use_parallel: True
+output_dir: ./output
 trainer: {type: CausalLanguageModelingTrainer, model_name: llama2_7b}
 parallel_config: {data_parallel: 1, model_parallel: 2}
+context: {device_target: Ascend}
+processor: {tokenizer: {type: ByteTokenizer}}
 model:
   arch: {type: LlamaForCausalLM}
-  model_config: {type: LlamaConfig, seq_length: 512, use_past: True}
+  model_config: {type: LlamaConfig, seq_length: 512, use_past: True, compute_dtype: float16%s}
 """
-
-MINE = """# @package _global_
-# Llama 2 with three layers.
-defaults: [llama2_7b, _self_]
-trainer: {model_name: mine}
-model: {model_config: {num_layers: 3}}
-"""
+SIZES = ", hidden_size: 64, num_layers: 2, num_heads: 4, vocab_size: 320, intermediate_size: 192"
+ADAPTER = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"]}
+WIDTH, LAYERS = 32, 1  # of the tiny GGUF
+TINY = "tiny.gguf"
 
 
-def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as Markdown viewers make them."""
-    headings = HEADING.findall(BLOCK.sub("", page.read_text(encoding="utf-8")))
-    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+# -- Links. ---------------------------------------------------------------------------------------
 
 
-def commands(page: Path) -> Iterator[tuple[list[str], str]]:
-    """The arguments of each run_lite.py command in the page's code blocks, and the error that is
-    shown below it, if any."""
-    for block in BLOCK.findall(page.read_text(encoding="utf-8")):
-        lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
-        for line, below in itertools.zip_longest(lines, lines[1:], fillvalue=""):
-            words = line.removeprefix("$ ")
-            if re.match(r"(\S+ .*\| )?python run_lite\.py ", words):
-                words = REDIRECTION.sub("", words.partition("run_lite.py ")[2])
-                arguments = shlex.split(words, comments=True)
-                if "..." not in arguments:
-                    yield arguments, below.removeprefix("error: ") if below[:6] == "error:" else ""
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in LINK.findall(BLOCK.sub("", page.read_text(encoding="utf-8"))):
+    for link in links(page):
         if "://" in link:
             continue
         path, _, anchor = link.partition("#")
@@ -72,39 +81,222 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
+def test_every_page_is_linked_from_readme() -> None:
+    assert {f"docs/{page.name}" for page in PAGES[1:]} <= {
+        link.partition("#")[0] for link in links(PAGES[0])
+    }
+
+
+# -- What runs. -----------------------------------------------------------------------------------
+
+
 @pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder of somebody who tries the commands: the files that they name, and a key."""
-    (tmp_path / "prompts.txt").write_text("The capital of France is\n")
-    (tmp_path / "questions.jsonl").write_text(
-        '{"id": "q1", "prompt": "The capital of France is"}\n'
-    )
-    (tmp_path / "my.yaml").write_text("max_new_tokens: 64\n")
-    for name in ("predict_llama2_7b.yaml", "dist.yaml"):
-        (tmp_path / name).write_text(YAML)
-    for name in ("Qwen2.5-0.5B-Instruct-Q8_0.gguf", "smollm2.ckpt"):
-        (tmp_path / name).touch()
-    (tmp_path / "path/to/hf-folder").mkdir(parents=True)
-    options = tmp_path / "my_conf/model"
-    options.mkdir(parents=True)
-    (options / "mine.yaml").write_text(MINE)
-    (tmp_path / "tests").symlink_to(ROOT / "tests")
-    monkeypatch.chdir(tmp_path)
+def reader(
+    tmp_path: Path,
+    smollm2_gguf: Path,
+    write_tiny_llama: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Path]:
+    """The folder of somebody who tries a page: the files that its commands name, a cache that
+    holds SmolLM2 only, and a key. What its code registers is gone behind it."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "pypi").symlink_to(smollm2_gguf.parents[2])
+    assert smollm2_gguf.parents[2].name == "pypi"
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("LITE_RUNNER_CACHE", str(cache))
     monkeypatch.setenv("MY_KEY", "0123456789abcdef")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    lay_out(folder, write_tiny_llama("tiny"))
+    with mock.patch.dict(KNOWN):
+        yield folder
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(folder)):
+            del sys.modules[name]
 
 
+def lay_out(folder: Path, tiny: Path) -> None:
+    """Small files of the names in the pages; models are tiny and random."""
+    (folder / "tests").symlink_to(ROOT / "tests")
+    (folder / "prompts.txt").write_text("The capital of France is\nOne, two,\n")
+    for name, sizes in (("predict_llama2_7b", ""), ("dist", ""), ("predict_tiny_llama", SIZES)):
+        (folder / f"{name}.yaml").write_text(YAML % sizes)
+    write_tiny_gguf(folder / TINY)
+    (folder / "Qwen2.5-0.5B-Instruct-Q8_0.gguf").symlink_to(TINY)
+    for name, arguments in {
+        "path/to/hf-folder": f"model={TINY} convert_format=huggingface",
+        "llama2_7b.ckpt": f"model=tiny_llama load_checkpoint={tiny} convert_format=ckpt",
+    }.items():
+        words = f"run_mode=convert {arguments} convert_output={name} verbosity=0"
+        assert app.main(words.split()) == 0
+    (folder / "path/to/llama2_7b.ckpt").symlink_to(folder / "llama2_7b.ckpt")
+    mine = folder / "path/to/my_llama"
+    mine.mkdir()
+    for file in (folder / "path/to/hf-folder").iterdir():
+        text = file.read_bytes().replace(b'"model_type": "llama"', b'"model_type": "my_llama"')
+        (mine / file.name).write_bytes(text)
+    (folder / "lora_adapter.json").write_text('{"pirate": "pirate", "french": "french"}\n')
+    for seed, name in enumerate(("pirate", "french")):
+        write_adapter(folder / name, seed)
+
+
+def write_adapter(folder: Path, seed: int) -> None:
+    """A random adapter of the tiny GGUF as PEFT writes it."""
+    folder.mkdir()
+    draw = np.random.default_rng(seed).standard_normal
+    name = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
+    tensors = {}
+    for layer in range(LAYERS):
+        tensors[name.format(layer, "A")] = draw((2, WIDTH), np.float32) / WIDTH
+        tensors[name.format(layer, "B")] = draw((WIDTH, 2), np.float32) / WIDTH
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(ADAPTER))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_does_what_it_shows(
+    page: Path,
+    reader: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wrong = []
+    for block in blocks(page):
+        if block.file.startswith("lite_runner/"):
+            if block.text.partition("\n")[2] not in (ROOT / block.file).read_text("utf-8"):
+                wrong.append(f"{block.file} has no longer:\n{block.text}")
+        elif block.file:
+            write(reader / block.file, block.text)
+        elif block.language == "python" and block.text.splitlines()[0] not in FRAGMENTS:
+            code = block.text.replace('"smollm2_135m"', f'"{TINY}"')
+            exec(compile(code, page.name, "exec"), {"__name__": "__main__"})
+        for command in block.commands():
+            if command.text in NOT_RUN:
+                continue
+            if command.text.startswith("cat "):
+                write(reader / command.text.split()[1], "\n".join([*command.output, ""]))
+            elif faults := differences(page.stem, command, monkeypatch, capsys):
+                wrong.append("\n  - ".join([f"$ {command.text}", *faults]))
+    assert not wrong, "\n".join(wrong)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def differences(
+    page: str,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> list[str]:
+    """Run a command in this process: what its exit code and output are that the page does not
+    say. Output that depends on a stand-in is not compared."""
+    line, stood_in = with_stand_ins(page, command)
+    typed = RUN.fullmatch(line)
+    if typed is None:
+        return ["is neither run nor listed in docs.yaml"]
+    given = io.BytesIO((typed["stdin"] or "").encode())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(given))
+    capsys.readouterr()
+    code = app.main(shlex.split(typed["words"]))
+    captured = capsys.readouterr()
+    printed = f"{captured.out}{captured.err}"
+    fails = any(line.startswith("error: ") for line in command.output)
+    if (code != 0) is not fails or "Traceback" in captured.err:
+        return [f"exit code {code}", printed]
+    if stood_in or command.text in LISTED["other_output"]:
+        return []
+    lines = {MEASURED.sub("#", line.strip()) for line in printed.splitlines()}
+    shown = [MEASURED.sub("#", line.strip()) for line in command.output]
+    missing = [f"not printed: {line}" for line in shown if line not in {*lines, "", "..."}]
+    return [*missing, printed] if missing else []
+
+
+def with_stand_ins(page: str, command: Command) -> tuple[str, bool]:
+    """A command with the stand-ins of docs.yaml, and whether there are any. SmolLM2 itself runs
+    where a page shows what it prints."""
+    line = changed = REDIRECTION.sub("", command.text)
+    if "dry_run=true" not in line:
+        for words, others in STAND_INS.get(page, {}).items():
+            changed = re.sub(rf"(?<= ){re.escape(words)}(?= |$)", others, changed)
+        if not command.output or line in LISTED["other_output"]:
+            changed = changed.replace("model=smollm2_135m", f"model={TINY}")
+            if not MODEL.search(changed):
+                changed = f"{changed} model={TINY}"
+    return changed, changed != line
+
+
+# -- What does not run, but exists. ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", sorted({each.text for _, each in COMMANDS} & NOT_RUN))
 @pytest.mark.usefixtures("reader")
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        pytest.param(line, error, id=f"{page.stem}-{i}")
-        for page in PAGES
-        for i, (line, error) in enumerate(commands(page))
-    ],
-)
-def test_commands_are_accepted(arguments: list[str], error: str) -> None:
-    try:
-        assert jobs_of(parse(arguments, heads()))
-    except ConfigError as fault:
-        assert error
-        assert str(fault).startswith(error)
+def test_what_is_not_run_exists(command: str) -> None:
+    if found := ARGUMENTS.search(command):
+        words = [word for word in shlex.split(found[1]) if word != "..."]
+        assert jobs_of(parse(words, heads()))
+    check_exists(command)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_in_the_text_exist(page: Path) -> None:
+    for command in INLINE.findall(prose(page)):
+        check_exists(command)
+
+
+def check_exists(command: str) -> None:
+    """That the make target, or the script with its flags, exists."""
+    words = shlex.split(command)
+    while "=" in words[0] and "/" not in words[0]:  # NAME=value before a command
+        words.pop(0)
+    if words[0] == "make":
+        targets = [word for word in words[1:] if "=" not in word]
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        assert all(re.search(rf"^{name}:", makefile, re.MULTILINE) for name in targets), command
+    elif words[0] in ("bash", "python") and words[1].startswith("scripts/"):
+        assert (ROOT / words[1]).is_file(), command
+        if words[0] == "python":
+            flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+            assert flags <= set(re.findall(r"--[\w-]+", help_of(words[1]))), command
+
+
+@cache
+def help_of(script: str) -> str:
+    """What `python script --help` prints."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / script), "--help"],
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    )
+    return done.stdout
+
+
+# -- The lists in docs.yaml. ----------------------------------------------------------------------
+
+
+def test_nothing_is_listed_that_no_page_says() -> None:
+    typed = {command.text for _, command in COMMANDS}
+    assert typed >= {*NOT_RUN, *LISTED["other_output"]}
+    for page, words in STAND_INS.items():
+        lines = " ".join(command.text for stem, command in COMMANDS if stem == page)
+        assert all(f" {each} " in lines for each in words), page
+    python = [block for page in PAGES for block in blocks(page) if block.language == "python"]
+    assert {block.text.splitlines()[0] for block in python} >= FRAGMENTS
+    assert all(entry["why"] for entry in [*LISTED["not_run"], *LISTED["fragments"]])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_has_a_language(page: Path) -> None:
+    known = {"bash", "console", "json", "python", "text", "toml", "yaml"}
+    assert {block.language for block in blocks(page)} <= known
+    assert not [block.text for block in blocks(page) if block.language == "text" and hides(block)]
+
+
+def hides(block: Block) -> bool:
+    """Whether a block that is not run has a line that looks like a command."""
+    return bool(re.search(r"^(\$ |python |make |bash |pip )", block.text, re.MULTILINE))
