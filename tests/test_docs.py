@@ -7,8 +7,8 @@ run, or runs with a tiny model, is listed in docs.yaml with its reason.
 from __future__ import annotations
 
 import io
-import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -17,18 +17,17 @@ from functools import cache
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import pytest
 import yaml
-from safetensors.numpy import save_file
 
 from lite_runner import app
 from lite_runner.architectures import KNOWN
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import heads
 from lite_runner.config.sweep import jobs_of
-from tests.doc_pages import PAGES, ROOT, Block, Command, anchors, blocks, links, prose
-from tests.tiny_gguf import write_tiny_gguf
+from tests.doc_folder import TINY, lay_out
+from tests.doc_pages import PAGES, Block, Command, anchors, blocks, links, prose
+from tests.paths import ROOT
 
 LISTED = yaml.safe_load(Path(__file__).with_name("docs.yaml").read_text(encoding="utf-8"))
 NOT_RUN = {command for entry in LISTED["not_run"] for command in entry["commands"]}
@@ -47,24 +46,6 @@ INLINE = re.compile(r"`((?:make|bash|python|pip) [^`]+)`")
 MEASURED = re.compile(
     r"[\d.]+(?= (?:s|tokens/s|GB/s)\b)|(?<=results in )\S+|(?<=, )(?:but )?[\d.]+ GB is free.*$"
 )
-
-# The keys of a MindFormers yaml that matter here; without sizes they are Llama 2's.
-YAML = """
-run_mode: predict
-use_parallel: True
-output_dir: ./output
-trainer: {type: CausalLanguageModelingTrainer, model_name: llama2_7b}
-parallel_config: {data_parallel: 1, model_parallel: 2}
-context: {device_target: Ascend}
-processor: {tokenizer: {type: ByteTokenizer}}
-model:
-  arch: {type: LlamaForCausalLM}
-  model_config: {type: LlamaConfig, seq_length: 512, use_past: True, compute_dtype: float16%s}
-"""
-SIZES = ", hidden_size: 64, num_layers: 2, num_heads: 4, vocab_size: 320, intermediate_size: 192"
-ADAPTER = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"]}
-WIDTH, LAYERS = 32, 1  # of the tiny GGUF
-TINY = "tiny.gguf"
 
 
 # -- Links. ---------------------------------------------------------------------------------------
@@ -85,6 +66,12 @@ def test_every_page_is_linked_from_readme() -> None:
     assert {f"docs/{page.name}" for page in PAGES[1:]} <= {
         link.partition("#")[0] for link in links(PAGES[0])
     }
+
+
+def test_the_map_of_the_code_has_every_folder() -> None:
+    (code,) = (block.text for block in blocks(PAGES[0]) if block.text.startswith("run_lite.py"))
+    folders = {path.parent.name for path in (ROOT / "lite_runner").glob("*/__init__.py")}
+    assert not [name for name in folders if f"{name}/" not in code]
 
 
 # -- What runs. -----------------------------------------------------------------------------------
@@ -117,44 +104,6 @@ def reader(
             del sys.modules[name]
 
 
-def lay_out(folder: Path, tiny: Path) -> None:
-    """Small files of the names in the pages; models are tiny and random."""
-    (folder / "tests").symlink_to(ROOT / "tests")
-    (folder / "prompts.txt").write_text("The capital of France is\nOne, two,\n")
-    for name, sizes in (("predict_llama2_7b", ""), ("dist", ""), ("predict_tiny_llama", SIZES)):
-        (folder / f"{name}.yaml").write_text(YAML % sizes)
-    write_tiny_gguf(folder / TINY)
-    (folder / "Qwen2.5-0.5B-Instruct-Q8_0.gguf").symlink_to(TINY)
-    for name, arguments in {
-        "path/to/hf-folder": f"model={TINY} convert_format=huggingface",
-        "llama2_7b.ckpt": f"model=tiny_llama load_checkpoint={tiny} convert_format=ckpt",
-    }.items():
-        words = f"run_mode=convert {arguments} convert_output={name} verbosity=0"
-        assert app.main(words.split()) == 0
-    (folder / "path/to/llama2_7b.ckpt").symlink_to(folder / "llama2_7b.ckpt")
-    mine = folder / "path/to/my_llama"
-    mine.mkdir()
-    for file in (folder / "path/to/hf-folder").iterdir():
-        text = file.read_bytes().replace(b'"model_type": "llama"', b'"model_type": "my_llama"')
-        (mine / file.name).write_bytes(text)
-    (folder / "lora_adapter.json").write_text('{"pirate": "pirate", "french": "french"}\n')
-    for seed, name in enumerate(("pirate", "french")):
-        write_adapter(folder / name, seed)
-
-
-def write_adapter(folder: Path, seed: int) -> None:
-    """A random adapter of the tiny GGUF as PEFT writes it."""
-    folder.mkdir()
-    draw = np.random.default_rng(seed).standard_normal
-    name = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
-    tensors = {}
-    for layer in range(LAYERS):
-        tensors[name.format(layer, "A")] = draw((2, WIDTH), np.float32) / WIDTH
-        tensors[name.format(layer, "B")] = draw((WIDTH, 2), np.float32) / WIDTH
-    save_file(tensors, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps(ADAPTER))
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_does_what_it_shows(
     page: Path,
@@ -171,7 +120,8 @@ def test_a_page_does_what_it_shows(
             write(reader / block.file, block.text)
         elif block.language == "python" and block.text.splitlines()[0] not in FRAGMENTS:
             code = block.text.replace('"smollm2_135m"', f'"{TINY}"')
-            exec(compile(code, page.name, "exec"), {"__name__": "__main__"})
+            write(reader / "snippet.py", code)
+            runpy.run_path("snippet.py", run_name="__main__")
         for command in block.commands():
             if command.text in NOT_RUN:
                 continue
