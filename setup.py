@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 import shlex
 import shutil
@@ -19,20 +18,11 @@ from setuptools.command.build_ext import build_ext
 KERNELS = Path("lite_runner/native")
 SOURCES = sorted(str(path) for path in KERNELS.glob("src/*.cc"))
 HEADERS = sorted(str(path) for path in KERNELS.glob("src/*.[hi]*"))
+COMPILER = runpy.run_path(str(KERNELS / "compiler.py"))
 FINGERPRINT = runpy.run_path(str(KERNELS / "fingerprint.py"))
 # GCC finds its own headers uninitialized.
 COMPILE = "-std=c++17 -O3 -fno-math-errno -fvisibility=hidden -fPIC -pthread -Wall -Wextra"
 COMPILE += " -Wno-uninitialized -Wno-maybe-uninitialized -Wno-unknown-warning-option"
-
-
-def compiler() -> list[str]:
-    """The command of $CXX, or of the first C++ compiler on PATH; OSError where there is none."""
-    if os.environ.get("CXX"):
-        return shlex.split(os.environ["CXX"])
-    for name in ("c++", "g++", "clang++"):
-        if shutil.which(name):
-            return [name]
-    raise OSError("no C++ compiler")
 
 
 def run(*commands: list[str]) -> None:
@@ -68,7 +58,7 @@ class BuildOperators(build_ext):
             print(f"{error}: lite_runner goes without its own operators", file=sys.stderr)
 
     def _compile(self, sources: list[str], library: Path) -> None:
-        command = compiler()
+        command = COMPILER["compiler"]()
         folder = Path(self.build_temp)
         for needed in (folder, library.parent):
             needed.mkdir(parents=True, exist_ok=True)

@@ -64,6 +64,10 @@ ALLOWED: dict[str, set[str]] = {
         *("architectures", "backends", "config", "errors", "export", "generation", "model"),
         *("output", "plan", "plugins", "progress", "system", "weights"),
     },
+    "doctor": {
+        *("backends", "config", "distributed", "errors", "model", "native", "output", "plan"),
+        *("progress", "sizing", "system", "weights"),
+    },
     "run_modes": {
         *("architectures", "backends", "config", "errors", "export", "generation", "model"),
         *("output", "plan", "progress", "sizing", "system", "text", "weights"),
@@ -276,7 +280,16 @@ def test_mindspore_is_imported_only_where_tensors_are(path: Path) -> None:
         assert not roots & {"mindspore", "mindspore_lite"}
 
 
-@pytest.mark.parametrize("start", ["lite_runner.app", "lite_runner.config", "lite_runner.text"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        "lite_runner.app",
+        "lite_runner.config",
+        "lite_runner.doctor.checkup",
+        "lite_runner.doctor.model_checks",
+        "lite_runner.text",
+    ],
+)
 def test_importing_it_never_imports_mindspore(start: str) -> None:
     paths = {module_name(path): path for path in MODULES}
     assert start in paths

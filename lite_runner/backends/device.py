@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import mindspore as ms
+from mindspore import Tensor, ops
 
 from lite_runner import progress
 from lite_runner.backends import ascend_context
@@ -43,6 +44,24 @@ def set_device(
         ms.set_context(jit_config=jit_config | {"infer_boost": "on"})
     if threads is not None:
         ms.set_context(runtime_num_threads=threads)
+
+
+def try_device(device: str) -> str:
+    """Add two numbers on the first `device`; the version of the MindSpore that could.
+
+    Raises EnvironmentFault where it cannot, or comes to another sum.
+    """
+    set_device(device, 0)
+    try:
+        total = float(ops.add(Tensor([1.0], ms.float32), Tensor([1.0], ms.float32)).asnumpy()[0])
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise EnvironmentFault(
+            f"MindSpore {ms.__version__} cannot add on {device}: {reason[0]}"
+        ) from error
+    if total != 2:
+        raise EnvironmentFault(f"MindSpore {ms.__version__} on {device}: 1 + 1 = {total}")
+    return str(ms.__version__)
 
 
 def choose_attention() -> None:

@@ -18,7 +18,7 @@ from mindspore.graph import api as graph_api
 
 from lite_runner.system.code_digest import code_digest
 from lite_runner.weights.files import sha256_of
-from lite_runner.weights.source import cache_dir
+from lite_runner.weights.source import GRAPHS, cache_dir
 
 SEAL = ".sha256"
 
@@ -58,7 +58,7 @@ class GraphCache:
             self._purpose = purpose
             told = json.dumps(self._described | {"purpose": purpose}, sort_keys=True)
             name = hashlib.sha256(told.encode()).hexdigest()[:32]
-            self._folder = cache_dir() / "graphs" / name
+            self._folder = cache_dir() / GRAPHS / name
             self._active = _is_writable(self._folder)
         if not self._active or purpose != self._purpose:
             yield False

@@ -13,6 +13,7 @@ from lite_runner.config.cluster import Cluster
 from lite_runner.distributed.events import SOCKET_VARIABLE
 from lite_runner.distributed.msrun_member import PARENT_VARIABLE, SCHEDULES_VARIABLE
 from lite_runner.errors import EnvironmentFault
+from lite_runner.system import packages
 
 MEMBER = Path(__file__).with_name("msrun_member.py")
 # Left over from another job, these would make a rank believe that it is somebody else.
@@ -40,7 +41,7 @@ def command(
     if not msrun.is_file():
         raise EnvironmentFault(
             f"msrun, which starts several ranks, is not beside this Python ({beside})",
-            "it comes with MindSpore: pip install --force-reinstall mindspore",
+            f"it comes with MindSpore: {packages.reinstall_line('mindspore')}",
         )
     words = [sys.executable, str(MEMBER), str(msrun)]
     options = {

@@ -44,7 +44,7 @@ from lite_runner.system.code_digest import code_digest
 from lite_runner.system.versions import versions
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.lora.adapter import digest
-from lite_runner.weights.source import cache_dir
+from lite_runner.weights.source import EXPORTS, cache_dir
 
 
 def open_offline(
@@ -321,7 +321,7 @@ def folder_in_cache(files: ModelFiles, config: RunConfig, want: ExportSpec) -> P
         "code": code_digest(),
     }
     name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
-    return cache_dir() / "artifacts" / f"{config.model_name}-{want.layout}-{name}"
+    return cache_dir() / EXPORTS / f"{config.model_name}-{want.layout}-{name}"
 
 
 def _check_fits(

@@ -9,34 +9,23 @@ import os
 import re
 import sys
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 from lite_runner.errors import EXIT_ENVIRONMENT, EnvironmentFault
-from lite_runner.system import memory
+from lite_runner.system import memory, packages
 from lite_runner.system.ascend_devices import seen_ids
 from lite_runner.system.interrupts import leave_interrupts
 from lite_runner.system.signals import deferred
 
-INSTALL = 'pip install "mindspore==2.10.0" "numpy<2"'
 # Atlas A2 (Ascend910B1 and on) and A3 (Ascend910_9391 and on), by the names that CANN gives them.
 # Those of Atlas 800 are called Ascend910A, Ascend910B and Ascend910ProA.
 _FUSED = re.compile(r"Ascend910(B\d|_93)")
 
 
 def check_packages() -> None:
-    """Refuse what MindSpore cannot run with. Raises EnvironmentFault with the install line."""
-    try:
-        metadata.version("mindspore")
-    except metadata.PackageNotFoundError as error:
-        raise EnvironmentFault("mindspore is not installed in this Python", INSTALL) from error
-    numpy = metadata.version("numpy")
-    if int(numpy.split(".")[0]) >= 2:
-        raise EnvironmentFault(
-            f"numpy {numpy} is installed, expected a version below 2: MindSpore's tensors break "
-            "with it",
-            INSTALL,
-        )
+    """Raises EnvironmentFault, with the install line, where a package is missing or another than
+    lite-runner requires."""
+    packages.check()
 
 
 def import_mindspore() -> None:
@@ -54,9 +43,9 @@ def import_mindspore() -> None:
             raise lacking from error
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise EnvironmentFault(
-            f"mindspore {metadata.version('mindspore')} is installed, but importing it fails: "
+            f"mindspore {packages.installed('mindspore')} is installed, but importing it fails: "
             f"{reason[0]}",
-            f"{INSTALL} --force-reinstall",
+            packages.reinstall_line("mindspore"),
         ) from error
     leave_interrupts(Path(mindspore.__file__ or "").parent)
 

@@ -28,6 +28,9 @@ from lite_runner.weights.formats.hugging_face import INDEX, TOKENIZER_FILES
 
 Report = Callable[[str], None]
 
+# Folders below cache_dir(): repositories of the hub, files of packages, compiled graphs, exports.
+HUB, PACKAGES, GRAPHS, EXPORTS = "hub", "pypi", "graphs", "artifacts"
+
 # Of a repository on the hub: what a tokenizer needs, and all that a run does.
 HUB_TOKENIZER = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 HUB_FILES = (*HUB_TOKENIZER, "model*.safetensors", INDEX)
@@ -82,7 +85,7 @@ def held(uri: str, key: str = "load_checkpoint") -> Path | None:
         from huggingface_hub import snapshot_download
 
         with contextlib.suppress(Exception):  # the library's own, of what is missing
-            folder = cache_dir() / "hub"
+            folder = cache_dir() / HUB
             found = snapshot_download(
                 hub[1], revision=hub[2], cache_dir=folder, local_files_only=True
             )
@@ -115,7 +118,7 @@ def _fetch_from_hub(uri: str, report: Report, key: str, weights: bool) -> Path:
     if not match:
         raise ConfigError(f"{key}: {uri}: expected hf://OWNER/NAME[@REVISION]")
     repository, revision = match[1], match[2]
-    folder = cache_dir() / "hub"
+    folder = cache_dir() / HUB
     make_folder(folder, CACHE_HINT)
     report(f"fetching {repository} into {folder}")
     try:
@@ -199,7 +202,7 @@ def _in_cache(match: re.Match[str]) -> Path:
     """Where a package's file is kept: the digest is part of the path, so that what is there needs
     no second look."""
     package, version, member, digest = match.groups()
-    return cache_dir() / "pypi" / f"{package}-{version}" / digest / Path(member).name
+    return cache_dir() / PACKAGES / f"{package}-{version}" / digest / Path(member).name
 
 
 def _download(package: str, version: str, folder: Path, uri: str, report: Report) -> Path:
@@ -234,12 +237,12 @@ def _download(package: str, version: str, folder: Path, uri: str, report: Report
 @contextlib.contextmanager
 def _growth(folder: Path, report: Report) -> Iterator[None]:
     """Report every few seconds how much arrived in `folder`."""
-    before = _size(folder)
+    before = folder_size(folder)
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(PROGRESS_SECONDS):
-            report(f"downloaded {(_size(folder) - before) / 2**20:.0f} MiB")
+            report(f"downloaded {(folder_size(folder) - before) / 2**20:.0f} MiB")
 
     thread = threading.Thread(target=watch, name="watch-download", daemon=True)
     thread.start()
@@ -250,7 +253,8 @@ def _growth(folder: Path, report: Report) -> Iterator[None]:
         thread.join()
 
 
-def _size(folder: Path) -> int:
+def folder_size(folder: Path) -> int:
+    """Bytes of all files below a folder."""
     size = 0
     for item in folder.rglob("*"):
         with contextlib.suppress(OSError):  # a file may move away meanwhile

@@ -34,6 +34,12 @@ def available() -> bool:
     return importlib.util.find_spec("mindspore_lite") is not None
 
 
+def version() -> str:
+    """The name and version of the mindspore_lite of this Python, which is imported. Raises
+    EnvironmentFault where that fails."""
+    return _named(_import())
+
+
 def check_reads(version: int) -> None:
     """Raises EnvironmentFault where the mindspore_lite of this Python is known not to read a
     version of MindIR; looked up, not imported."""
@@ -74,7 +80,7 @@ class LiteEngine:
             if not path.is_file():
                 raise ArtifactError(f"{path}: no such file", AGAIN)
         self._lite = lite = _import()
-        self._version = f"MindSpore Lite {getattr(lite, '__version__', '')}".strip()
+        self._version = _named(lite)
         self._paths = {graph: graphs[graph] for graph in ORDER if graph in graphs}
         self._models: dict[GraphName, Any] = {graph: lite.Model() for graph in self._paths}
         self._group = self._share(target) if len(graphs) > 1 else None
@@ -260,6 +266,10 @@ def _import() -> Any:
             "install the wheel of MindSpore Lite for this Python, or choose another engine=",
         ) from error
     return mindspore_lite
+
+
+def _named(lite: Any) -> str:
+    return f"MindSpore Lite {getattr(lite, '__version__', '')}".strip()
 
 
 def _check_ge(ge: GeConfig | None, target: str, graphs: int) -> None:

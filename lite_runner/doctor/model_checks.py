@@ -1,0 +1,76 @@
+"""Whether the model that a config names could run here: its files, tokenizer, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from lite_runner.config.cluster import ranks_of
+from lite_runner.config.schema import RunConfig
+from lite_runner.doctor.check import Check, Finding
+from lite_runner.model import model_files
+from lite_runner.model.model_files import RANDOM, ModelFiles
+from lite_runner.plan.preflight import check_machine
+from lite_runner.plan.session import Job, longest_of, memory_levers, memory_need, slots_for
+from lite_runner.sizing.need import check_memory, readable
+from lite_runner.system import environment, memory
+
+FETCHED = "a run fetches it"
+_SAMPLE = "The capital of France is"
+
+
+def checks(config: RunConfig) -> Iterator[Check]:
+    """Of the model of `config`; nothing is fetched, and of weights only the headers are read."""
+    yield Check("model files", partial(files, config))
+    yield Check("tokenizer", partial(tokenizer, config))
+    yield Check("model memory", partial(needs, config))
+
+
+def files(config: RunConfig) -> Finding:
+    """Whether all tensors are there, in the shapes of the model."""
+    found = model_files.planned(config)
+    if _is_elsewhere(found):
+        return Finding("warn", f"{found.source}: not here yet", remedy=FETCHED)
+    if found.given is not None:
+        return Finding("ok", found.whereabouts())
+    tensors = found.cut(ranks_of(config), vocab_parallel=config.vocab_parallel)
+    return Finding("ok", f"{found.whereabouts()}, {len(tensors)} tensors, none missing")
+
+
+def tokenizer(config: RunConfig) -> Finding:
+    """Whether it loads, and gives back a text that it has encoded."""
+    found = model_files.planned(config)
+    if _is_elsewhere(found):
+        return Finding("warn", "not here yet", remedy=FETCHED)
+    loaded = model_files.tokenizer_of(config, found, fetching=False)
+    ids = loaded.encode(_SAMPLE)
+    if (back := loaded.decode(ids).strip()) != _SAMPLE:
+        return Finding("warn", f"{loaded.source}: gives back {back!r}", repr(_SAMPLE))
+    template = "with" if loaded.has_chat_template else "without"
+    return Finding("ok", f"{loaded.source}: {loaded.vocab_size} tokens, {template} a chat template")
+
+
+def needs(config: RunConfig) -> Finding:
+    """What a run with a short prompt, the config's batch and its new tokens would take, against
+    what there is."""
+    device = environment.resolve_device(config.context.device_target)
+    ranks, found = ranks_of(config), model_files.planned(config)
+    generation, context = config.generation(found.model), found.model.seq_length
+    length = min(context, longest_of([1], [generation], context))
+    slots = slots_for(config, generation, config.predict_batch_size or 1)
+    job = Job((), [()], generation, slots, length)
+    need = memory_need(config, found, job, device, ranks)
+
+    levers = partial(memory_levers, config, found, job, device, ranks)
+    if config.use_parallel:
+        check_machine(config, need, levers)
+    elif device == "CPU":
+        check_memory(need, levers)
+    has = f", {readable(memory.free_memory())} is free" if device == "CPU" else ""
+    each = " in each rank" if config.use_parallel else ""
+    told = f"needs {readable(need.total)}{each} for {slots} x {length} tokens ({need.parts()}){has}"
+    return Finding("ok", told)
+
+
+def _is_elsewhere(found: ModelFiles) -> bool:
+    return found.path is None and found.given is None and found.source != RANDOM

@@ -1,0 +1,146 @@
+"""The installed packages against what lite-runner requires, read without importing any of them."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from lite_runner.errors import EnvironmentFault
+
+_OWN = "lite-runner"
+_CHECKOUT = Path(__file__).resolve().parents[2]
+_BOUND = re.compile(r"(>=|<)(\d+(?:\.\d+)*)")  # the only two operators that setup.cfg uses
+_REQUIREMENT = re.compile(rf"([\w.-]+?)\(?((?:{_BOUND.pattern},?)*)\)?")  # without spaces
+_RELEASE = re.compile(r"v?(?:\d+!)?(\d+(?:\.\d+)*)")
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A package and the versions that lite-runner runs with."""
+
+    name: str
+    bounds: str  # ">=1.25,<2"; "": any version
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.bounds}"
+
+    def allows(self, version: str) -> bool:
+        """Whether a version is within the bounds. A pre-release counts as what it precedes."""
+        found = _release(version)
+        if found is None:
+            return False
+        for operator, number in _BOUND.findall(self.bounds):
+            bound = _release(number)
+            assert bound is not None
+            if (found < bound) if operator == ">=" else (found >= bound):
+                return False
+        return True
+
+
+def required() -> list[Requirement]:
+    """Each package of setup.cfg in a checkout, else of the installed lite-runner's metadata; none
+    where there is neither."""
+    return [_requirement(text) for text in _lines("install_requires", "Requires-Dist")]
+
+
+def required_python() -> Requirement:
+    """The Python that lite-runner runs with, from the same place."""
+    bounds = ",".join(_lines("python_requires", "Requires-Python"))
+    return _requirement(f"python{bounds}")
+
+
+def installed(name: str) -> str | None:
+    """The version of a package; None where it is not installed or has no version."""
+    try:
+        # Not metadata.version(): parsing the whole file takes longer than all that is done here.
+        return next(_fields(name, "Version"), None)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def unmet() -> dict[Requirement, str | None]:
+    """The requirements that this Python does not meet, and the version that each has instead."""
+    found = {one: installed(one.name) for one in required()}
+    return {one: has for one, has in found.items() if has is None or not one.allows(has)}
+
+
+def check() -> None:
+    """Raises EnvironmentFault, with the install line, where a required package is missing or of
+    another version. Takes a few milliseconds."""
+    wrong = unmet()
+    if not wrong:
+        return
+    told = [
+        f"{one.name} is not installed in this Python"
+        if has is None
+        else f"{one.name} {has} is installed, expected {one.bounds}"
+        for one, has in wrong.items()
+    ]
+    raise EnvironmentFault("; ".join(told), install_line(wrong))
+
+
+def install_line(requirements: Iterable[Requirement], *options: str) -> str:
+    """The command that installs them in this Python. All that are unmet belong in one: MindSpore
+    alone would bring a NumPy that it does not run with."""
+    words = [*options, *(f'"{one}"' for one in requirements)]
+    return f"{shlex.quote(sys.executable)} -m pip install {' '.join(words)}"
+
+
+def reinstall_line(name: str) -> str:
+    """The command that installs a broken package again, and nothing else."""
+    wanted = (one for one in required() if one.name == name)
+    return install_line(wanted, "--force-reinstall", "--no-deps")
+
+
+def _lines(option: str, field: str) -> Iterator[str]:
+    """The values of an option of setup.cfg, or of a field of the metadata; extras are left out."""
+    parser = configparser.ConfigParser()
+    try:
+        parser.read(_CHECKOUT / "setup.cfg", encoding="utf-8")
+    except (OSError, ValueError, configparser.Error):
+        parser.clear()
+    if parser.get("metadata", "name", fallback="") == _OWN:
+        lines = parser.get("options", option, fallback="").splitlines()
+        yield from (line for line in lines if line.strip())
+        return
+    with suppress(metadata.PackageNotFoundError):
+        yield from (line for line in _fields(_OWN, field) if "extra ==" not in line)
+
+
+def _fields(package: str, name: str) -> Iterator[str]:
+    """The values of a field of an installed package's metadata; PackageNotFoundError without it."""
+    found = metadata.distribution(package)
+    texts = (found.read_text(file) for file in ("METADATA", "PKG-INFO", ""))  # new, old, oldest
+    for line in next(filter(None, texts), "").splitlines():
+        if not line:
+            return
+        key, _, value = line.partition(": ")
+        if key == name:
+            yield value.strip()
+
+
+def _requirement(text: str) -> Requirement:
+    match = _REQUIREMENT.fullmatch(re.sub(r"\s", "", text))
+    if match is None:
+        raise EnvironmentFault(
+            f"{_OWN} requires {text!r}, expected a name with bounds of >= and <", "install it anew"
+        )
+    return Requirement(match[1], match[2])
+
+
+def _release(version: str) -> tuple[int, ...] | None:
+    """The numbers of a version without zeros at its end; None for what is no version."""
+    match = _RELEASE.match(version)
+    if match is None:
+        return None
+    numbers = [int(part) for part in match[1].split(".")]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)

@@ -1,0 +1,24 @@
+"""What is kept in the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lite_runner.doctor import caches
+from lite_runner.doctor.check import Finding
+
+
+def test_an_empty_cache(tmp_path: Path) -> None:
+    assert caches.kept(tmp_path / "graphs") == Finding("ok", "empty")
+    (tmp_path / "graphs").mkdir()
+    assert caches.kept(tmp_path / "graphs") == Finding("ok", "empty")
+
+
+def test_the_command_that_empties_it_names_what_is_there(tmp_path: Path) -> None:
+    hub, packages = tmp_path / "the hub", tmp_path / "pypi"
+    hub.mkdir()
+    (hub / "weights").write_bytes(bytes(2_000_000))
+    found = caches.kept(hub, packages)
+    assert found.status == "ok"
+    assert found.found == f"2.0 MB in {hub}"
+    assert found.remedy == f"to empty it: rm -r '{hub}'"
