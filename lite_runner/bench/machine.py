@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
 import resource
 import time
 from pathlib import Path
 
 from lite_runner.bench.report import Machine
+from lite_runner.system import processor
 
 
 def this_machine() -> Machine:
@@ -16,8 +16,8 @@ def this_machine() -> Machine:
     import psutil  # type: ignore[import-untyped]
 
     return Machine(
-        processor=_processor(),
-        cores=len(os.sched_getaffinity(0)),
+        processor=processor.name(),
+        cores=processor.cores(),
         memory_mib=psutil.virtual_memory().total >> 20,
     )
 
@@ -32,16 +32,6 @@ class Others:
         """Cores that they have kept busy since, on average; children count once they have ended."""
         seconds = time.monotonic() - self._started
         return max(0.0, _foreign_seconds() - self._before) / max(seconds, 1e-9)
-
-
-def _processor() -> str:
-    """Its model, where the system tells (ARM has no name there)."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def _foreign_seconds() -> float:
