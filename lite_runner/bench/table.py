@@ -38,16 +38,17 @@ def with_spread(spread: Spread) -> str:
 def table(report: Report) -> str:
     """A row a cell, a column a figure; in brackets the ratio to the former run."""
     settings = [cell.settings for cell in report.cells]
-    axes = [*(axis for axis in varying(settings) if axis not in SIZES), *SIZES]
+    axes = [axis for axis in varying(settings) if axis not in SIZES]
     engines = len({cell.measured.engine for cell in report.cells if cell.measured}) > 1
     units = (f"{figure.name}, {figure.unit}" for figure in FIGURES.values())
-    head = [*axes, *(["engine"] if engines else []), *units]
+    head = [*axes, *(["engine"] if engines else []), *SIZES, *units]
     ratios = [None] * len(settings) if report.comparison is None else report.comparison.ratios
     reasons, rows = _reasons(report), []
     for cell, ratio in zip(report.cells, ratios, strict=True):
         row = [cell.shown(axis) for axis in axes]
         if engines:
             row.append(cell.measured.engine if cell.measured else "")
+        row += [cell.shown(axis) for axis in SIZES]
         if cell.measured is None:
             place = reasons.index(_reason(cell)) + 1
             said = f"{'failed' if cell.error else 'left out'} ({place})"
@@ -55,7 +56,7 @@ def table(report: Report) -> str:
         else:
             row += _figures(cell, ratio)
         rows.append(row)
-    return markdown(head, rows, left=len(axes) - len(SIZES) + engines)
+    return markdown(head, rows, left=len(axes) + engines)
 
 
 def document(report: Report, model: str) -> str:

@@ -67,7 +67,8 @@ def test_ratios_stand_in_brackets(
     former = Former(Path("/runs/first/result.json"), "tiny", then)
     told = report(*now, comparison=compared(now, former))
     head, *rows = cells_of(table(told))
-    assert head[3] == "engine" and rows[0][3] == "other"
+    assert head[:2] == ["engine", "batch"] and rows[0][0] == "other"
+    assert table(told).splitlines()[1].startswith("|---------|------:|")
     assert [row[4] for row in rows] == ["11.0 ±9% (~1.10)", "20.0 (2.00)", "20.0"]
     text = document(told, "tiny_llama")
     assert "the ratio to tiny in /runs/first, with ~ where the ranges overlap" in text
