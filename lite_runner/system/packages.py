@@ -118,9 +118,8 @@ def _fields(package: str, name: str) -> Iterator[str]:
     """The values of a field of an installed package's metadata; PackageNotFoundError without it."""
     found = metadata.distribution(package)
     texts = (found.read_text(file) for file in ("METADATA", "PKG-INFO", ""))  # new, old, oldest
-    for line in next(filter(None, texts), "").splitlines():
-        if not line:
-            return
+    head = next(filter(None, texts), "").partition("\n\n")[0]  # behind it stands the description
+    for line in head.splitlines():
         key, _, value = line.partition(": ")
         if key == name:
             yield value.strip()
