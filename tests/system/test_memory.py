@@ -137,3 +137,17 @@ def test_a_peak_is_not_that_of_who_started_the_process() -> None:
     )
     done = subprocess.run([sys.executable, "-c", outer], capture_output=True, text=True)
     assert 0 < int(done.stdout) < 200_000_000, done.stderr
+
+
+def test_a_forgotten_peak_counts_from_now_on() -> None:
+    """In a process of its own: this one's peak is other tests'."""
+    code = (
+        "from lite_runner.system import memory\n"
+        "taken = bytearray(256 << 20)\n"
+        "before = memory.peak()\n"
+        "taken.clear()\n"
+        "memory.forget_peak()\n"
+        "print(before - memory.peak())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 200 << 20
