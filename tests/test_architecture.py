@@ -112,7 +112,7 @@ MANY_PARAMETERS = {
     "api.pipelines.TextGenerationPipeline.__init__": "MindFormers' signature",
     "api.tokenizer.PreTrainedTokenizer.__call__": "MindFormers' signature",
     "architectures.flat.ModelConfig": "the fields of a model, called by users of register()",
-    "architectures.llama_like.decoder": TEMPORARY,
+    "architectures.llama_like.decoder": "flat fields of a config, all by keyword",
     "mindir.write_static_pair.export_static_pair": TEMPORARY,
     "native.packing.attention": TEMPORARY,
     "plan.operators.open_backend": TEMPORARY,

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from lite_runner.architectures import KNOWN, Architecture, OwnNetwork, Parameter
+from lite_runner.architectures import KNOWN, Architecture, CustomNetwork, Parameter
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ConfigError
@@ -61,8 +61,8 @@ def register(
             "give them, or an Architecture: docs/python-api.md",
         )
     else:
-        own = OwnNetwork(network, tensors, _code_of(network))
-        added = Architecture(architecture, config, own=own)
+        own = CustomNetwork(network, tensors, _code_of(network))
+        added = Architecture(architecture, config, custom=own)
     if inputs is not None or added.mindformers is None:
         MAPPING[added.name] = _style(inputs or CommonInputsOfInfer)
     KNOWN[added.name] = added

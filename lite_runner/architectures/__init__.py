@@ -1,4 +1,4 @@
-"""What models are: one file an architecture, from which all else is derived. NumPy only."""
+"""Model architectures, one file each; everything else is derived from them. NumPy only."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from lite_runner.architectures.architecture import Architecture as Architecture
+from lite_runner.architectures.architecture import CustomNetwork as CustomNetwork
 from lite_runner.architectures.architecture import MindFormers
-from lite_runner.architectures.architecture import OwnNetwork as OwnNetwork
 from lite_runner.architectures.bloom import BLOOM
 from lite_runner.architectures.gpt2 import GPT2
 from lite_runner.architectures.llama import LLAMA
@@ -19,67 +19,67 @@ from lite_runner.architectures.qwen2 import QWEN2
 from lite_runner.architectures.qwen3 import QWEN3
 from lite_runner.architectures.spec import Decoder
 
-# By name; lite_runner.register adds to it.
+# By model_type; lite_runner.register adds to it.
 KNOWN: dict[str, Architecture] = {
     one.name: one for one in (BLOOM, LLAMA, QWEN2, GPT2, QWEN3, MISTRAL)
 }
 
 
 def architecture_of(model: Decoder) -> Architecture:
-    """The architecture that a model is of."""
+    """The architecture of a model."""
     return KNOWN[model.architecture]
 
 
-def of_settings(config: str, given: Mapping[str, Any]) -> Decoder:
-    """The decoder that settings of MindFormers' type `config` describe, by name, all of them."""
+def from_settings(config: str, given: Mapping[str, Any]) -> Decoder:
+    """The decoder described by the full settings of a MindFormers config class `config`."""
     return _of_mindformers(config).read(given)
 
 
 def network_name(config: str) -> str:
-    """MindFormers' network of the type `config`."""
+    """MindFormers' network class for its config class `config`."""
     return _of_mindformers(config).network
 
 
 def _of_mindformers(config: str) -> MindFormers:
     kinds = (one.mindformers for one in KNOWN.values())
-    # Several architectures may share a type: the first of them tells them apart.
+    # Several architectures may share a config class: the first one's reader tells them apart.
     return next(kind for kind in kinds if kind and kind.config == config)
 
 
-def own_network(model: Decoder) -> OwnNetwork | None:
-    """The network of a model that nothing here describes; None: the model is its description."""
-    return architecture_of(model).own
+def custom_network(model: Decoder) -> CustomNetwork | None:
+    """The user's registered network; None: the network is built from the description."""
+    return architecture_of(model).custom
 
 
 def network_code(model: Decoder) -> str | None:
-    """What keeps apart what networks of users' own have made: see OwnNetwork.code."""
-    own = own_network(model)
-    return None if own is None else own.code
+    """Cache key of a custom network: see CustomNetwork.code."""
+    custom = custom_network(model)
+    return None if custom is None else custom.code
 
 
-def may_untie(model: Decoder) -> bool:
-    """Whether a model of this architecture can have a head of its own."""
+def can_untie_head(model: Decoder) -> bool:
+    """Whether the architecture supports an untied output head."""
     architecture = architecture_of(model)
-    return architecture.own is None and not architecture.always_tied
+    return architecture.custom is None and not architecture.always_tied
 
 
 def parameters(model: Decoder) -> tuple[Parameter, ...]:
-    """Every tensor of the model, in the order of its layers."""
+    """Every tensor of the model, in layer order."""
     return _parameters(architecture_of(model), model)
 
 
 @lru_cache(maxsize=16)
 def _parameters(architecture: Architecture, model: Decoder) -> tuple[Parameter, ...]:
-    own = architecture.own
-    if own is None:
+    custom = architecture.custom
+    if custom is None:
         return tuple(parameters_of(model, architecture.names))
     head = [one for one in parameters_of(model, {}) if one.role == "head"]
-    return (*own.tensors(model), *head)
+    return (*custom.tensors(model), *head)
 
 
-Place: TypeAlias = tuple[Role | None, int | None, Part]  # role, layer, weight or bias
+ParameterKey: TypeAlias = tuple[Role | None, int | None, Part]  # role, layer, weight or bias
 
 
-def by_place(model: Decoder) -> dict[Place, Parameter]:
-    """Every tensor of a described model, by where it is in it."""
+def by_role(model: Decoder) -> dict[ParameterKey, Parameter]:
+    """Every tensor of a described model by role, layer and kind."""
     return {(one.role, one.layer, one.kind): one for one in parameters(model)}

@@ -1,4 +1,4 @@
-"""An architecture: how a decoder is read from the forms that others keep it in, and its names."""
+"""An architecture: readers and writers of its configs, and its tensor names."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ from lite_runner.architectures.spec import Decoder
 
 @dataclass(frozen=True)
 class MindFormers:
-    """What MindFormers calls an architecture."""
+    """How MindFormers names and configures an architecture."""
 
     config: str  # type in model_config
     network: str  # type in arch
-    inputs: str  # style of its exported graphs: see export/pair_inputs.py
-    settings: Callable[[Decoder], dict[str, Any]]  # of model_config, beside those of all
-    read: Callable[[Mapping[str, Any]], Decoder]  # of all of model_config, by name
+    inputs: str  # input style of its exported graphs: see mindir/pair_inputs.py
+    settings: Callable[[Decoder], dict[str, Any]]  # of model_config, besides the shared ones
+    read: Callable[[Mapping[str, Any]], Decoder]  # from the full model_config
 
 
 @dataclass(frozen=True)
 class GGUF:
-    """What llama.cpp calls an architecture, and how it keeps one."""
+    """How llama.cpp names an architecture's metadata and stores its weights."""
 
-    # By key of config.json: the key in the file, without the architecture in front.
+    # config.json key -> metadata key without the architecture prefix.
     keys: Mapping[str, str]
-    permuted: bool = False  # rows of q and k are reordered for its rotary embedding
-    # What of config.json the names of a file's tensors tell besides, and what `keys` gave.
-    told: Callable[[Container[str], Mapping[str, Any]], dict[str, Any]] = lambda tensors, given: {}
+    permuted: bool = False  # rows of q and k are permuted for llama.cpp's rotary embedding
+    # (tensor names, values of `keys`) -> further config.json fields inferred from them.
+    infer: Callable[[Container[str], Mapping[str, Any]], dict[str, Any]] = lambda tensors, given: {}
 
 
 @dataclass(frozen=True)
-class OwnNetwork:
-    """A network that nothing here describes, from `lite_runner.register`."""
+class CustomNetwork:
+    """A network given to `lite_runner.register`, not built from a description."""
 
     network: Callable[..., Any]  # (model, weights by name, BuildOptions) -> a MindSpore Cell
-    tensors: Callable[[Decoder], Iterable[Parameter]]  # all but a head that is not tied
-    code: str  # sha256 of its source: what is kept between runs and made by it is kept by this
+    tensors: Callable[[Decoder], Iterable[Parameter]]  # all but an untied head
+    code: str  # sha256 of its source: part of the keys of caches that depend on it
 
 
 @dataclass(frozen=True, eq=False)
 class Architecture:
-    """One file of this package, or what `lite_runner.register` was given."""
+    """One module of this package, or an architecture given to `lite_runner.register`."""
 
-    name: str  # model_type of config.json, and general.architecture of GGUF
+    name: str  # model_type in config.json and general.architecture in GGUF
     read: Callable[[Fields], Decoder]  # of config.json
     names: Names = field(default_factory=dict)
-    # config.json, but for what all models have in it; None: not transformers'.
+    # Architecture-specific part of config.json; None: transformers has no such model.
     write: Callable[[Decoder], dict[str, Any]] | None = None
     mindformers: MindFormers | None = None
     gguf: GGUF | None = None
-    conv1d: bool = False  # transformers holds its linear layers [in, out]
-    fused_by_head: bool = False  # transformers' q, k and v: each head's three are neighbours
-    always_tied: bool = False  # there is no head but the embedding
-    own: OwnNetwork | None = None
+    conv1d: bool = False  # transformers stores its linear layers as Conv1D, [in, out]
+    fused_by_head: bool = False  # transformers' fused qkv is interleaved per head
+    always_tied: bool = False  # the head is always the embedding
+    custom: CustomNetwork | None = None
 
 
 _SHARED = (
@@ -66,5 +66,5 @@ _SHARED = (
 
 
 def shared_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of MindFormers' model_config, what has the same name in every architecture, and here."""
+    """The MindFormers settings whose names equal fields of Decoder, for every architecture."""
     return {name: given[name] for name in _SHARED}

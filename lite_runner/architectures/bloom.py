@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi in place of positions, and a LayerNorm right behind the embedding."""
+"""BLOOM: ALiBi instead of position embeddings, and a LayerNorm after the embedding."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ NAMES: Names = {
     "key": Name("blocks.{}.attention.dense2", _FUSED, 1),
     "value": Name("blocks.{}.attention.dense3", _FUSED, 2),
     "attention_out": Name(
-        "blocks.{}.attention.projection", "transformer.h.{}.self_attention.dense", in_out=True
+        "blocks.{}.attention.projection", "transformer.h.{}.self_attention.dense", transposed=True
     ),
-    "up": Name("blocks.{}.output.mapping", "transformer.h.{}.mlp.dense_h_to_4h", in_out=True),
-    "down": Name("blocks.{}.output.projection", "transformer.h.{}.mlp.dense_4h_to_h", in_out=True),
+    "up": Name("blocks.{}.output.mapping", "transformer.h.{}.mlp.dense_h_to_4h", transposed=True),
+    "down": Name(
+        "blocks.{}.output.projection", "transformer.h.{}.mlp.dense_4h_to_h", transposed=True
+    ),
     "feed_forward_norm": Name("blocks.{}.layernorm2", "transformer.h.{}.post_attention_layernorm"),
     "norm": Name("ln_f", "transformer.ln_f"),
 }
 
 
 def decoder(*, norm_eps: float, **rest: Any) -> Decoder:
-    """`rest` as of gpt2.decoder."""
+    """`rest`: see gpt2.decoder."""
     return gpt2.decoder(
         architecture="bloom",
         norm_eps=norm_eps,
@@ -41,10 +43,10 @@ def decoder(*, norm_eps: float, **rest: Any) -> Decoder:
 
 
 def read(fields: Fields) -> Decoder:
-    """Of config.json."""
+    """From config.json."""
     fields.refuse("apply_residual_connection_post_layernorm", default=False, supported=False)
     if fields.integer("pretraining_tp", default=1) > 1:
-        # It sums slices of two projections, and leaves their biases out.
+        # slow_but_exact sums slices of two projections and drops their biases.
         fields.refuse("slow_but_exact", default=False, supported=False)
     hidden = fields.integer("n_embed", "hidden_size")
     wide = fields.integer("n_inner", default=4 * hidden)
@@ -58,7 +60,7 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json, in words that transformers 4 and 5 both read."""
+    """config.json, with keys that both transformers 4 and 5 read."""
     return {
         "architectures": ["BloomForCausalLM"],
         "hidden_size": model.hidden_size,

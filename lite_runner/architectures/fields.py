@@ -1,4 +1,4 @@
-"""The values of a Hugging Face config.json, each checked for its type and range."""
+"""Fields of a Hugging Face config.json, validated for type and range."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ MAX_LAYERS = 4096
 
 
 class Fields:
-    """Typed access to a config.json that anybody may have written."""
+    """Typed access to an untrusted config.json."""
 
     def __init__(self, raw: dict[str, Any], where: str) -> None:
         self.raw = raw
         self.where = where
 
-    def otherwise(self, **defaults: Any) -> Fields:
-        """The same file with what it leaves out; null is not left out."""
+    def with_defaults(self, **defaults: Any) -> Fields:
+        """The same file with defaults for missing keys; an explicit null is kept."""
         return Fields(defaults | self.raw, self.where)
 
     def fault(self, key: str, got: object, expected: str) -> ArtifactError:
@@ -28,7 +28,7 @@ class Fields:
         return ArtifactError(f"{self.where}: {key} is {text}, expected {expected}")
 
     def get(self, *keys: str) -> tuple[str, Any]:
-        """The first of `keys` that is present and not null, and its value (None: none is)."""
+        """The first of `keys` that is present and not null, with its value (else None)."""
         for key in keys:
             if self.raw.get(key) is not None:
                 return key, self.raw[key]
@@ -64,7 +64,7 @@ class Fields:
         if self.flag(key, default) != supported:
             raise ArtifactError(
                 f"{self.where}: {key}={str(not supported).lower()} is not supported: "
-                "the model computes something else then"
+                "it changes what the model computes"
             )
 
     def choice(self, key: str, allowed: tuple[str, ...]) -> None:
@@ -73,7 +73,7 @@ class Fields:
             raise self.fault(key, value, " or ".join(allowed))
 
     def head_dim(self, hidden: int, heads: int) -> int:
-        """The size of a head where the file does not give it."""
+        """Default head size where the file gives none."""
         if hidden % heads:
             raise self.fault("hidden_size", hidden, f"a multiple of the {heads} heads")
         return hidden // heads

@@ -1,5 +1,5 @@
-"""A model by its sizes, flat: what `lite_runner.register(config=)` may return, and what manifests
-of earlier exports hold."""
+"""A flat model config: what `lite_runner.register(config=)` may return, and the form in manifests
+of earlier exports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ModelConfig(
     eos_token_id: tuple[int, ...] = (),
     pad_token_id: int | None = None,
 ) -> Decoder:
-    """The decoder of a family; of one that is not built in, its sizes are all that counts."""
+    """The decoder of a family; for a family that is not built in only the sizes matter."""
     sizes: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions."""
+"""GPT-2: learned position embeddings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lite_runner.architectures.spec import (
     Norm,
 )
 
-TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")  # names of one function
+TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")  # aliases of the tanh approximation
 _ATTENTION, _BLOCK = "backbone.blocks.{}.attention", "transformer.h.{}"
 
 NAMES: Names = {
@@ -26,9 +26,9 @@ NAMES: Names = {
     "query": Name(f"{_ATTENTION}.dense1", f"{_BLOCK}.attn.c_attn", 0),
     "key": Name(f"{_ATTENTION}.dense2", f"{_BLOCK}.attn.c_attn", 1),
     "value": Name(f"{_ATTENTION}.dense3", f"{_BLOCK}.attn.c_attn", 2),
-    "attention_out": Name(f"{_ATTENTION}.projection", f"{_BLOCK}.attn.c_proj", in_out=True),
-    "up": Name("backbone.blocks.{}.output.mapping", f"{_BLOCK}.mlp.c_fc", in_out=True),
-    "down": Name("backbone.blocks.{}.output.projection", f"{_BLOCK}.mlp.c_proj", in_out=True),
+    "attention_out": Name(f"{_ATTENTION}.projection", f"{_BLOCK}.attn.c_proj", transposed=True),
+    "up": Name("backbone.blocks.{}.output.mapping", f"{_BLOCK}.mlp.c_fc", transposed=True),
+    "down": Name("backbone.blocks.{}.output.projection", f"{_BLOCK}.mlp.c_proj", transposed=True),
     "feed_forward_norm": Name("backbone.blocks.{}.layernorm2", f"{_BLOCK}.ln_2"),
     "norm": Name("backbone.layernorm", "transformer.ln_f"),
 }
@@ -50,7 +50,7 @@ def decoder(
     alibi: bool = False,
     **rest: Any,
 ) -> Decoder:
-    """A decoder whose layers are those of GPT-2 and BLOOM; `rest` are fields of Decoder."""
+    """A decoder with the blocks of GPT-2 and BLOOM; `rest` are fields of Decoder."""
     norm = Norm("layer", norm_eps)
     attention = Attention(num_heads, num_heads, head_dim, alibi=alibi, qkv_bias=True, out_bias=True)
     block = Block(norm, attention, FeedForward(intermediate_size, gated=False, bias=True))
@@ -59,7 +59,7 @@ def decoder(
 
 
 def read(fields: Fields) -> Decoder:
-    """Of config.json."""
+    """From config.json."""
     fields.refuse("scale_attn_weights", default=True, supported=True)
     fields.refuse("scale_attn_by_inverse_layer_idx", default=False, supported=False)
     fields.refuse("add_cross_attention", default=False, supported=False)
@@ -73,9 +73,9 @@ def read(fields: Fields) -> Decoder:
 
 
 def sizes(fields: Fields, hidden: int) -> dict[str, Any]:
-    """What config.json says of BLOOM and GPT-2 alike: whole heads, layer norms, a tied head.
+    """The fields of config.json shared by BLOOM and GPT-2, as `decoder` takes them.
 
-    Where a size stands under two names, the one that transformers takes comes first.
+    Where a size has two keys, the one that transformers prefers comes first.
     """
     fields.refuse("tie_word_embeddings", default=True, supported=True)
     heads = fields.integer("num_attention_heads", "n_head")
@@ -93,7 +93,7 @@ def sizes(fields: Fields, hidden: int) -> dict[str, Any]:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json, in words that transformers 4 and 5 both read."""
+    """config.json, with keys that both transformers 4 and 5 read."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         "n_embd": model.hidden_size,
@@ -107,7 +107,7 @@ def write(model: Decoder) -> dict[str, Any]:
 
 
 def settings(model: Decoder) -> dict[str, Any]:
-    """Of MindFormers' GPT2Config and BloomConfig, beside those of every model."""
+    """Settings of MindFormers' GPT2Config and BloomConfig besides the shared ones."""
     return {
         "expand_ratio": model.intermediate_size // model.hidden_size,
         "layernorm_epsilon": model.norm_eps,
@@ -115,7 +115,7 @@ def settings(model: Decoder) -> dict[str, Any]:
 
 
 def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What `settings` wrote, as `decoder` takes it."""
+    """The inverse of `settings`, as `decoder` takes it."""
     return shared_settings(given) | {
         "head_dim": given["hidden_size"] // given["num_heads"],
         "intermediate_size": given["expand_ratio"] * given["hidden_size"],

@@ -1,4 +1,4 @@
-"""Llama 1 to 3, and SmolLM2."""
+"""Llama 1 to 3 and SmolLM2."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import KEYS, NAMES, decoder, shared, sizes
-from lite_runner.architectures.llama_settings import of_settings, settings
+from lite_runner.architectures.llama_settings import from_settings, settings
 from lite_runner.architectures.spec import Decoder
 
 
 def read(fields: Fields) -> Decoder:
-    """Of config.json."""
+    """From config.json."""
     bias = fields.flag("attention_bias", False)
     return decoder(
         architecture="llama",
@@ -33,9 +33,9 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
-def told_by_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file calls a Llama is a Mistral where it has a window, and where it has biases on q, k
-    and v alone a Qwen2."""
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """GGUF writes Mistral as llama with a sliding window, and some Qwen2 as llama with biases on q,
+    k and v only."""
     if given.get("sliding_window"):
         return {"model_type": "mistral"}
     qkv, out = (f"blk.0.attn_{name}.bias" in tensors for name in ("q", "output"))
@@ -50,6 +50,8 @@ LLAMA = Architecture(
     read,
     NAMES,
     write,
-    MindFormers("LlamaConfig", "LlamaForCausalLM", "llama", settings, of_settings),
-    GGUF(KEYS | {"sliding_window": "attention.sliding_window"}, permuted=True, told=told_by_gguf),
+    MindFormers("LlamaConfig", "LlamaForCausalLM", "llama", settings, from_settings),
+    GGUF(
+        KEYS | {"sliding_window": "attention.sliding_window"}, permuted=True, infer=infer_from_gguf
+    ),
 )

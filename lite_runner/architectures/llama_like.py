@@ -1,4 +1,4 @@
-"""What is built like a Llama: its blocks, the names of its tensors, and config.json of all such."""
+"""Llama-like models: blocks, tensor names, and the shared part of config.json."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ def decoder(
     windows: Sequence[int | None] = (),
     **rest: Any,
 ) -> Decoder:
-    """A decoder whose layers are those of a Llama; `rest` are fields of Decoder.
+    """A decoder with Llama blocks; `rest` are fields of Decoder.
 
-    `windows` are those of the layers, none if it is empty; one of at least seq_length hides
-    nothing, so it is none, too. Without an `architecture` it is a Llama, or with biases on q, k and
-    v alone a Qwen2, or else with windows a Mistral: MindFormers does not tell them apart.
+    `windows` are the sliding windows per layer (empty: none); a window of at least seq_length masks
+    nothing and counts as none. Without `architecture` it is qwen2 if only q, k and v have biases,
+    else mistral if there are windows, else llama: MindFormers has one config class for all three.
     """
     if not architecture:
-        alike = "mistral" if any(windows) else "llama"
-        architecture = "qwen2" if qkv_bias and not out_bias else alike
+        plain = "mistral" if any(windows) else "llama"
+        architecture = "qwen2" if qkv_bias and not out_bias else plain
     norm = Norm("rms", norm_eps)
     attention = Attention(
         num_heads,
@@ -82,9 +82,9 @@ def decoder(
     feed_forward = FeedForward(intermediate_size, gated=True, bias=mlp_bias)
 
     def block(window: int | None) -> Block:
-        hides = window is not None and window < seq_length
+        masks = window is not None and window < seq_length
         return Block(
-            norm, dataclasses.replace(attention, window=window if hides else None), feed_forward
+            norm, dataclasses.replace(attention, window=window if masks else None), feed_forward
         )
 
     blocks = tuple(map(block, windows or (None,) * num_layers))
@@ -92,8 +92,8 @@ def decoder(
 
 
 def sizes(fields: Fields, *, positions: int) -> dict[str, Any]:
-    """What config.json says of every Llama-like model, as `decoder` takes it; without
-    max_position_embeddings there are `positions`."""
+    """The shared fields of config.json, as `decoder` takes them; `positions` is the default of
+    max_position_embeddings."""
     fields.choice("hidden_act", SILU)
     hidden = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
@@ -108,7 +108,7 @@ def sizes(fields: Fields, *, positions: int) -> dict[str, Any]:
         raise fields.fault("head_dim", head_dim, "an even number, for the rotary embedding")
     positions = fields.integer("max_position_embeddings", default=positions)
     theta, scaling = rope_from_hf(fields, positions)
-    # Dynamic scaling starts where the trained positions end, so there the context goes on.
+    # Dynamic scaling extends the context beyond the trained positions.
     if scaling is not None and scaling.type == "dynamic":
         positions = int(positions * scaling.factor)
     vocab_size = fields.integer("vocab_size")
@@ -129,8 +129,7 @@ def sizes(fields: Fields, *, positions: int) -> dict[str, Any]:
 
 
 def shared(model: Decoder) -> dict[str, Any]:
-    """What config.json says of every Llama-like model, in words that transformers 4 and 5 both
-    read."""
+    """The shared fields of config.json, with keys that both transformers 4 and 5 read."""
     rotary = model.rotary or Rotary()
     scaling = rotary.scaling
     dynamic = scaling is not None and scaling.type == "dynamic"

@@ -1,4 +1,4 @@
-"""MindFormers' LlamaConfig, both ways. It has no windows: those have Hugging Face's names."""
+"""MindFormers' LlamaConfig, read and written. Sliding windows, which it lacks, have HF's keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lite_runner.architectures.spec import Decoder, Rotary
 
 
 def settings(model: Decoder) -> dict[str, Any]:
-    """What stands there beside the settings of every model."""
+    """Settings besides the shared ones."""
     rotary = model.rotary or Rotary()
     return {
         "n_kv_heads": model.n_kv_heads,
@@ -25,17 +25,17 @@ def settings(model: Decoder) -> dict[str, Any]:
         "qkv_has_bias": model.attention.qkv_bias,
         "attn_proj_has_bias": model.attention.out_bias,
         "mlp_bias": model.feed_forward.bias,
-        **windows.written(model),
+        **windows.to_settings(model),
     }
 
 
-def of_settings(given: Mapping[str, Any]) -> Decoder:
-    """What `settings` wrote."""
+def from_settings(given: Mapping[str, Any]) -> Decoder:
+    """The inverse of `settings`."""
     return decoder(**sizes_of_settings(given))
 
 
 def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, as `decoder` takes it."""
+    """The inverse of `settings`, as `decoder` takes it."""
     return shared_settings(given) | {
         "n_kv_heads": given["n_kv_heads"] or given["num_heads"],
         "head_dim": given["head_dim"] or given["hidden_size"] // given["num_heads"],
@@ -45,5 +45,5 @@ def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         "qkv_bias": given["qkv_has_bias"],
         "out_bias": given["attn_proj_has_bias"],
         "mlp_bias": given["mlp_bias"],
-        "windows": windows.of_settings(given),
+        "windows": windows.from_settings(given),
     }

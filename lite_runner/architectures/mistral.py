@@ -1,4 +1,4 @@
-"""Mistral: a Llama whose layers all have a window, or none."""
+"""Mistral: a Llama with the same sliding window in every layer, or none."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lite_runner.architectures.spec import Decoder
 
 
 def read(fields: Fields) -> Decoder:
-    """Of config.json."""
-    fields = fields.otherwise(num_key_value_heads=8, sliding_window=4096)
+    """From config.json."""
+    fields = fields.with_defaults(num_key_value_heads=8, sliding_window=4096)
     sizes = llama_like.sizes(fields, positions=131072)
     none = fields.raw["sliding_window"] is None
     window = None if none else fields.integer("sliding_window")

@@ -1,7 +1,7 @@
-"""What the tensors of a decoder are called, by the place that each has in it.
+"""Names, shapes and layouts of a decoder's tensors, by role.
 
-MindFormers' unfused names are the canonical ones. A linear layer is held [out, in], except where a
-`Name` says that MindFormers holds it [in, out].
+MindFormers' unfused names are canonical. A linear weight is [out, in] unless its `Name` is
+transposed.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ Role = Literal[
 ]
 Part = Literal["weight", "bias"]  # gain and shift of a norm are its weight and bias
 Layout = Literal["plain", "out_in", "in_out"]  # plain: not the weight of a linear layer
-# Along what ranks cut a tensor: a layer's outputs (those of keys and values by their heads) or its
-# inputs, or the vocabulary.
+# Tensor-parallel split: a layer's outputs (keys and values by kv head), its inputs, or the
+# vocabulary.
 Split = Literal["none", "outputs", "key_heads", "inputs", "vocabulary"]
 
 
 @dataclass(frozen=True)
 class Name:
-    """What the tensors of one role are called, without weight and bias; {} is the layer."""
+    """Module names of one role, without .weight and .bias; {} is the layer index."""
 
-    mindformers: str  # of embedding and positions, which have no bias, the whole
+    mindformers: str  # the full tensor name for embedding and positions, which have no bias
     hugging_face: str
-    part: int | None = None  # 0, 1, 2: which of q, k, v, where Hugging Face and GGUF fuse them
-    in_out: bool = False  # MindFormers holds the matrix [in, out]
+    part: int | None = None  # 0, 1, 2: q, k or v where Hugging Face and GGUF fuse them
+    transposed: bool = False  # MindFormers stores the matrix [in, out]
 
 
 Names = Mapping[Role, Name]  # in the order of MindFormers' checkpoints
 
-GGUF: Mapping[Role, str] = {  # as llama.cpp calls them, whatever the architecture
+GGUF: Mapping[Role, str] = {  # llama.cpp's names, the same for every architecture
     "embedding": "token_embd",
     "positions": "position_embd",
     "embedding_norm": "token_embd_norm",
@@ -68,28 +68,28 @@ GGUF: Mapping[Role, str] = {  # as llama.cpp calls them, whatever the architectu
     "head": "output",
 }
 _FUSED = "blk.{}.attn_qkv"
-HEAD = "lm_head"  # the module of a head of its own, at Hugging Face and in MindFormers
+HEAD = "lm_head"  # module of an untied head, in Hugging Face and MindFormers
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One canonical tensor, and the names of the tensors that hold it elsewhere."""
+    """One canonical tensor and its names in other formats."""
 
     name: str
     shape: tuple[int, ...]
     hugging_face: str  # as transformers saves a ...ForCausalLM
-    gguf: str = ""  # as llama.cpp names it; "": it does not know the architecture
+    gguf: str = ""  # llama.cpp's name; "": it does not support the architecture
     layout: Layout = "plain"
-    part: int | None = None  # 0, 1, 2: which of q, k, v, where the source fuses them
-    rotary_heads: int = 0  # heads whose rows llama.cpp reorders for its rotary embedding
-    role: Role | None = None  # None: known to a network of its own alone
+    part: int | None = None  # 0, 1, 2: q, k or v where the source fuses them
+    rotary_heads: int = 0  # heads whose rows llama.cpp permutes for its rotary embedding
+    role: Role | None = None  # None: of a custom network
     layer: int | None = None
     kind: Part = "weight"
     split: Split = "none"
 
 
 def parameters_of(model: Decoder, names: Names) -> Iterator[Parameter]:
-    """Every tensor that the description asks for, a head of its own last."""
+    """Every tensor of the description, an untied head last."""
     in_layers = [role for role in names if "{}" in names[role].mindformers]
     before = True
     for role, name in names.items():
@@ -150,10 +150,10 @@ def _of_block(
         out, inputs, bias, split = linears[role]
         rotated = attention.rotary is not None and role in ("query", "key")
         heads = (attention.heads if role == "query" else attention.kv_heads) if rotated else 0
-        shape = (inputs, out) if name.in_out else (out, inputs)
-        layout: Layout = "in_out" if name.in_out else "out_in"
+        shape = (inputs, out) if name.transposed else (out, inputs)
+        layout: Layout = "in_out" if name.transposed else "out_in"
         yield _parameter(name, layer, "weight", role, shape, layout, heads, split)
-        if bias:  # of a layer that is cut along its inputs it is added once, when all is summed
+        if bias:  # of a row-parallel layer it is added once, after the all-reduce
             split = "none" if split == "inputs" else split
             yield _parameter(name, layer, "bias", role, (out,), "plain", heads, split)
 

@@ -1,4 +1,4 @@
-"""A description as JSON has it, both ways: for manifests of exports."""
+"""A model description to and from plain JSON types, for export manifests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lite_runner.architectures.spec import (
 
 
 def to_plain(model: Decoder) -> dict[str, Any]:
-    """The description; neighbours of the blocks that are one stand once, with their number."""
+    """The description; runs of equal blocks are stored once, with their count."""
     plain = dataclasses.asdict(dataclasses.replace(model, blocks=()))
     plain["blocks"] = [
         {"layers": len(list(same)), **dataclasses.asdict(block)}
@@ -31,7 +31,7 @@ def to_plain(model: Decoder) -> dict[str, Any]:
 
 
 def from_plain(raw: Mapping[str, Any]) -> Decoder:
-    """What `to_plain` gave, or the flat form of earlier exports.
+    """The inverse of `to_plain`; also reads the flat form of earlier exports.
 
     Raises KeyError, TypeError or ValueError for anything else.
     """

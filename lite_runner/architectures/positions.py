@@ -1,7 +1,7 @@
-"""Positions as transformers computes them, in NumPy float32: rotary frequencies, and ALiBi.
+"""Rotary frequencies and ALiBi slopes as transformers computes them, in NumPy float32.
 
-Source: transformers' rope utilities (the formulas of position interpolation, dynamic NTK,
-Llama 3 and YaRN), so that a checkpoint's `rope_scaling` means here what it means there.
+Follows transformers' rope utilities (position interpolation, dynamic NTK, Llama 3 and YaRN), so a
+checkpoint's `rope_scaling` has the same meaning here.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from lite_runner.architectures.spec import RopeScaling, Rotary
 
 
 def frequencies(rotary: Rotary, head_dim: int) -> tuple[NDArray[np.float32], float]:
-    """Radians a position for each pair of dimensions [head_dim / 2], and a factor on cos and sin.
+    """Radians per position for each pair of dimensions [head_dim / 2], and a factor on cos and sin.
 
-    For `dynamic` scaling these are the frequencies up to the original length; beyond it the
-    network stretches them by `dynamic_exponents`.
+    For `dynamic` scaling these hold up to the original length; beyond it the network scales them
+    with `dynamic_exponents`.
     """
     base = _unscaled(rotary.theta, head_dim)
     scaling = rotary.scaling
@@ -32,7 +32,7 @@ def frequencies(rotary: Rotary, head_dim: int) -> tuple[NDArray[np.float32], flo
 
 
 def dynamic_exponents(head_dim: int) -> NDArray[np.float32]:
-    """Powers [head_dim / 2] of the stretched base's ratio by which each frequency falls."""
+    """Exponents [head_dim / 2] of the base's growth ratio that scale each frequency."""
     return (-np.arange(0, head_dim, 2) / (head_dim - 2)).astype(np.float32)
 
 
@@ -42,7 +42,7 @@ def _unscaled(theta: float, head_dim: int) -> NDArray[np.float32]:
 
 
 def _llama3(base: NDArray[np.float32], scaling: RopeScaling) -> NDArray[np.float32]:
-    """Slow frequencies are divided by the factor, fast ones kept, those between blended."""
+    """Low frequencies are divided by the factor, high ones kept, those between blended."""
     turns = scaling.original_seq_length * base / np.float32(2 * math.pi)
     span = scaling.high_freq_factor - scaling.low_freq_factor
     blend = np.clip((turns - scaling.low_freq_factor) / span, 0.0, 1.0)
@@ -80,7 +80,8 @@ def _yarn_attention_factor(scaling: RopeScaling) -> float:
 
 
 def alibi_slopes(heads: int) -> NDArray[np.float32]:
-    """ALiBi's slope of each head [heads]; beyond a power of two, from every other finer one."""
+    """ALiBi's slope per head [heads]; heads beyond a power of two take every other slope of the
+    next power."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2.0 ** (-8.0 * (index + 1) / power) for index in range(power)]
     finer = [2.0 ** (-4.0 * (2 * index + 1) / power) for index in range(heads - power)]

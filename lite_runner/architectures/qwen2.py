@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: a Llama with biases on q, k and v, and with windows in its later layers."""
+"""Qwen2 and Qwen2.5: a Llama with biases on q, k and v, and sliding windows in its later layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lite_runner.architectures.spec import Decoder
 
 
 def read(fields: Fields) -> Decoder:
-    """Of config.json."""
+    """From config.json."""
     sizes = llama_like.sizes(fields, positions=32768)
     return llama_like.decoder(
         architecture="qwen2",
@@ -25,7 +25,9 @@ def read(fields: Fields) -> Decoder:
 def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     return (
-        llama_like.shared(model) | windows.written(model) | {"architectures": ["Qwen2ForCausalLM"]}
+        llama_like.shared(model)
+        | windows.to_settings(model)
+        | {"architectures": ["Qwen2ForCausalLM"]}
     )
 
 
@@ -34,5 +36,5 @@ QWEN2 = dataclasses.replace(
     name="qwen2",
     read=read,
     write=write,
-    gguf=GGUF(llama_like.KEYS, told=llama.told_by_gguf),
+    gguf=GGUF(llama_like.KEYS, infer=llama.infer_from_gguf),
 )

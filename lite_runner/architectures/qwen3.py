@@ -1,4 +1,4 @@
-"""Qwen3: a Llama whose queries and keys are normed head by head."""
+"""Qwen3: a Llama with RMSNorm on each query and key head."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NAMES: Names = {
 
 
 def read(fields: Fields) -> Decoder:
-    """Of config.json."""
-    fields = fields.otherwise(head_dim=128, num_key_value_heads=32)
+    """From config.json."""
+    fields = fields.with_defaults(head_dim=128, num_key_value_heads=32)
     sizes = llama_like.sizes(fields, positions=32768)
     bias = fields.flag("attention_bias", False)
     return llama_like.decoder(
@@ -38,7 +38,7 @@ def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     return (
         llama_like.shared(model)
-        | windows.written(model)
+        | windows.to_settings(model)
         | {
             "architectures": ["Qwen3ForCausalLM"],
             "attention_bias": model.attention.qkv_bias,
@@ -46,8 +46,8 @@ def write(model: Decoder) -> dict[str, Any]:
     )
 
 
-def of_settings(given: Mapping[str, Any]) -> Decoder:
-    """Of a yaml, with what llama_settings.of_settings reads."""
+def from_settings(given: Mapping[str, Any]) -> Decoder:
+    """From MindFormers settings; see llama_settings."""
     return llama_like.decoder(
         architecture="qwen3", qk_norm=True, **llama_settings.sizes_of_settings(given)
     )
@@ -60,10 +60,10 @@ QWEN3 = dataclasses.replace(
     names=NAMES,
     write=write,
     mindformers=MindFormers(
-        "Qwen3Config", "Qwen3ForCausalLM", "llama", llama_settings.settings, of_settings
+        "Qwen3Config", "Qwen3ForCausalLM", "llama", llama_settings.settings, from_settings
     ),
     gguf=GGUF(
         llama_like.KEYS,
-        told=lambda tensors, given: {"attention_bias": "blk.0.attn_q.bias" in tensors},
+        infer=lambda tensors, given: {"attention_bias": "blk.0.attn_q.bias" in tensors},
     ),
 )

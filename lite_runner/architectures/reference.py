@@ -1,6 +1,6 @@
-"""What a description means: the whole network, in NumPy, as plain as it can be.
+"""Reference implementation: the whole network in plain NumPy, without cache or batch.
 
-Tests hold it to transformers, and every way to run a model to it. There is no cache and no batch.
+It defines what a description means. Tests compare it with transformers, and every backend with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures import by_place
+from lite_runner.architectures import by_role
 from lite_runner.architectures.naming import Part, Role
 from lite_runner.architectures.positions import alibi_slopes, dynamic_exponents, frequencies
 from lite_runner.architectures.spec import Attention, Decoder, FeedForward, Norm, Rotary
@@ -23,9 +23,10 @@ Floats = NDArray[np.float64]
 def forward(
     model: Decoder, tensors: Mapping[str, NDArray[Any]], tokens: NDArray[np.int32]
 ) -> Floats:
-    """The logits [T, vocab_size] behind each of `tokens` [T], by the tensors of canonical names.
+    """Logits [T, vocab_size] after each of `tokens` [T]; `tensors` by canonical name.
 
-    Matrices are as `parameters` says. Of dynamic scaling all positions follow from T.
+    Matrices have the layout that `parameters` gives. Dynamic scaling uses the length T for all
+    positions.
     """
     weights = Weights(model, tensors)
     x = weights["embedding", None, "weight"][tokens]
@@ -47,12 +48,12 @@ class Weights:
 
     def __init__(self, model: Decoder, tensors: Mapping[str, NDArray[Any]]) -> None:
         self._all = {
-            place: tensors[one.name].T if one.layout == "in_out" else tensors[one.name]
-            for place, one in by_place(model).items()
+            key: tensors[one.name].T if one.layout == "in_out" else tensors[one.name]
+            for key, one in by_role(model).items()
         }
 
-    def __getitem__(self, place: tuple[Role, int | None, Part]) -> Floats:
-        return self._all[place].astype(np.float64)
+    def __getitem__(self, key: tuple[Role, int | None, Part]) -> Floats:
+        return self._all[key].astype(np.float64)
 
 
 def linear(x: Floats, weights: Weights, role: Role, layer: int, bias: bool) -> Floats:
@@ -84,25 +85,25 @@ def attention(given: Attention, x: Floats, weights: Weights, layer: int) -> Floa
         query = norm(given.qk_norm, query, weights, "query_norm", layer)
         key = norm(given.qk_norm, key, weights, "key_norm", layer)
     if given.rotary is not None:
-        query, key = rotated(given.rotary, query), rotated(given.rotary, key)
-    # Neighbouring queries share a key and a value.
+        query, key = apply_rotary(given.rotary, query), apply_rotary(given.rotary, key)
+    # Grouped-query attention: consecutive query heads share a key/value head.
     key, value = (np.repeat(one, given.heads // given.kv_heads, axis=1) for one in (key, value))
     scores = np.einsum("qhd,khd->hqk", query, key) / math.sqrt(given.head_dim)
-    distance = np.arange(len(x))[:, None] - np.arange(len(x))  # from a key on to the query
+    distance = np.arange(len(x))[:, None] - np.arange(len(x))  # query position - key position
     if given.alibi:
         scores = scores - alibi_slopes(given.heads)[:, None, None] * distance
-    seen = distance >= 0
+    visible = distance >= 0
     if given.window is not None:
-        seen &= distance < given.window
-    scores = np.where(seen, scores, -np.inf)
-    shares = np.exp(scores - scores.max(-1, keepdims=True))
-    shares = shares / shares.sum(-1, keepdims=True)
-    mixed = np.einsum("hqk,khd->qhd", shares, value).reshape(len(x), -1)
+        visible &= distance < given.window
+    scores = np.where(visible, scores, -np.inf)
+    probabilities = np.exp(scores - scores.max(-1, keepdims=True))
+    probabilities = probabilities / probabilities.sum(-1, keepdims=True)
+    mixed = np.einsum("hqk,khd->qhd", probabilities, value).reshape(len(x), -1)
     return linear(mixed, weights, "attention_out", layer, given.out_bias)
 
 
-def rotated(rotary: Rotary, x: Floats) -> Floats:
-    """x [T, heads, head_dim], of which the pairs (d, d + head_dim / 2) turn with the position."""
+def apply_rotary(rotary: Rotary, x: Floats) -> Floats:
+    """x [T, heads, head_dim] with the pairs (d, d + head_dim / 2) rotated by position."""
     length, head_dim = len(x), x.shape[-1]
     speeds, factor = frequencies(rotary, head_dim)
     scaling = rotary.scaling

@@ -1,4 +1,4 @@
-"""The rotary embedding in a Hugging Face config.json: its base, and how it is stretched."""
+"""RoPE parameters in a Hugging Face config.json: base and scaling."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ ROPE_TYPES = ("linear", "dynamic", "llama3", "yarn")
 
 
 def rope_from_hf(fields: Fields, positions: int) -> tuple[float, RopeScaling | None]:
-    """The base (theta) and the scaling of a model of `positions`, as the config gives them.
+    """Base (theta) and scaling of a model with `positions` position ids.
 
-    Raises ArtifactError for a scaling that the networks do not compute.
+    Raises ArtifactError for an unsupported scaling.
     """
     rope = _rope_object(fields)
     theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
@@ -22,7 +22,7 @@ def rope_from_hf(fields: Fields, positions: int) -> tuple[float, RopeScaling | N
 
 def _rope_object(fields: Fields) -> Fields:
     """The object of rotary parameters: `rope_parameters` of transformers 5 or `rope_scaling`."""
-    # transformers 5 gives an old rope_scaling precedence, too.
+    # transformers 5 also lets a legacy rope_scaling take precedence.
     key = "rope_scaling" if fields.raw.get("rope_scaling") else "rope_parameters"
     value = fields.raw.get(key) or {}
     if not isinstance(value, dict):
@@ -46,7 +46,7 @@ def _rope_scaling(rope: Fields, fields: Fields, positions: int) -> RopeScaling |
     if kind in ("llama3", "yarn"):
         outer = fields.integer("original_max_position_embeddings", default=positions)
         inner = rope.integer("original_max_position_embeddings", default=positions)
-        # The value beside the object wins over the one in it, as in transformers.
+        # The top-level value takes precedence over the nested one, as in transformers.
         original = inner if fields.raw.get("original_max_position_embeddings") is None else outer
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")

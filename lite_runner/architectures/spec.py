@@ -1,6 +1,6 @@
-"""What a decoder is: a tree of small parts, each of which says one thing.
+"""Description of a decoder: a tree of small frozen dataclasses.
 
-It is data: `reference.forward` says what it means, in NumPy; every way to run a model follows it.
+`reference.forward` defines its meaning in NumPy; every backend implements it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ RopeType = Literal["linear", "dynamic", "llama3", "yarn"]
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary positions are stretched beyond the trained context.
+    """RoPE scaling beyond the trained context.
 
     Field names and meaning follow transformers' `rope_scaling` / `rope_parameters`.
     """
@@ -34,8 +34,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class Norm:
-    """x / sqrt(mean(x^2) + eps) * gain; of the kind `layer` the mean is taken off before, and a
-    bias added behind."""
+    """x / sqrt(mean(x^2) + eps) * gain; kind `layer` subtracts the mean first and adds a bias."""
 
     kind: Literal["rms", "layer"]
     eps: float
@@ -43,36 +42,36 @@ class Norm:
 
 @dataclass(frozen=True)
 class Rotary:
-    """Queries and keys are rotated by their position: pairs (d, d + head_dim / 2)."""
+    """Rotary position embedding on the pairs (d, d + head_dim / 2) of queries and keys."""
 
     theta: float = 10000.0  # base of the frequencies
     scaling: RopeScaling | None = None
 
     @property
     def dynamic(self) -> RopeScaling | None:
-        """The scaling by which a token's angles depend on how long its text is, too."""
+        """The scaling if it is dynamic: angles then depend on the sequence length too."""
         return self.scaling if self.scaling and self.scaling.type == "dynamic" else None
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Softmax attention of `heads` queries on `kv_heads` keys and values, scaled by
+    """Softmax attention of `heads` query heads over `kv_heads` key/value heads, scaled by
     head_dim^-1/2."""
 
     heads: int
-    kv_heads: int  # divides heads; equals it where keys and values are not grouped
-    head_dim: int  # apart from hidden_size / heads
+    kv_heads: int  # divides heads; fewer than heads: grouped-query attention
+    head_dim: int  # may differ from hidden_size / heads
     rotary: Rotary | None = None
-    alibi: bool = False  # scores fall with the distance, by a slope for each head
+    alibi: bool = False  # a linear bias by distance, with a slope per head
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: Norm | None = None  # of each head's query and key [head_dim], before they are rotated
-    window: int | None = None  # latest tokens that one sees, itself among them; None: all
+    qk_norm: Norm | None = None  # on each query and key head [head_dim], before RoPE
+    window: int | None = None  # sliding window in tokens, the current one included; None: full
 
 
 @dataclass(frozen=True)
 class FeedForward:
-    """down(silu(gate(x)) * up(x)) where it is gated, else down(gelu(up(x))), GELU by tanh."""
+    """Gated: down(silu(gate(x)) * up(x)); else down(gelu(up(x))) with tanh GELU."""
 
     width: int
     gated: bool
@@ -81,7 +80,8 @@ class FeedForward:
 
 @dataclass(frozen=True)
 class Block:
-    """x + attention(norm(x)), then x + feed_forward(norm(x)); each norm has weights of its own."""
+    """Pre-norm block: x + attention(norm(x)), then x + feed_forward(norm(x)), each norm with its
+    own weights."""
 
     norm: Norm
     attention: Attention
@@ -90,16 +90,16 @@ class Block:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A model: embedding, blocks, norm, head. Sizes have MindFormers' names."""
+    """A decoder-only model: embedding, blocks, norm, head. Sizes have MindFormers' names."""
 
-    architecture: str  # the one that says its tensors' names: see `architectures.KNOWN`
+    architecture: str  # key of `architectures.KNOWN`, which names its tensors
     vocab_size: int
     hidden_size: int
     seq_length: int  # longest context, in tokens
     blocks: tuple[Block, ...]
-    norm: Norm  # before the head
+    norm: Norm  # final norm, before the head
     tie_word_embeddings: bool  # whether the head is the embedding
-    learned_positions: bool = False  # a table [seq_length, hidden_size] is added to the embedding
+    learned_positions: bool = False  # position embedding [seq_length, hidden_size]
     embedding_norm: Norm | None = None
     bos_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()
@@ -111,12 +111,12 @@ class Decoder:
 
     @property
     def attention(self) -> Attention:
-        """Of the first block; heads and their sizes are those of all."""
+        """Attention of the first block; the head counts and sizes are the same in all blocks."""
         return self.blocks[0].attention
 
     @property
     def feed_forward(self) -> FeedForward:
-        """Of the first block, as of all."""
+        """Feed-forward of the first block."""
         return self.blocks[0].feed_forward
 
     @property
@@ -144,18 +144,18 @@ class Decoder:
         return self.attention.rotary
 
     @property
-    def by_length(self) -> bool:
-        """Whether what is cached of a token depends on how long its text is, too."""
+    def length_dependent(self) -> bool:
+        """Whether a token's cached keys depend on the sequence length (dynamic RoPE scaling)."""
         return self.rotary is not None and self.rotary.dynamic is not None
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer."""
+        """Sliding window per layer."""
         return tuple(block.attention.window for block in self.blocks)
 
     def shard(self, ranks: int) -> Decoder:
-        """The part of each of `ranks` that share a copy (tensor parallel): its heads and width;
-        hidden_size and vocab_size stay those of the whole."""
+        """The shard of one of `ranks` tensor-parallel ranks: fewer heads and a smaller feed-forward
+        width; hidden_size and vocab_size are unchanged."""
 
         def part(block: Block) -> Block:
             attention, feed_forward = block.attention, block.feed_forward
@@ -169,19 +169,19 @@ class Decoder:
         return self._each(part)
 
     def with_rope_scaling(self, scaling: RopeScaling) -> Decoder:
-        """The model with its rotary positions stretched."""
+        """The same model with this RoPE scaling."""
 
-        def stretched(block: Block) -> Block:
+        def scaled(block: Block) -> Block:
             rotary = replace(block.attention.rotary or Rotary(), scaling=scaling)
             return replace(block, attention=replace(block.attention, rotary=rotary))
 
-        return self._each(stretched)
+        return self._each(scaled)
 
     def _each(self, change: Callable[[Block], Block]) -> Decoder:
         return replace(self, blocks=tuple(map(change, self.blocks)))
 
     def sizes(self) -> dict[str, Any]:
-        """What tells models apart, by MindFormers' names: for messages, and to compare."""
+        """Flat settings by MindFormers' names, for messages and comparisons."""
         attention, rotary = self.attention, self.rotary or Rotary()
         windows = self.windows
         return {

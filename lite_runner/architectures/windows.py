@@ -1,4 +1,4 @@
-"""Which layers have a window: as config.json of Qwen says it, and yamls with its words."""
+"""Sliding windows per layer, as Qwen's config.json and MindFormers settings describe them."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def read(fields: Fields, layers: int) -> tuple[int | None, ...]:
-    """The window of each layer, of config.json."""
-    fields = fields.otherwise(sliding_window=4096, max_window_layers=28)
+    """Sliding window per layer, from config.json."""
+    fields = fields.with_defaults(sliding_window=4096, max_window_layers=28)
     slides = fields.flag("use_sliding_window", False) and fields.raw["sliding_window"] is not None
     window = fields.integer("sliding_window") if slides else None
     first, kinds = fields.raw["max_window_layers"], fields.raw.get("layer_types")
     if kinds is None:
         if window is not None and (type(first) is not int or first < 0):
             raise fields.fault("max_window_layers", first, "an integer from 0")
-        return placed(window, layers, first if window else 0, None)
+        return per_layer(window, layers, first if window else 0, None)
     expected = f"a list of {layers}, each {FULL}" + (f" or {SLIDING}" if window else ": no window")
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise fields.fault("layer_types", kinds, expected)
     for kind in kinds:
         if kind != FULL and (kind != SLIDING or window is None):
             raise fields.fault("layer_types", kind, expected)
-    return placed(window, layers, 0, kinds)
+    return per_layer(window, layers, 0, kinds)
 
 
-def placed(
+def per_layer(
     window: int | None, layers: int, first: int, kinds: Sequence[str] | None
 ) -> tuple[int | None, ...]:
-    """The window of each layer: of those from the `first` on, or of those whose kind says so."""
+    """Sliding window per layer: for layers from `first` on, or by their `kinds`."""
     slides = [layer >= first for layer in range(layers)]
     if kinds is not None:
         slides = [kind == SLIDING for kind in kinds]
     return tuple(window if here else None for here in slides)
 
 
-def of_settings(given: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """The window of each layer, of the settings of a yaml."""
+def from_settings(given: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """Sliding window per layer, from MindFormers settings."""
     window = given["sliding_window"] if given["use_sliding_window"] else None
-    return placed(window, given["num_layers"], given["max_window_layers"], given["layer_types"])
+    return per_layer(window, given["num_layers"], given["max_window_layers"], given["layer_types"])
 
 
-def written(model: Decoder) -> dict[str, Any]:
-    """What is read as the windows of `model`."""
+def to_settings(model: Decoder) -> dict[str, Any]:
+    """The settings that `read` and `from_settings` turn into the windows of `model`."""
     slides = [window is not None for window in model.windows]
     if not any(slides):
         return {"use_sliding_window": False}

@@ -103,7 +103,7 @@ class _Angles:
     """Rotary angles: a table by position, or with dynamic scaling of each token in a step."""
 
     def __init__(self, config: Decoder, length: int, capacity: int) -> None:
-        self.dynamic = config.by_length
+        self.dynamic = config.length_dependent
         self.table = np.zeros((1, 1), np.float32)
         rotary = config.rotary
         if rotary is None:

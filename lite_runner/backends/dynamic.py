@@ -33,7 +33,7 @@ class DynamicBackend:
             budget=step_budget(slots, chunk),
             chunk=chunk,
             can_copy=False,
-            can_continue=not manifest.model.by_length,
+            can_continue=not manifest.model.length_dependent,
         )
         self.compile_s = 0.0
         self._engine = engine

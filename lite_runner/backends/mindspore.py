@@ -135,7 +135,7 @@ class MindSporeBackend:
             budget=step_budget(options.slots, chunk),
             chunk=chunk,
             most_logits=most,
-            can_continue=not config.by_length,
+            can_continue=not config.length_dependent,
         )
         lora = options.lora
         self._graphs = GraphCache(

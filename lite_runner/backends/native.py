@@ -88,7 +88,7 @@ class NativeBackend:
             budget=self._capacity,
             chunk=1,
             most_logits=rows_at_once(config.vocab_size, self._capacity),
-            can_continue=not config.by_length,
+            can_continue=not config.length_dependent,
         )
         self._words = BatchMetadata(config, self.info.max_length, self._capacity)
         self._table = Tensor(self._words.table)

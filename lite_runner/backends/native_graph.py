@@ -34,7 +34,7 @@ class NativeGraphBackend:
             budget=operators.capacity,
             chunk=1,
             can_copy=False,
-            can_continue=not manifest.model.by_length,
+            can_continue=not manifest.model.length_dependent,
         )
         self.compile_s = 0.0
         self._engine, self._capacity = engine, operators.capacity

@@ -87,5 +87,5 @@ def whole_prompts(manifest: Manifest, engine: Engine, *, can_copy: bool = True) 
         budget=slots * length,
         chunk=length,
         can_copy=can_copy,
-        can_continue=not manifest.model.by_length,
+        can_continue=not manifest.model.length_dependent,
     )

@@ -52,7 +52,7 @@ class ResizableBackend:
             max_length=length,
             budget=step_budget(slots, LONGEST_CHUNK),
             chunk=LONGEST_CHUNK,  # see `pieces`
-            can_continue=not model.by_length,
+            can_continue=not model.length_dependent,
         )
         self.compile_s = 0.0
         self._positions = Positions(model, length)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lite_runner.architectures import own_network
+from lite_runner.architectures import custom_network
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.fields import Fault
@@ -80,7 +80,7 @@ def _prompts(config: RunConfig) -> Iterator[Fault]:
 def division_faults(config: RunConfig, model: Decoder) -> Iterator[Fault]:
     """What of a model does not divide by model_parallel; the text names the degrees that do."""
     ranks, whole_vocabulary = ranks_of(config).tensor, not config.vocab_parallel
-    if ranks > 1 and own_network(model):
+    if ranks > 1 and custom_network(model):
         yield Fault(
             (*_KEYS, "model"),
             f"parallel_config.model_parallel: got {ranks}, expected 1: how the tensors of"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from lite_runner.architectures import may_untie
+from lite_runner.architectures import can_untie_head
 from lite_runner.architectures.spec import Decoder
 
 _TIES_AND_SERVES = (1, 3)
@@ -38,7 +38,7 @@ class Release:
 
     def needs_head(self, model: Decoder) -> bool:
         """Whether a head that is tied to the embedding must be in the file as well."""
-        tied = model.tie_word_embeddings and may_untie(model)
+        tied = model.tie_word_embeddings and can_untie_head(model)
         return tied and (self.number is None or self.number < _TIES_AND_SERVES)
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from lite_runner.architectures import of_settings
+from lite_runner.architectures import from_settings
 from lite_runner.architectures.spec import Decoder, RopeScaling
 from lite_runner.config import hccl
 from lite_runner.config.fields import Fault, Range, read
@@ -93,7 +93,7 @@ class DecoderSettings(Settings):
 
     def _described(self, kind: str) -> Decoder:
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return of_settings(kind, given | {"eos_token_id": _ids(self.eos_token_id)})
+        return from_settings(kind, given | {"eos_token_id": _ids(self.eos_token_id)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from lite_runner import progress
-from lite_runner.architectures import own_network
+from lite_runner.architectures import custom_network
 from lite_runner.backends.exported import Device, EngineOptions, check_reads
 from lite_runner.backends.ge_options import ge_to_write
 from lite_runner.config.ge import FILE_NAME, render
@@ -263,7 +263,7 @@ def _write_settings(folder: Path, config: RunConfig, manifest: Manifest, place: 
     """The yaml and config.ini that MindFormers' tools want beside graphs; the user may change
     them, so the manifest does not count them among its files. A yaml of the user's is the one."""
     # Of a registered family the yaml has no words.
-    if own_network(manifest.model) is None and not place.has_own_yaml():
+    if custom_network(manifest.model) is None and not place.has_own_yaml():
         text = model_yaml(manifest.model, config, manifest.seq_length, manifest.model_type.lower())
         (folder / f"{config.model_name}.yaml").write_text(text, encoding="utf-8")
     ge = ge_to_write(config, manifest.target)

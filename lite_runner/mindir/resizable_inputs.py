@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lite_runner.architectures import own_network
+from lite_runner.architectures import custom_network
 from lite_runner.architectures.spec import Decoder
 from lite_runner.mindir.manifest import TensorSpec
 
@@ -34,8 +34,8 @@ class Shape:
 
 def unsupported(model: Decoder) -> list[str]:
     """Why the layout resizable cannot have a model; nothing where it can."""
-    if own_network(model) is not None:
-        return [f"{model.architecture} has a network of its own"]
+    if custom_network(model) is not None:
+        return [f"{model.architecture} has a custom network"]
     reasons, attentions = [], {replace(one.attention, window=None) for one in model.blocks}
     if len(attentions) > 1:
         reasons.append("attention differs between its layers by more than the window")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from lite_runner.architectures import by_place, spec
+from lite_runner.architectures import by_role, spec
 from lite_runner.architectures.naming import Role
 from lite_runner.architectures.spec import Attention, Decoder
 from lite_runner.mindir.resizable_inputs import windows_of
@@ -28,7 +28,7 @@ class Tensors:
 
     def __init__(self, model: Decoder, weights: Weights) -> None:
         self._weights = weights
-        self._places = by_place(model)
+        self._places = by_role(model)
 
     def __call__(self, role: Role, layer: int | None = None) -> Array:
         """A weight or gain; of a linear layer [out, in]."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from lite_runner.architectures import by_place, limits, own_network, spec
+from lite_runner.architectures import by_role, custom_network, limits, spec
 from lite_runner.architectures.naming import HEAD, Part, Role
 from lite_runner.architectures.positions import alibi_slopes
 from lite_runner.native import packing
@@ -20,8 +20,8 @@ _INWARD: tuple[Role, ...] = ("query", "key", "value")
 
 def unsupported(model: spec.Decoder) -> list[str]:
     """Why our own operators cannot compute a model; nothing where they can."""
-    if own_network(model) is not None:
-        return [f"{model.architecture} has a network of its own"]
+    if custom_network(model) is not None:
+        return [f"{model.architecture} has a custom network"]
     return limits.unsupported(model)
 
 
@@ -88,7 +88,7 @@ class _Packer:
     ) -> None:
         self._model, self._weights, self._lora = model, weights, lora
         self._integer_input, self._widen = integer_input, widen
-        self._parameters = by_place(model)
+        self._parameters = by_role(model)
 
     def embedding(self) -> Packed:
         model, name = self._model, self._name("embedding")

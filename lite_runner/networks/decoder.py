@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from mindspore import Tensor, nn, ops
 
-from lite_runner.architectures import by_place
+from lite_runner.architectures import by_role
 from lite_runner.architectures.naming import Part, Role
 from lite_runner.architectures.positions import alibi_slopes
 from lite_runner.architectures.spec import Decoder, Norm
@@ -58,7 +58,7 @@ class Parts:
     def __init__(self, model: Decoder, weights: Weights, options: BuildOptions) -> None:
         self.model, self.options = model, options
         self._weights = weights
-        self._parameters = by_place(model)
+        self._parameters = by_role(model)
         self._norm = layers_for(options, model).norm
 
     def name(self, role: Role, layer: int | None = None) -> str:

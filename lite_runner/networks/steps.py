@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mindspore import Tensor, nn
 
-from lite_runner.architectures import own_network
+from lite_runner.architectures import custom_network
 from lite_runner.architectures.spec import Decoder
 from lite_runner.networks.decoder import DecoderCell
 from lite_runner.networks.layers import BuildOptions, Weights
@@ -16,7 +16,7 @@ Network = Callable[[Decoder, Weights, BuildOptions], nn.Cell]
 
 def network_of(model: Decoder, weights: Weights, options: BuildOptions) -> nn.Cell:
     """The network of a model, or the one that it was registered with."""
-    own = own_network(model)
+    own = custom_network(model)
     build = DecoderCell if own is None else own.network
     cell: nn.Cell = build(model, weights, options)
     return cell

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from lite_runner import native, progress
-from lite_runner.architectures import limits, own_network
+from lite_runner.architectures import custom_network, limits
 from lite_runner.backends.base import Backend
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
@@ -70,7 +70,7 @@ def integers_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ran
         ranks.tensor == 1  # cut weights are floats
         and files.quantization.quant != "none"
         and config.compute_dtype(device) != "float32"
-        and own_network(files.model) is None
+        and custom_network(files.model) is None
         and (there or environment.has_fused_operators(device))
     )
 
@@ -99,7 +99,7 @@ def check_supported(config: RunConfig, files: ModelFiles, device: str, ranks: Ra
             " integers; Atlas A2 and A3 have",
             "quant=none, or on this machine's processor with context.device_target=CPU",
         )
-    wide = model.head_dim > LARGEST_HEAD and own_network(model) is None
+    wide = model.head_dim > LARGEST_HEAD and custom_network(model) is None
     if wide and config.compute_dtype(device) != "float32" and fused(device):
         raise ConfigError(
             f"model.model_config.head_dim: got {model.head_dim}, but attention on Ascend takes at"

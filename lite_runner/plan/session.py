@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lite_runner import progress
-from lite_runner.architectures import own_network
+from lite_runner.architectures import custom_network
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends import ascend_context
 from lite_runner.backends.base import Backend, Growing
@@ -324,7 +324,7 @@ def grown(backend: Backend, config: RunConfig, files: ModelFiles, device: str, j
 
     Raises EnvironmentFault where the larger cache does not fit.
     """
-    if not isinstance(backend, Growing) or own_network(files.model):
+    if not isinstance(backend, Growing) or custom_network(files.model):
         return False
     if backend.adapters is not None and backend.adapters.slots < adapter_slots_for(config, job):
         return False

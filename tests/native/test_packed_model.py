@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from lite_runner.architectures import KNOWN, Architecture, OwnNetwork
+from lite_runner.architectures import KNOWN, Architecture, CustomNetwork
 from lite_runner.architectures.spec import Attention, Block, Decoder, FeedForward, Norm, Rotary
 from lite_runner.native.packed_model import unsupported
 
@@ -49,10 +49,12 @@ def test_why_they_cannot_compute_a_model(attentions: tuple[Attention, ...], reas
     assert unsupported(decoder(*attentions)) == [reason]
 
 
-def test_a_network_of_a_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = OwnNetwork(network=lambda: None, tensors=lambda model: (), code="")
-    monkeypatch.setitem(KNOWN, "toy", Architecture("toy", lambda fields: decoder(PLAIN), own=own))
-    assert unsupported(decoder(PLAIN, architecture="toy")) == ["toy has a network of its own"]
+def test_custom_networks_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = CustomNetwork(network=lambda: None, tensors=lambda model: (), code="")
+    monkeypatch.setitem(
+        KNOWN, "toy", Architecture("toy", lambda fields: decoder(PLAIN), custom=own)
+    )
+    assert unsupported(decoder(PLAIN, architecture="toy")) == ["toy has a custom network"]
 
 
 def test_packing_needs_no_mindspore() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner.architectures import may_untie, parameters
+from lite_runner.architectures import can_untie_head, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import BASE, Row
 from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
@@ -156,7 +156,7 @@ def random_adapter(
     def scale() -> float:
         return float(random.uniform(0.2, 1)) if dtype == "F32" else 0.5
 
-    ends = () if may_untie(model) else (sites(model)[0].weight, "lm_head.weight")
+    ends = () if can_untie_head(model) else (sites(model)[0].weight, "lm_head.weight")
     places = [site for site in sites(model) if site.weight not in ends]
     chosen = [site for site in places if random.random() < share]
     pairs = {
@@ -170,7 +170,7 @@ def merged(model: Decoder, weights: Weights, adapter: Adapter) -> tuple[Decoder,
     """W + scale B A in float64; a tied head of llama becomes one of its own."""
     places = {site.weight: site for site in sites(model)}
     changed = {name: values.astype(np.float64) for name, values in weights.items()}
-    if may_untie(model) and model.tie_word_embeddings:
+    if can_untie_head(model) and model.tie_word_embeddings:
         model = replace(model, tie_word_embeddings=False)
         changed["lm_head.weight"] = changed[sites(model)[0].weight].copy()
     for name, pair in adapter.pairs.items():

@@ -112,7 +112,7 @@ def _as_hugging_face(file: GGUFFile, architecture: str, gguf: GGUF) -> dict[str,
         "rope_scaling": _scaling_of_metadata(value),
     }
     given = {name: value(key) for name, key in gguf.keys.items()}
-    return raw | given | gguf.told(file.tensors, given)
+    return raw | given | gguf.infer(file.tensors, given)
 
 
 def _is_tied(file: GGUFFile) -> bool:

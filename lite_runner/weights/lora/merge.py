@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures import may_untie, parameters
+from lite_runner.architectures import can_untie_head, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.lora.adapter import Adapter, LoraPair, check_copies, check_effective
@@ -29,7 +29,7 @@ def merged_model(model: Decoder, adapter: Adapter) -> Decoder:
     embedding = parameters(model)[0].name
     if not model.tie_word_embeddings or not {embedding, _HEAD_WEIGHT} & adapter.pairs.keys():
         return model
-    if not may_untie(model):
+    if not can_untie_head(model):
         raise ArtifactError(
             f"adapter {adapter.name}: changes the embedding or the head alone, and"
             f" {model.architecture} has one tensor for both, so it cannot be merged",
