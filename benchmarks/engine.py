@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from lite_runner import progress
 from lite_runner.backends.base import Backend
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.model import model_files
 from lite_runner.plan import session
+from lite_runner.run_modes import heads, resolve
 from lite_runner.system import environment
 
 

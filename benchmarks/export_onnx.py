@@ -25,11 +25,11 @@ from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.resizable import decode_span
 from lite_runner.backends.step_inputs import Positions, gather_rows, score_bias
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.mindir.resizable_inputs import Shape, inputs_of
 from lite_runner.mindir.resizable_network import ResizableNetwork
 from lite_runner.model import model_files
 from lite_runner.model.model_files import ModelFiles
+from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.read_ahead import ReadAhead
 
 

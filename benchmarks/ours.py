@@ -16,13 +16,13 @@ from lite_runner import progress
 from lite_runner.backends.base import Backend
 from lite_runner.bench.lockstep import Prompts, lockstep
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.config.schema import RunConfig
 from lite_runner.export import offline
 from lite_runner.generation import Token
 from lite_runner.model import model_files
 from lite_runner.model.model_files import ModelFiles
 from lite_runner.plan import session
+from lite_runner.run_modes import heads, resolve
 from lite_runner.system import environment
 
 NAMED = ("export.layout", "quant", "kv_cache")  # settings that an engine's name shows

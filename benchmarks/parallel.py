@@ -23,7 +23,6 @@ from lite_runner import progress
 from lite_runner.backends import collectives
 from lite_runner.config.argv import parse
 from lite_runner.config.cluster import Cluster, ranks_of
-from lite_runner.config.compose import heads, resolve
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
@@ -32,6 +31,7 @@ from lite_runner.distributed.job import Limits, run_ranks
 from lite_runner.generation import Request, Scheduler
 from lite_runner.model import model_files
 from lite_runner.plan import session
+from lite_runner.run_modes import heads, resolve
 
 SEQUENCES, PROMPT, STEPS = 4, 32, 48
 OVERRIDES = [

@@ -31,11 +31,11 @@ from lite_runner import progress
 from lite_runner.bench.lockstep import lockstep
 from lite_runner.bench.random_adapters import random_adapters
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.generation import Scheduler
 from lite_runner.model import model_files
 from lite_runner.model.adapters import AdapterJob
 from lite_runner.plan import session
+from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.lora.adapter import open_adapters
 from lite_runner.weights.lora.adapter_write import write_adapters
 

@@ -81,7 +81,7 @@ def guarded(action: Callable[[], int]) -> int:
 
 def _dispatch(args: list[str]) -> int:
     from lite_runner.config.argv import parse
-    from lite_runner.config.compose import heads, resolve
+    from lite_runner.run_modes import heads, resolve, schemas
 
     line = parse(args, heads())
     if line.action == "help":
@@ -97,7 +97,7 @@ def _dispatch(args: list[str]) -> int:
     elif line.action == "info":
         from lite_runner.config.help import info_text
 
-        print(info_text(line))
+        print(info_text(line, schemas()))
     elif line.action == "multirun":
         return _multirun(line)
     else:
@@ -121,8 +121,9 @@ def _print_config(line: CommandLine) -> None:
     import yaml
 
     from lite_runner.config.compose import compose_line, raise_faults
+    from lite_runner.run_modes import schemas
 
-    composed = compose_line(line)
+    composed = compose_line(line, schemas())
     raise_faults(composed.faults)
     shown = {} if line.shown == "hydra" else composed.raw
     if line.shown != "job":
@@ -147,8 +148,8 @@ def _run(config: RunConfig, notes: Sequence[Note], plugins: Sequence[str] = ()) 
 
 def _multirun(line: CommandLine) -> int:
     """Every job in a process of its own: neither memory nor device state leaks to the next."""
-    from lite_runner.config.sweep import jobs_of
     from lite_runner.distributed.membership import membership
+    from lite_runner.run_modes import jobs_of
 
     if (member := membership()) is not None and member.size > 1:
         raise ConfigError(

@@ -30,9 +30,10 @@ from lite_runner.distributed.join import Joined, join, schedule
 from lite_runner.distributed.membership import Member, device_of
 from lite_runner.distributed.stopping import BOARD, STOP_S, Board, CommonStop
 from lite_runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, RunnerError
-from lite_runner.launch import launch, ready_for_ranks, tell_details
+from lite_runner.launch import launch, ready_for_ranks, starts_ranks, tell_details
 from lite_runner.output.report import RunFolder
 from lite_runner.rank import Outlet, placed
+from lite_runner.run_modes import from_dict
 from lite_runner.system import environment, memory
 from lite_runner.system.signals import CutShort, offered
 
@@ -50,7 +51,7 @@ def run(
         return launch(_on_machine(config, member), notes, plugins)
     raise_faults(list(_faults(config, member)))
     speaks = member.rank in (0, None) and not member.is_scheduler
-    alone = member.size == 1 or config.only_save_strategy
+    alone = member.size == 1 or not starts_ranks(config)
     if config.dry_run or alone:
         return launch(config, notes) if speaks else 0
     for note in notes if speaks else ():
@@ -74,7 +75,7 @@ def _faults(config: RunConfig, member: Member) -> Iterator[Fault]:
     """Why `config` is no run of this many ranks."""
     ranks, asked = ranks_of(config), config.parallel_config
     started = f"this process was started as {member.name}"
-    if not config.runs_on_ranks and member.size > 1:
+    if not config.on_ranks and member.size > 1:
         yield Fault(
             ("run_mode",), f"{started}, but run_mode={config.run_mode} is done by one process"
         )
@@ -191,7 +192,7 @@ def _agree(config: RunConfig, joined: Joined) -> tuple[RunConfig, RunFolder]:
         Board.create(joined.place.folder / BOARD, joined.size)
         told = {"config": config.to_dict(), "folder": str(made.path)}
     leader = json.loads(gather(json.dumps(told).encode())[joined.here[0]])
-    return RunConfig.from_dict(leader["config"]), RunFolder(Path(leader["folder"]))
+    return from_dict(leader["config"]), RunFolder(Path(leader["folder"]))
 
 
 def _leave(line: str, exit_code: int) -> int:

@@ -8,15 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from lite_runner import progress, worker
-from lite_runner.config.checks import rank_table_faults
 from lite_runner.config.cluster import cluster_of, ranks_of
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.fields import Note
+from lite_runner.config.options import ComputeOptions, GenerateOptions, SaveStrategyOptions
+from lite_runner.config.prompt import items_of
 from lite_runner.config.repeat import kept, with_input
-from lite_runner.config.request import items_of
 from lite_runner.config.requests import read_requests
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
+from lite_runner.distributed.rank_table_checks import rank_table_faults
 from lite_runner.distributed.rank_table_file import read_rank_table
 from lite_runner.output.report import RunFolder
 from lite_runner.system import environment
@@ -38,7 +39,7 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         worker.dry_run(config)
         return 0
     environment.check_packages()
-    if config.predicts or config.run_mode == "eval":
+    if isinstance(config, ComputeOptions) and not getattr(config, "writes_graphs", False):
         # Before anything is fetched: a yaml made for other machines needs an override.
         environment.resolve_device(config.context.device_target, several=config.use_parallel)
     config = with_input(config)
@@ -70,12 +71,12 @@ def with_rank_table(config: RunConfig) -> RunConfig:
     Raises ConfigError where that table is of another job, ArtifactError for a broken one.
     """
     parallel, offered = config.parallel, os.environ.get("RANK_TABLE_FILE")
-    on_ascend = config.runs_on_ranks and _is_ascend(config)
+    on_ascend = config.on_ranks and _is_ascend(config)
     table = parallel.rank_table_file
     if table is None:
         wanted = on_ascend and starts_ranks(config)
         table = offered if offered and wanted else ""
-        if offered and config.runs_on_ranks and not wanted:
+        if offered and config.on_ranks and not wanted:
             why = "it is for Ascend" if not on_ascend else "this is one process"
             progress.note(f"RANK_TABLE_FILE={offered} is not used: {why}")
         config = replace(config, parallel=replace(parallel, rank_table_file=table))
@@ -93,8 +94,9 @@ def _is_ascend(config: RunConfig) -> bool:
 
 def starts_ranks(config: RunConfig) -> bool:
     """Whether several processes do the work."""
-    several = config.runs_on_ranks and ranks_of(config).size > 1
-    return several and not config.only_save_strategy
+    several = config.on_ranks and ranks_of(config).size > 1
+    alone = isinstance(config, SaveStrategyOptions) and config.only_save_strategy
+    return several and not alone
 
 
 def _launch_ranks(config: RunConfig, folder: RunFolder, plugins: Sequence[str]) -> None:
@@ -140,7 +142,7 @@ def ready_for_ranks(config: RunConfig) -> RunConfig:
     from lite_runner.plan.preflight import check_machine
 
     # Fetched once, here: the ranks find it in the cache. What is wrong shows before they start.
-    if config.run_mode == "export":
+    if not isinstance(config, GenerateOptions):
         files = model_files.locate(config)
         raise_faults(list(division_faults(config, files.model)))
         files.cut(ranks_of(config), vocab_parallel=config.vocab_parallel)

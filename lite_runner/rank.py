@@ -38,6 +38,7 @@ from lite_runner.errors import (
 )
 from lite_runner.output.report import RunFolder
 from lite_runner.plugins import register_plugins
+from lite_runner.run_modes import from_dict
 from lite_runner.system import environment, memory
 from lite_runner.system.signals import CutShort, Terminated, handled, offered
 
@@ -117,7 +118,7 @@ def _read(config_file: Path) -> RunConfig:
         raise EnvironmentFault(f"{config_file}: cannot be read: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{config_file}: no config of a run")
-    return RunConfig.from_dict(raw)
+    return from_dict(raw)
 
 
 def _device_id() -> int:

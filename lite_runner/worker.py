@@ -8,7 +8,7 @@ from lite_runner import progress
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.output.report import RunFolder
-from lite_runner.run_modes import convert, eval, export, predict, quantize, shard, strategies
+from lite_runner.run_modes import run_mode
 
 
 def run(
@@ -22,22 +22,11 @@ def run(
     `interrupted` says to a rank that generates, before each step, whether all stop there.
     Raises RunnerError, and CutShort where Ctrl-C ended a generation whose results are written.
     """
-    if config.predicts and config.only_save_strategy:
-        strategies.run(config, folder)
-    elif config.predicts:
-        if config.parallel.strategy_ckpt_save_file and (ranks or Ranks()).rank == 0:
-            strategies.write(config)
-        predict.run(config, folder, ranks, interrupted)
-    elif config.run_mode == "convert":
-        convert.run(config, folder)
-    elif config.run_mode == "eval":
-        eval.run(config, folder)
-    elif config.run_mode == "export":
-        export.run(config, folder, ranks)
-    elif config.run_mode == "quantize":
-        quantize.run(config, folder)
+    mode = run_mode(config.run_mode)
+    if config.on_ranks:
+        mode.run(config, folder, ranks, interrupted)
     else:
-        shard.run(config, folder)
+        mode.run(config, folder)
 
 
 def dry_run(config: RunConfig) -> None:
@@ -45,12 +34,4 @@ def dry_run(config: RunConfig) -> None:
 
     Raises RunnerError, as `run` would before it computes.
     """
-    modes = {
-        "convert": convert.planned,
-        "eval": eval.planned,
-        "export": export.planned,
-        "quantize": quantize.planned,
-        "shard": shard.planned,
-    }
-    lines = modes.get(config.run_mode, predict.planned)(config)
-    progress.text("\n".join(lines) + "\n")
+    progress.text("\n".join(run_mode(config.run_mode).planned(config)) + "\n")

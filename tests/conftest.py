@@ -19,6 +19,7 @@ from filelock import FileLock
 from hypothesis import settings
 from numpy.typing import NDArray
 
+from lite_runner import run_modes
 from tests.paths import ROOT
 
 if TYPE_CHECKING:
@@ -91,10 +92,40 @@ def cli(tmp_path: Path) -> Cli:
 @pytest.fixture(scope="session")
 def resolve() -> Callable[..., RunConfig]:
     """The config of a command line."""
-    from lite_runner.config import compose
     from lite_runner.config.argv import parse
 
-    return lambda *args: compose.resolve(parse(args, compose.heads()))[0]
+    return lambda *args: run_modes.resolve(parse(args, run_modes.heads()))[0]
+
+
+@pytest.fixture(scope="session")
+def notes() -> Callable[..., list[str]]:
+    """The notes for the user of a command line, in full."""
+
+    from lite_runner import run_modes
+    from lite_runner.config.argv import parse
+
+    def run(*args: str) -> list[str]:
+        found = run_modes.resolve(parse(args, run_modes.heads()))[1]
+        return [note.detail or note.text for note in found]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def faults() -> Callable[..., str]:
+    """The message of a command line that is refused."""
+
+    from lite_runner import run_modes
+    from lite_runner.config.argv import parse
+    from lite_runner.errors import ConfigError
+
+    def run(*args: str) -> str:
+        with pytest.raises(ConfigError) as caught:
+            run_modes.resolve(parse(args, run_modes.heads()))
+        assert caught.value.exit_code == 2
+        return caught.value.message
+
+    return run
 
 
 @pytest.fixture
@@ -103,8 +134,8 @@ def write_tiny_llama(tmp_path: Path) -> Callable[..., Path]:
     config.json of model=tiny_llama, `sizes` changed, and its weights in MindFormers' names: random
     but for the arrays given. There is no tokenizer in it."""
     from lite_runner.config.argv import parse
-    from lite_runner.config.compose import heads, resolve
     from lite_runner.config.hf import hf_from_model_config
+    from lite_runner.run_modes import heads, resolve
     from lite_runner.weights.formats.safetensors_file import write_safetensors
     from lite_runner.weights.layouts import expected_tensors
     from lite_runner.weights.tensor import LazyTensor

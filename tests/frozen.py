@@ -46,7 +46,8 @@ def tensors() -> dict[str, list[list[Any]]]:
 def counts() -> dict[str, int]:
     """The number of parameters of each conf/model."""
     from lite_runner.config.argv import parse
-    from lite_runner.config.compose import heads, options_of, resolve
+    from lite_runner.config.groups import options_of
+    from lite_runner.run_modes import heads, resolve
     from lite_runner.sizing.need import parameter_count
 
     found = {}

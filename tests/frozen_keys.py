@@ -25,12 +25,12 @@ import yaml
 
 # Everything of the package that this file needs, and that may move.
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.config.fields import leaves
 from lite_runner.config.repeat import kept
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
 from lite_runner.errors import ConfigError
+from lite_runner.run_modes import heads, resolve, schemas
 
 FOLDER = Path(__file__).resolve().parent / "fixtures/frozen/keys"
 # Where the resolved config shows the option of a group.
@@ -40,7 +40,7 @@ HERE = "<here>"  # the folder that a config.yaml was written in
 
 def known_keys() -> set[str]:
     """Every dotted key of any run mode, and the groups."""
-    return {*leaves(RunConfig), *SHOWN_AT}
+    return {*leaves(RunConfig), *schemas().every_key, *SHOWN_AT}
 
 
 def resolved(words: list[str]) -> dict[str, Any]:

@@ -23,8 +23,7 @@ import yaml
 from lite_runner import app
 from lite_runner.architectures import KNOWN
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads
-from lite_runner.config.sweep import jobs_of
+from lite_runner.run_modes import heads, jobs_of
 from tests.doc_folder import TINY, lay_out
 from tests.doc_pages import PAGES, Block, Command, anchors, blocks, links, prose
 from tests.paths import ROOT

@@ -13,8 +13,8 @@ import pytest
 
 from lite_runner import build_context
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.mindir.manifest import read_manifest
+from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.random import random_checkpoint
 from tests.paths import ROOT

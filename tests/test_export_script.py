@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.config.model_dir import yamls_in
 from lite_runner.mindir.manifest import read_manifest
+from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.random import random_checkpoint
 from tests.paths import ROOT

@@ -15,7 +15,6 @@ import yaml
 
 from lite_runner.config.argv import parse
 from lite_runner.config.cluster import Cluster
-from lite_runner.config.compose import heads, resolve
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.distributed.events import SOCKET_VARIABLE, Event
@@ -23,6 +22,7 @@ from lite_runner.distributed.job import Limits, run_ranks
 from lite_runner.generation import GenerationTiming
 from lite_runner.output.merge import Share, together
 from lite_runner.output.report import RowResult
+from lite_runner.run_modes import heads, resolve
 from tests.paths import ROOT
 
 PROMPTS = "predict_data=['hello there','a b c','the third, \\u4e2d\\u6587']"
@@ -153,7 +153,7 @@ def test_shares_are_put_together_in_the_order_of_the_copies() -> None:
 
 @pytest.mark.parametrize(("prompts", "copies"), [(7, 3), (2, 4), (4, 2), (1, 1)])
 def test_prompts_are_shared_evenly_and_in_order(prompts: int, copies: int) -> None:
-    from lite_runner.config.request import Request
+    from lite_runner.config.prompt import Request
     from lite_runner.plan.session import Job, share
 
     config = resolved("predict_data=hi")

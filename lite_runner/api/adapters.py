@@ -8,9 +8,9 @@ from pathlib import Path
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import AdapterSlots
+from lite_runner.config.options import GenerateOptions
+from lite_runner.config.prompt import adapter_name
 from lite_runner.config.ranks import Ranks
-from lite_runner.config.request import adapter_name
-from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.adapters import AdapterJob, check_adapters, open_wanted, pieces_of
 from lite_runner.model.model_files import ModelFiles, adapters_of
@@ -29,7 +29,7 @@ class OpenAdapters:
         self._checked: set[str] = set()
 
     def job(
-        self, config: RunConfig, files: ModelFiles, names: Sequence[str | None]
+        self, config: GenerateOptions, files: ModelFiles, names: Sequence[str | None]
     ) -> AdapterJob | None:
         """The adapter of each prompt (None: the base) among all that the listing has; None where
         the config has no adapter_path.
@@ -63,7 +63,7 @@ class OpenAdapters:
         self._checked.update(wanted)
         return AdapterJob(list(self._opened.values()), names)
 
-    def _open(self, config: RunConfig, files: ModelFiles, wanted: Sequence[str]) -> None:
+    def _open(self, config: GenerateOptions, files: ModelFiles, wanted: Sequence[str]) -> None:
         found = adapters_of(config, files.model, wanted)
         root = Path(config.adapter_root).expanduser() if config.adapter_root else None
         listed = adapter_folders(Path(config.adapter_path).expanduser(), root)
@@ -81,7 +81,7 @@ def taken(
     slots: AdapterSlots | None,
     known: Sequence[Adapter],
     job: AdapterJob | None,
-    config: RunConfig,
+    config: GenerateOptions,
     model: Decoder,
     ranks: Ranks,
 ) -> bool:

@@ -12,17 +12,18 @@ from lite_runner import progress
 from lite_runner.api.context import chosen
 from lite_runner.api.ranks import TransformerOpParallelConfig, divided, parallel_settings
 from lite_runner.config.argv import CommandLine, Setting
-from lite_runner.config.checks import run_faults
-from lite_runner.config.compose import raise_faults, resolve
+from lite_runner.config.compose import raise_faults
 from lite_runner.config.fields import Fault, hints_of, leaves, read
 from lite_runner.config.groups import options_of
 from lite_runner.config.mindformers import translate
 from lite_runner.config.mindformers_keys import IGNORED
 from lite_runner.config.model_dir import only_yaml
-from lite_runner.config.schema import Context, RunConfig
+from lite_runner.config.options import GenerateOptions
+from lite_runner.config.sections import Context
 from lite_runner.config.suggest import did_you_mean, nearest, nearest_key
 from lite_runner.config.yaml_file import put_at
 from lite_runner.errors import ConfigError
+from lite_runner.run_modes import faults, predict, resolve
 
 _SECTION = "model.model_config."
 _WEIGHTS = "checkpoint_name_or_path"
@@ -48,7 +49,7 @@ class PretrainedConfig:
     Setting an attribute that does not exist, or to a value it cannot have, is a ConfigError.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: GenerateOptions) -> None:
         object.__setattr__(self, "_raw", config.to_dict())
         object.__setattr__(self, "_more", {"batch_size": 1})  # kept, of no effect on the run
 
@@ -74,7 +75,7 @@ class PretrainedConfig:
         if "parallel_config" in settings:
             settings = dict(settings)
             self._raw["parallel_config"] = parallel_settings(settings.pop("parallel_config"))
-        known = leaves(RunConfig, self._raw)
+        known = leaves(predict.Config, self._raw)
         placed = self._placed(settings)
         found = translate(
             placed,
@@ -139,15 +140,15 @@ class PretrainedConfig:
         """The same settings, apart from these."""
         return copy.deepcopy(self)
 
-    def run_config(self, options: Mapping[str, Any] | None = None) -> RunConfig:
+    def run_config(self, options: Mapping[str, Any] | None = None) -> GenerateOptions:
         """These settings, the chosen device and `options` (top-level keys) as a checked config.
 
         Raises ConfigError with all that is wrong.
         """
         raw = {**self._raw, **(options or {})}
         raw["context"] = {**raw["context"], **chosen()}
-        config = RunConfig.from_dict(divided(raw))
-        raise_faults(list(run_faults(config)))
+        config = predict.Config.from_dict(divided(raw))
+        raise_faults(list(faults(config)))
         return config
 
 
@@ -169,7 +170,7 @@ class AutoConfig:
         return config
 
 
-def settings_of(source: str | Mapping[str, Any], **keys: str | list[str]) -> RunConfig:
+def settings_of(source: str | Mapping[str, Any], **keys: str | list[str]) -> GenerateOptions:
     """The run that a model's name, yaml (or what it holds), folder or checkpoint means; `keys` are
     set besides."""
     settings: dict[str, str | list[str]] = {
@@ -203,12 +204,13 @@ def _resolved(
     settings: Mapping[str, str | list[str]],
     file: str | None = None,
     held: Mapping[str, Any] | None = None,
-) -> RunConfig:
+) -> GenerateOptions:
     given = [Setting(key, value) for key, value in settings.items()]
     given.append(Setting("predict_data", [_LATER]))
     config, notes = resolve(
         CommandLine(settings=given, config_files=[file] if file else [], config=held)
     )
+    assert isinstance(config, GenerateOptions)
     for note in notes:
         progress.note(note.detail or note.text)
     return config
@@ -218,7 +220,7 @@ def _keywords(raw: Mapping[str, Any]) -> list[str]:
     """The keys of a run's config that are settings of its model, too."""
     own = raw["model"]["model_config"]
     apart = {*_sections(raw), *OF_A_RUN, *own}
-    return [name for name in hints_of(RunConfig) if name in raw and name not in apart]
+    return [name for name in hints_of(predict.Config) if name in raw and name not in apart]
 
 
 def _sections(raw: Mapping[str, Any]) -> list[str]:

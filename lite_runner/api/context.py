@@ -16,7 +16,7 @@ from lite_runner.backends import ascend_context
 from lite_runner.config.ascend import KEYS, AscendSettings
 from lite_runner.config.fields import Fault, hints_of, read
 from lite_runner.config.mindformers_keys import IGNORED
-from lite_runner.config.schema import Context
+from lite_runner.config.sections import Context
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ConfigError
 from lite_runner.system import environment

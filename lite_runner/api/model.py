@@ -18,7 +18,7 @@ from lite_runner.api.ranks import cut_by_hand, from_all, own_ranks, with_seed
 from lite_runner.api.streamers import InTurn, Streamer
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.backends.base import Backend
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.options import GenerateOptions
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.generation import Completion, OnLogits, Scheduler, generate
 from lite_runner.model import model_files
@@ -63,7 +63,9 @@ class PreTrainedModel:
         self._scheduler: Scheduler | None = None  # of the backend, which knows what its slots hold
         self._known: Sequence[Adapter] = ()  # the adapters that the backend knows
         self._adapters = OpenAdapters()
-        self._missing: tuple[RunConfig, ArtifactError] | None = None  # a tokenizer, and for what
+        self._missing: tuple[GenerateOptions, ArtifactError] | None = (
+            None  # a tokenizer, and for what
+        )
         self._settings = lasting(self.config.run_config())
         self._files = files or model_files.locate(self._settings)
 
@@ -253,7 +255,7 @@ class PreTrainedModel:
         """What the backend is to be loaded from."""
         return self._files
 
-    def _run(self, config: RunConfig, call: _Call) -> list[Completion]:
+    def _run(self, config: GenerateOptions, call: _Call) -> list[Completion]:
         ranks, tokenizer, stop = own_ranks(config), call.tokenizer, call.job.generation.stop
         job = share(config, call.job, ranks)
         if not job.tokens:  # fewer prompts than copies of the model
@@ -292,13 +294,13 @@ class PreTrainedModel:
             raise KeyboardInterrupt
         return from_all(outcome.completions, ranks)
 
-    def _scheduler_of(self, backend: Backend, config: RunConfig) -> Scheduler:
+    def _scheduler_of(self, backend: Backend, config: GenerateOptions) -> Scheduler:
         """The scheduler of former calls, whose texts new ones may go on from, or a new one."""
         if self._scheduler is None:
             self._scheduler = Scheduler(backend, prefix_cache=config.prefix_cache == "auto")
         return self._scheduler
 
-    def _room_for(self, config: RunConfig, job: Job, tokenizer: Tokenizer | None) -> Backend:
+    def _room_for(self, config: GenerateOptions, job: Job, tokenizer: Tokenizer | None) -> Backend:
         """The backend: grown where it lacks slots or length, built anew where it lacks adapters."""
         files, backend = self._weights(), self._backend
         device = environment.resolve_device(config.context.device_target)
@@ -330,7 +332,7 @@ class PreTrainedModel:
         every = (*self._known, *(job.adapters.adapters if job.adapters else ()))
         self._known = list({one.name: one for one in every}.values())
 
-    def _grow(self, backend: Backend, config: RunConfig, device: str, room: Job) -> bool:
+    def _grow(self, backend: Backend, config: GenerateOptions, device: str, room: Job) -> bool:
         self._scheduler = None
         try:
             if not grown(backend, config, self._files, device, room):
@@ -348,7 +350,7 @@ class PreTrainedModel:
             self._backend = None
 
 
-def lasting(config: RunConfig) -> RunConfig:
+def lasting(config: GenerateOptions) -> GenerateOptions:
     """What of a config a backend is built for: without what each call may choose."""
     chosen: dict[str, Any] = dict.fromkeys(("adapter_id", "predict_batch_size", *OPTIONS))
     chosen |= {"predict_data": "", "chat": False, "truncate": "none", "seed": config.seed}

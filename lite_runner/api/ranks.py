@@ -22,7 +22,8 @@ from lite_runner.config.cluster import ranks_of
 from lite_runner.config.fields import Fault, read
 from lite_runner.config.mindformers_keys import IGNORED
 from lite_runner.config.ranks import Ranks
-from lite_runner.config.schema import ParallelConfig, RunConfig
+from lite_runner.config.schema import Config, RunConfig
+from lite_runner.config.sections import ParallelConfig
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.distributed.join import Joined, join, schedule
 from lite_runner.distributed.membership import device_of, membership
@@ -155,7 +156,7 @@ def cut_by_hand() -> AbstractContextManager[None]:
     return collectives.cut_by_hand()
 
 
-def with_seed(config: RunConfig) -> RunConfig:
+def with_seed(config: Config) -> Config:
     """The config with a seed where it samples: one that nobody gave is drawn, on the first rank for
     all of them."""
     drawn = seeds.with_seed(config)

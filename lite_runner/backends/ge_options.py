@@ -10,11 +10,11 @@ from typing import Any
 from lite_runner import progress
 from lite_runner.config.ge import FILE_NAME, GeConfig, ge_config, preset_of
 from lite_runner.config.groups import compose_groups
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.options import ExportedOptions
 from lite_runner.system import environment
 
 
-def ge_of_run(config: RunConfig, beside: tuple[Path, ...] = ()) -> GeConfig | None:
+def ge_of_run(config: ExportedOptions, beside: tuple[Path, ...] = ()) -> GeConfig | None:
     """The options on this machine, which has an Ascend processor; `beside`: the config.ini in the
     model's folder. None with ge=none, and for a processor that has no preset.
 
@@ -33,7 +33,7 @@ def ge_of_run(config: RunConfig, beside: tuple[Path, ...] = ()) -> GeConfig | No
     return ge_config(dataclasses.replace(config, infer=laid))
 
 
-def tell_ge(config: RunConfig, ge: GeConfig | None) -> None:
+def tell_ge(config: ExportedOptions, ge: GeConfig | None) -> None:
     """Note where the options of a run on Ascend come from, and what they leave to Lite."""
     if ge is not None and config.infer.ge_preset == "auto" and not config.infer.ge_config_path:
         soc = environment.ascend_soc()
@@ -43,7 +43,7 @@ def tell_ge(config: RunConfig, ge: GeConfig | None) -> None:
         progress.note(f"GE options: {text}")
 
 
-def ge_to_write(config: RunConfig, target: str) -> GeConfig | None:
+def ge_to_write(config: ExportedOptions, target: str) -> GeConfig | None:
     """The options that go beside exported graphs: those of this machine, if they are for it."""
     if target != "Ascend" or not environment.ascend_devices():
         if target == "Ascend" and config.infer.ge_preset == "auto":

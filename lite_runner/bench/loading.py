@@ -9,11 +9,11 @@ from lite_runner.backends.base import Backend
 from lite_runner.bench.cell_job import CellJob
 from lite_runner.bench.workload import workload
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.options import GenerateOptions
 from lite_runner.export import offline
 from lite_runner.model import model_files
 from lite_runner.plan import session
+from lite_runner.run_modes import heads, resolve
 from lite_runner.system import environment
 
 
@@ -32,6 +32,7 @@ def load(job: CellJob) -> Loaded:
     RunnerError."""
     line = parse([*job.arguments, *job.settings.overrides()], heads())
     config, _ = resolve(line)
+    assert isinstance(config, GenerateOptions)
     plugins.register_plugins(line.plugins)
     files = model_files.locate(config)
     work = workload(files.model, job.settings)
@@ -43,7 +44,7 @@ def load(job: CellJob) -> Loaded:
     return Loaded(backend, work, str(files.quantization), exports)
 
 
-def _is_there(config: RunConfig, files: model_files.ModelFiles, work: session.Job) -> bool:
+def _is_there(config: GenerateOptions, files: model_files.ModelFiles, work: session.Job) -> bool:
     """Whether what the backend loads need not be exported first."""
     if config.backend != "mslite" or files.given is not None:
         return True

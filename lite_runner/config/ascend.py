@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lite_runner.config.fields import Fault, fault, show
-from lite_runner.config.schema import Context, RunConfig
+from lite_runner.config.schema import RunConfig
+from lite_runner.config.sections import Context
 from lite_runner.config.suggest import did_you_mean, nearest
 
 KEYS = ("max_device_memory", "ascend_config")

@@ -15,7 +15,7 @@ from lite_runner.config.grammar import value_of
 from lite_runner.config.groups import GROUPS, options_of, twice_defined, user_folder
 from lite_runner.config.mindformers import arch_of, base_model
 from lite_runner.config.other_tools import CHECKPOINTS
-from lite_runner.config.schema import LayerNormSettings, LlamaSettings, Settings
+from lite_runner.config.sections import LayerNormSettings, LlamaSettings, Settings
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.config.yaml_file import at
 from lite_runner.errors import ConfigError

@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lite_runner.config.argv import CommandLine, Setting
 from lite_runner.config.ascend import KEYS
-from lite_runner.config.checks import run_faults
 from lite_runner.config.choices import (
     SEARCHPATH,
     blended,
@@ -40,7 +40,13 @@ from lite_runner.config.fields import (
 )
 from lite_runner.config.ge import ge_notes
 from lite_runner.config.grammar import value_of
-from lite_runner.config.groups import GROUPS, compose_groups, files_of, options_of
+from lite_runner.config.groups import (
+    GROUPS,
+    compose_groups,
+    files_of,
+    keys_by_run_mode,
+    options_of,
+)
 from lite_runner.config.lengths import typed_faults
 from lite_runner.config.mindformers import arch_of, listed, translate
 from lite_runner.config.mindformers_keys import IGNORED, is_only_mindformers
@@ -63,9 +69,31 @@ MINDFORMERS_EXPORT = {
 _HELP = "run_lite.py --help lists the groups and keys"
 
 
-def heads() -> list[str]:
+@dataclass(frozen=True)
+class Schemas:
+    """What a run may be, by its run mode: config/ knows none of them."""
+
+    config_of: Callable[[str], type[RunConfig]]  # of a run mode
+    faults: Callable[[RunConfig], Iterator[Fault]]  # what does not go together in one
+
+    @cached_property
+    def keys(self) -> dict[str, frozenset[str]]:
+        """The dotted keys of each run mode, besides those that every run has."""
+        return keys_by_run_mode()
+
+    @cached_property
+    def every_key(self) -> frozenset[str]:
+        """The keys of all run modes, besides those that every run has."""
+        return frozenset().union(*self.keys.values())
+
+    def having(self, key: str) -> list[str]:
+        """The run modes that have a key."""
+        return [mode for mode, keys in self.keys.items() if key in keys]
+
+
+def heads(schemas: Schemas) -> list[str]:
     """The first parts of every key a user may write: groups, our keys, MindFormers'."""
-    known = (*GROUPS, *leaves(RunConfig), *IGNORED)
+    known = (*GROUPS, *leaves(RunConfig), *schemas.every_key, *IGNORED)
     return sorted({key.partition(".")[0] for key in known})
 
 
@@ -74,6 +102,8 @@ class Composed:
     """Plain data of one run, and what is wrong with it so far."""
 
     raw: dict[str, Any]
+    schemas: Schemas
+    schema: type[RunConfig]  # of the run mode
     choices: dict[str, str] = field(default_factory=dict)  # of groups, named by the user
     folders: tuple[Path, ...] = ()  # of groups, besides conf/
     faults: list[Fault] = field(default_factory=list)
@@ -83,20 +113,21 @@ class Composed:
         self.faults.append(Fault((key,), text))
 
 
-def resolve(line: CommandLine) -> tuple[RunConfig, list[Note]]:
+def resolve(line: CommandLine, schemas: Schemas) -> tuple[RunConfig, list[Note]]:
     """The run that a command line asks for, and notes for the user.
 
-    Raises ConfigError with all that is wrong: keys, types, ranges, and what does not go together.
+    Raises ConfigError with all validation errors: keys, types, ranges, and what does not go
+    together.
     """
-    composed = compose_line(line)
+    composed = compose_line(line, schemas)
     checked: list[Fault] = []
-    config = read(composed.raw, RunConfig, "", checked)
+    config = read(composed.raw, composed.schema, "", checked)
     faulty = {key for fault in composed.faults for key in fault.keys}
     # A fault that follows from another one would only distract.
     faults = composed.faults + [f for f in checked if not faulty.intersection(f.keys)]
     if config is not None:
         typed = {setting.key for setting in line.settings}
-        found = [*run_faults(config), *typed_faults(config, typed)]
+        found = [*schemas.faults(config), *typed_faults(config, typed)]
         faults += [f for f in found if not faulty.intersection(f.keys)]
     raise_faults(faults)
     assert config is not None
@@ -111,7 +142,7 @@ def raise_faults(faults: Sequence[Fault]) -> None:
         raise error
 
 
-def compose_line(line: CommandLine) -> Composed:
+def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
     """Groups, file and settings in one; faults of keys and values are collected, not raised."""
     # A prompt that was given in a wrong way is not missed besides.
     early = [
@@ -138,7 +169,17 @@ def compose_line(line: CommandLine) -> Composed:
     for setting in foreign:
         put(file.raw, setting.key, str(setting.value))
     choices = options_chosen(line.settings, file, folders, early)
-    composed = Composed(compose_groups(choices, folders), choices, folders, early)
+    raw = compose_groups(choices, folders)
+    mode = raw.get("run_mode")
+    if isinstance(mode, str) and mode not in schemas.keys:
+        expected = ", ".join(schemas.keys)
+        raise ConfigError(f"conf/: run_mode: got {show(mode)}, expected one of {expected}")
+    schema = schemas.config_of(mode) if isinstance(mode, str) else RunConfig
+    # A group may set keys that the run mode does not have (ge): they have no meaning then.
+    own = {field.name for field in dataclasses.fields(schema)}
+    raw = {name: value for name, value in raw.items() if name in own or name != "infer"}
+    composed = Composed(raw, schemas, schema, choices, folders, early)
+    _check_groups(composed)
     if file.raw:
         _lay_file(composed, line, file)
     for setting in line.settings:
@@ -149,6 +190,19 @@ def compose_line(line: CommandLine) -> Composed:
     if _is_mindformers_export(composed, line, file.raw):
         _lay_mindformers_export(composed, line, file.raw)
     return composed
+
+
+def _check_groups(composed: Composed) -> None:
+    """A group whose keys the run mode does not have is refused where it was chosen."""
+    if "ge" in composed.choices and "infer" not in composed.raw:
+        composed.fail("ge", _no_meaning(composed, "ge", "infer.ge_preset"))
+
+
+def _no_meaning(composed: Composed, name: str, key: str) -> str:
+    """What is said of a key that other run modes have."""
+    modes = " or ".join(composed.schemas.having(key))
+    mode = composed.raw["run_mode"]
+    return f"{name} has no meaning with run_mode={mode}, only with run_mode={modes}"
 
 
 def _bare_words(line: CommandLine, models: Sequence[str]) -> str:
@@ -188,7 +242,7 @@ def _is_mindformers_export(composed: Composed, line: CommandLine, file: Mapping[
     )
     return (
         bool(line.config_files)
-        and not is_of_a_run(file)
+        and not is_of_a_run(file, composed.schemas.config_of)
         and asked
         and raw.get("run_mode") == "export"
         and not any(at(raw, key) for key in ours)
@@ -222,8 +276,11 @@ def _lay_file(composed: Composed, line: CommandLine, config: ConfigFile) -> None
     if mixed := blended(line.settings, config, composed.raw, models):
         composed.fail("model", mixed)
         return
-    if is_of_a_run(file):
-        composed.raw = run_again(file, composed.raw, _options_typed(line, composed))
+    if is_of_a_run(file, composed.schemas.config_of):
+        options = _options_typed(line, composed)
+        composed.raw = run_again(
+            file, composed.raw, options, composed.schema, composed.schemas.every_key
+        )
         return
     use_parallel = file.get("use_parallel", composed.raw.get("use_parallel"))
     for setting in line.settings:
@@ -231,9 +288,11 @@ def _lay_file(composed: Composed, line: CommandLine, config: ConfigFile) -> None
             use_parallel = setting.value.lower() != "false"
     named = at(file, "trainer.model_name") in models
     sized = typed_model or "model" in config.choices or named or arch is None
-    every = leaves(RunConfig, composed.raw)
+    every = leaves(composed.schema, composed.raw)
+    others = composed.schemas.every_key - leaves(composed.schema).keys()
     # What only another run mode has is MindFormers' own here, and listed as such.
     known = {key for key in every if key not in IGNORED or key in composed.raw}
+    known |= {key for key in others if key not in IGNORED}
     result = translate(
         file,
         known,
@@ -254,7 +313,7 @@ def _lay_file(composed: Composed, line: CommandLine, config: ConfigFile) -> None
     for key, value in result.assignments.items():
         if online and key.startswith(OFFLINE_ONLY):
             result.ignored.append(key)  # the documents' yamls have both kinds of a run in one
-        elif on_cpu and key in FOR_ASCEND:
+        elif (on_cpu and key in FOR_ASCEND) or key in others:
             result.ignored.append(key)
         elif key not in GROUPS and key not in typed:
             # MindFormers writes "none" of a path as an empty value.
@@ -281,7 +340,7 @@ def _options_typed(line: CommandLine, composed: Composed) -> list[dict[str, Any]
 
 def _lay(composed: Composed, setting: Setting) -> None:
     key, prefix = setting.key, setting.prefix
-    known = leaves(RunConfig, composed.raw)
+    known = leaves(composed.schema, composed.raw)
     annotation = annotation_of(key, known)
     if key in GROUPS:
         composed.fail(key, f"{setting}: expected {key}=OPTION, without {prefix}")
@@ -307,7 +366,7 @@ def _left_open(composed: Composed, key: str) -> str:
     """What to type in place of ~key; it is always accepted."""
     *sections, name = key.split(".")
     value = _section(composed.raw, ".".join(sections)).get(name)
-    if accepts(annotation_of(key, leaves(RunConfig, composed.raw)), types.NoneType):
+    if accepts(annotation_of(key, leaves(composed.schema, composed.raw)), types.NoneType):
         return f"{key}=null leaves it open"
     shown = json.dumps(value) if not isinstance(value, str) else value
     return f"without it, it is {key}={shown}"
@@ -315,16 +374,20 @@ def _left_open(composed: Composed, key: str) -> str:
 
 def _unknown(composed: Composed, setting: Setting, known: list[str]) -> str:
     key = setting.key
-    everywhere = leaves(RunConfig)
-    if key in everywhere:
+    own = leaves(composed.schema)
+    others = composed.schemas.every_key - own.keys()
+    parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
+    if found := next((one for one in (key, *parents) if one in others), None):
+        return _no_meaning(composed, key, found)
+    if key in own:
         parent = key.rpartition(".")[0]
         kind = _section(composed.raw, parent).get("type", "null")
         return f"{setting}: {parent} is {kind} here and has no such key"
-    if any(entry.startswith(f"{key}.") for entry in everywhere):
+    if any(entry.startswith(f"{key}.") for entry in (*own, *others)):
         return f"{setting}: a section; its keys are set one by one, as {key}.NAME=VALUE"
     if key == "hydra" or key.startswith(("hydra.", "hydra/")):
         return f"{setting}: of Hydra's own settings only hydra.searchpath=[DIR] is used here"
-    near = nearest_key(key, [*known, *GROUPS])
+    near = nearest_key(key, [*known, *others, *GROUPS])
     flag = "--" if setting.flag else ""
     return f"{setting}: no such key{did_you_mean(near and flag + near)}"
 
@@ -363,7 +426,7 @@ def _below(composed: Composed, root: str, key: str) -> dict[str, Any] | None:
 
 def _assign(composed: Composed, key: str, value: Any, where: str) -> None:
     """Set a known key, unless the value does not fit it."""
-    known = leaves(RunConfig, composed.raw)
+    known = leaves(composed.schema, composed.raw)
     annotation = annotation_of(key, known)
     faults: list[Fault] = []
     parent, _, name = key.rpartition(".")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner.config.fields import Fault, show
+from lite_runner.config.options import ExportedOptions
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ConfigError
@@ -65,7 +66,7 @@ def preset_of(soc: str) -> str | None:
     return next((name for pattern, name in PRESETS if pattern.match(soc)), None)
 
 
-def ge_config(config: RunConfig) -> GeConfig | None:
+def ge_config(config: ExportedOptions) -> GeConfig | None:
     """The GE options of a run that `ge_faults` has nothing against; None where it has none."""
     if config.infer.ge_config_path:
         return GeConfig(files=_files(config))
@@ -77,7 +78,7 @@ def ge_config(config: RunConfig) -> GeConfig | None:
     return GeConfig(sections={name: options for name, options in sections.items() if options})
 
 
-def ge_faults(config: RunConfig) -> Iterator[Fault]:
+def ge_faults(config: ExportedOptions) -> Iterator[Fault]:
     """What is wrong with the GE options of a run; reads the user's files."""
     paths, options = config.infer.ge_config_path, config.infer.ge_options
     key = "infer.ge_config_path"
@@ -112,7 +113,9 @@ def ge_faults(config: RunConfig) -> Iterator[Fault]:
 
 def ge_notes(config: RunConfig) -> list[str]:
     """What the user should know of the files given: sections and lines that have no effect."""
-    notes = []
+    notes: list[str] = []
+    if not isinstance(config, ExportedOptions):
+        return notes
     for path in _files(config):
         unknown = unknown_sections(read_ini(path))
         if unknown:
@@ -189,7 +192,7 @@ def unknown_sections(sections: Iterable[str]) -> list[str]:
     return [name for name in sections if name not in SECTIONS]
 
 
-def _files(config: RunConfig) -> tuple[Path, ...]:
+def _files(config: ExportedOptions) -> tuple[Path, ...]:
     paths = config.infer.ge_config_path
     if isinstance(paths, tuple):
         return tuple(Path(path).expanduser() for path in paths)

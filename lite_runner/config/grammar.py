@@ -12,7 +12,7 @@ import types
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from lite_runner.config.fields import accepts
-from lite_runner.config.request import Request, is_prompt
+from lite_runner.config.prompt import Request, is_prompt
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser

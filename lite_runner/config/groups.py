@@ -152,3 +152,24 @@ def _state(folder: Path) -> tuple[object, ...]:
 def _quoted(text: str) -> str:
     """A text as Hydra's grammar takes it whole."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def keys_by_run_mode(folders: Sequence[Path] = ()) -> dict[str, frozenset[str]]:
+    """The dotted keys that conf/ gives a default for with each run mode; those that every run has
+    are left out. Nothing of a run mode is imported for it."""
+    ge = [raw for option in options_of("ge") for raw in files_of("ge", option, folders)]
+    found = {}
+    for option in options_of("run_mode", folders):
+        keys = {key for raw in files_of("run_mode", option, folders) for key in _dotted(raw)}
+        if any(key.startswith("infer.") for key in keys):
+            keys |= {key for raw in ge for key in _dotted(raw)}
+        found[option] = frozenset(keys - {"run_mode", "defaults"})
+    return found
+
+
+def _dotted(raw: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in raw.items():
+        if isinstance(value, Mapping) and value:
+            yield from _dotted(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"

@@ -7,13 +7,14 @@ import re
 import sys
 import textwrap
 from importlib import metadata
+from pathlib import Path
 
 from lite_runner import __version__
 from lite_runner.config.argv import CommandLine
 from lite_runner.config.choices import user_folders
-from lite_runner.config.compose import compose_line, raise_faults
+from lite_runner.config.compose import Schemas, compose_line, raise_faults
 from lite_runner.config.config_file import ConfigFile
-from lite_runner.config.groups import GROUPS, conf_dir, options_of
+from lite_runner.config.groups import GROUPS, conf_dir, keys_by_run_mode, options_of
 from lite_runner.config.yaml_file import read_yaml
 
 _USAGE = """\
@@ -57,17 +58,21 @@ def help_text(line: CommandLine) -> str:
         options = ", ".join(options_of(group, folders))
         lines.append(_wrapped(f"  {group:<10}", options))
     lines += ["", "Keys (key=value; --cfg job shows all sections)"]
-    for text in (conf_dir() / "config.yaml").read_text(encoding="utf-8").splitlines():
-        match = _KEY.match(text)
-        if match:
-            name, default, meaning = match.groups()
-            lines.append(f"  {name + '=' + default:<32} {meaning}")
+    lines += _keys(conf_dir() / "config.yaml")
+    by_mode = keys_by_run_mode(folders)
+    for path in sorted((conf_dir() / "keys").glob("*.yaml")):
+        modes = [mode for mode, keys in by_mode.items() if _names(path) <= keys]
+        if own := _keys(path):
+            lines += ["", f"{_title(path)} (run_mode={', '.join(modes)})", *own]
+    for mode in by_mode:
+        if own := _keys(conf_dir() / f"run_mode/{mode}.yaml"):
+            lines += ["", f"Keys of run_mode={mode}", *own]
     return "\n".join([*lines, "", _FLAGS])
 
 
-def info_text(line: CommandLine) -> str:
+def info_text(line: CommandLine, schemas: Schemas) -> str:
     """What a run would be composed of: folders, files and options; and the versions here."""
-    composed = compose_line(line)
+    composed = compose_line(line, schemas)
     raise_faults(composed.faults)
     usual = [
         entry for entry in read_yaml(conf_dir() / "config.yaml")["defaults"] if entry != "_self_"
@@ -96,3 +101,22 @@ def _wrapped(head: str, text: str) -> str:
     return textwrap.fill(
         text, 98, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False
     )
+
+
+def _keys(path: Path) -> list[str]:
+    """The top-level keys of a yaml with their defaults and meanings."""
+    found = map(_KEY.match, path.read_text(encoding="utf-8").splitlines()) if path.is_file() else ()
+    rows = (match.groups() for match in found if match)
+    return [f"  {name + '=' + default:<32} {meaning}" for name, default, meaning in rows]
+
+
+def _title(path: Path) -> str:
+    """What a yaml says of itself in its first comment."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next(line for line in lines if line.startswith("# ") and "@package" not in line)[2:-1]
+
+
+def _names(path: Path) -> set[str]:
+    """The keys of a yaml that are no sections."""
+    raw = read_yaml(path)
+    return {key for key, value in raw.items() if key != "defaults" and not isinstance(value, dict)}

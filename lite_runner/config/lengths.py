@@ -9,12 +9,13 @@ from collections.abc import Collection, Iterator
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import Fault, fault
+from lite_runner.config.options import SamplingOptions
 from lite_runner.config.schema import RunConfig
 
 _DEFAULTS = ("max_new_tokens", "max_decode_length")  # of model.model_config
 
 
-def context_faults(config: RunConfig, model: Decoder) -> Iterator[Fault]:
+def context_faults(config: SamplingOptions, model: Decoder) -> Iterator[Fault]:
     """Lengths that the options of the run ask for and the model's context does not hold."""
     new, together = config.max_new_tokens, config.max_length
     if new is not None and new >= model.seq_length:

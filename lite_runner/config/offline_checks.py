@@ -9,16 +9,21 @@ from pathlib import Path
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.engines import ENGINES
 from lite_runner.config.fields import Fault, fault, show
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.options import ExportedOptions
 from lite_runner.config.secret import encryption_key
 from lite_runner.config.seeds import samples
 from lite_runner.errors import ConfigError
 
 
-def offline_faults(config: RunConfig) -> Iterator[Fault]:
+def offline_faults(config: ExportedOptions) -> Iterator[Fault]:
     """Exporting, and running what was exported."""
-    scoring = config.run_mode == "eval"  # which no exported model does, so backend=auto is ms
-    offline = config.run_mode == "export" or (config.backend != "ms" and not scoring)
+    offline = config.writes_graphs or config.backend != "ms"
+    if config.context.mode == 1 and offline:
+        yield fault(
+            ("context.mode", "backend", "run_mode"),
+            "context.mode=1 (pynative): an exported model is a graph; context.mode=0, or"
+            " backend=ms",
+        )
     given = {
         "engine": config.engine != "auto",
         "export.layout": config.export.layout != "auto",
@@ -42,8 +47,6 @@ def offline_faults(config: RunConfig) -> Iterator[Fault]:
             ("model.model_config.use_past", "backend"),
             "model.model_config.use_past=false is not available with an exported model",
         )
-    if config.run_mode == "export" and config.infer.model_dir:
-        yield fault("infer.model_dir", "infer.model_dir is read; give export_output=FOLDER")
     yield from _engine(config)
     yield from _given_model(config)
     if config.infer.rank_id and config.seed is None and samples(config):
@@ -58,14 +61,14 @@ def offline_faults(config: RunConfig) -> Iterator[Fault]:
         yield fault("infer.enc_key", error.message)
 
 
-def _engine(config: RunConfig) -> Iterator[Fault]:
+def _engine(config: ExportedOptions) -> Iterator[Fault]:
     """Layout, engine and form of an exported model against each other."""
     layout, engine = config.export.layout, config.engine
     forced = {
         "model.model_config.is_sample_acceleration": _sampled(config),
         "export.target=Ascend": config.export.target == "Ascend",
         "parallel_config.model_parallel": ranks_of(config).tensor > 1,
-        "infer.prefill_model_path": config.run_mode == "export" and config.infer.prefill_model_path,
+        "infer.prefill_model_path": config.writes_graphs and config.infer.prefill_model_path,
     }
     if layout in ("resizable", "dynamic"):
         for key, value in forced.items():
@@ -99,7 +102,7 @@ def _engine(config: RunConfig) -> Iterator[Fault]:
         )
 
 
-def _given_model(config: RunConfig) -> Iterator[Fault]:
+def _given_model(config: ExportedOptions) -> Iterator[Fault]:
     """Which exported model is meant, or where it goes."""
     infer = config.infer
     paths = {
@@ -116,13 +119,8 @@ def _given_model(config: RunConfig) -> Iterator[Fault]:
             tuple(paths),
             "infer.increment_model_path is the second of a pair; infer.prefill_model_path is empty",
         )
-    if config.run_mode != "export" or not any(paths.values()):
+    if not config.writes_graphs or not any(paths.values()):
         return
-    if config.export_output:
-        yield fault(
-            ("export_output", *paths),
-            "export_output and infer.prefill_model_path both say where to write; give one of them",
-        )
     if infer.prefill_model_path and not infer.increment_model_path:
         yield fault(
             tuple(paths), "infer.increment_model_path is empty; an export writes both of a pair"
@@ -148,5 +146,5 @@ def _given_model(config: RunConfig) -> Iterator[Fault]:
             )
 
 
-def _sampled(config: RunConfig) -> bool:
+def _sampled(config: ExportedOptions) -> bool:
     return config.model.model_config.is_sample_acceleration

@@ -8,11 +8,12 @@ from lite_runner.architectures import custom_network
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.fields import Fault
+from lite_runner.config.options import GenerateOptions
 from lite_runner.config.prompts import STANDARD_INPUT, prompt_count, prompt_file
 from lite_runner.config.schema import RunConfig
 
 _KEYS = ("parallel_config.model_parallel", "parallel", "use_parallel")
-_DATA_KEYS = ("parallel_config.data_parallel", "parallel", "use_parallel")
+DATA_KEYS = ("parallel_config.data_parallel", "parallel", "use_parallel")
 
 
 def parallel_faults(config: RunConfig) -> Iterator[Fault]:
@@ -34,33 +35,33 @@ def parallel_faults(config: RunConfig) -> Iterator[Fault]:
                 " use_parallel=true",
             )
         return
-    if config.run_mode != "shard" and not config.runs_on_ranks:
+    if not config.takes_parallel:
         yield Fault(
             ("parallel", "use_parallel", "run_mode"),
             f"use_parallel=true has no meaning with run_mode={config.run_mode}",
         )
-    if config.predicts:
-        if config.backend == "mslite" and min(sizes.values()) > 1:
-            yield Fault(
-                ("parallel", "use_parallel", "backend"),
-                "parallel_config: data_parallel and model_parallel above 1 together need"
-                " backend=ms: graphs that ranks share are of one copy of the model",
-            )
-        if not config.only_save_strategy:
-            yield from _prompts(config)
-    if config.run_mode == "export" and asked.data_parallel > 1:
+
+
+def generate_faults(config: GenerateOptions) -> Iterator[Fault]:
+    """What of backend and prompts the parallel group cannot divide."""
+    asked = config.parallel_config
+    if not config.use_parallel:
+        return
+    if config.backend == "mslite" and min(asked.data_parallel, asked.model_parallel) > 1:
         yield Fault(
-            (*_DATA_KEYS, "run_mode"),
-            f"parallel_config.data_parallel: got {asked.data_parallel}, expected 1 with"
-            " run_mode=export: all copies of a model run the same graphs",
+            ("parallel", "use_parallel", "backend"),
+            "parallel_config: data_parallel and model_parallel above 1 together need"
+            " backend=ms: graphs that ranks share are of one copy of the model",
         )
+    if not config.only_save_strategy:
+        yield from _prompts(config)
 
 
-def _prompts(config: RunConfig) -> Iterator[Fault]:
+def _prompts(config: GenerateOptions) -> Iterator[Fault]:
     copies, batch = config.parallel_config.data_parallel, config.predict_batch_size
     if batch and batch % copies:
         yield Fault(
-            (*_DATA_KEYS, "predict_batch_size"),
+            (*DATA_KEYS, "predict_batch_size"),
             f"predict_batch_size: got {batch}, expected a multiple of data_parallel={copies}, which"
             " divides the batch",
         )
@@ -70,7 +71,7 @@ def _prompts(config: RunConfig) -> Iterator[Fault]:
     prompts = 1 if isinstance(data, str) else prompt_count(data)
     if copies > prompts:
         yield Fault(
-            (*_DATA_KEYS, "predict_data"),
+            (*DATA_KEYS, "predict_data"),
             f"parallel_config.data_parallel: got {copies}, expected at most the {prompts}"
             f" {'prompt' if prompts == 1 else 'prompts'} of predict_data, which it divides;"
             " use_parallel=false runs one process",

@@ -14,7 +14,7 @@ from lite_runner import progress
 from lite_runner.config.fields import Fault, accepts, hints_of, read, show
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.grammar import value_of
-from lite_runner.config.request import Message, Request
+from lite_runner.config.prompt import Message, Request
 from lite_runner.config.suggest import NEAR_NAME, did_you_mean, nearest
 from lite_runner.errors import ConfigError
 

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from lite_runner.config.fields import Fault, fault
+from lite_runner.config.options import GenerateOptions
+from lite_runner.config.prompt import Item, Items, Request, faults_of, is_utf8, requests_of
 from lite_runner.config.prompt_files import READERS, Check
-from lite_runner.config.request import Item, Items, Request, faults_of, is_utf8, requests_of
 from lite_runner.config.sampling_checks import request_option_faults
-from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 
 MAX_PROMPT_BYTES = 64 << 20
@@ -37,8 +38,19 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def prompt_faults(config: RunConfig) -> Iterator[str]:
-    """What is wrong with predict_data, as far as no file needs to be read for it."""
+def prompt_faults(config: GenerateOptions) -> Iterator[Fault]:
+    """What is wrong with the prompts, as far as no file needs to be read for it."""
+    for text in _data_faults(config):
+        yield fault("predict_data", text)
+    if config.system and not config.chat:
+        yield fault(
+            ("system", "chat"), "system= needs chat=true: it is the first message of a chat"
+        )
+    if not is_utf8(config.system):
+        yield fault("system", "system: not valid UTF-8")
+
+
+def _data_faults(config: GenerateOptions) -> Iterator[str]:
     data = config.predict_data
     if not data:
         if not config.dry_run and not config.only_save_strategy:
@@ -76,7 +88,7 @@ def _file_faults(data: str) -> Iterator[str]:
         yield f"predict_data: {data} is a file, expected one of {kinds} ({as_text})"
 
 
-def read_prompts(config: RunConfig) -> list[str | Request]:
+def read_prompts(config: GenerateOptions) -> list[str | Request]:
     """The prompts of a run, as typed; the lines of a file and standard input without their end.
 
     Standard input can be read once. Raises ConfigError for a file or an input that cannot be
@@ -112,7 +124,7 @@ def prompt_count(items: Sequence[Item]) -> int:
         return len(items)
 
 
-def _check(config: RunConfig) -> Check:
+def _check(config: GenerateOptions) -> Check:
     """What is wrong with a request of this run."""
     shared = config.generation()
 

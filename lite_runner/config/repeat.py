@@ -3,13 +3,15 @@ folder."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-from lite_runner.config.fields import leaves
+from lite_runner.config.fields import accepts, leaves
+from lite_runner.config.groups import options_of
+from lite_runner.config.options import GenerateOptions
 from lite_runner.config.prompts import STANDARD_INPUT, is_file, prompt_file, read_prompts
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.yaml_file import at, put_at
@@ -44,14 +46,17 @@ KEY = "infer.enc_key"  # file:PATH
 
 
 def path_at(config: RunConfig, key: str) -> Any:
-    """What a config says at one of these keys."""
-    return functools.reduce(getattr, key.split("."), config)
+    """What a config says at one of these keys; None where its run mode does not have it."""
+    found: Any = config
+    for name in key.split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def with_input(config: RunConfig) -> RunConfig:
     """The config with the prompt that standard input holds, which can be read once. Raises
     ConfigError as `read_prompts`."""
-    if config.predict_data != STANDARD_INPUT or not config.predicts:
+    if not isinstance(config, GenerateOptions) or config.predict_data != STANDARD_INPUT:
         return config
     return replace(config, predict_data=tuple(read_prompts(config)))
 
@@ -67,31 +72,43 @@ def kept(config: RunConfig) -> dict[str, Any]:
     for key in WRITTEN:
         if value := at(raw, key):
             put_at(raw, key, _absolute(value))
-    if raw["infer"]["enc_key"].startswith("file:"):
-        raw["infer"]["enc_key"] = f"file:{_absolute(raw['infer']['enc_key'][5:])}"
-    if (path := prompt_file(config.predict_data)) is not None and is_file(path):
-        raw["predict_data"] = str(path.absolute())
+    if str(at(raw, KEY)).startswith("file:"):
+        put_at(raw, KEY, f"file:{_absolute(at(raw, KEY)[5:])}")
+    if isinstance(config, GenerateOptions):
+        path = prompt_file(config.predict_data)
+        if path is not None and is_file(path):
+            raw["predict_data"] = str(path.absolute())
     return raw
 
 
-def is_of_a_run(raw: Mapping[str, Any]) -> bool:
-    """Whether a yaml is what `kept` gives: no other has every key of every section."""
-    return all(field.name in raw for field in fields(RunConfig) if field.default is MISSING)
+def is_of_a_run(raw: Mapping[str, Any], config_of: Callable[[str], type[RunConfig]]) -> bool:
+    """Whether a yaml is what `kept` gives: no other has every key of its run mode."""
+    mode = raw.get("run_mode")
+    if not isinstance(mode, str) or mode not in options_of("run_mode"):
+        return False
+    optional = leaves(config_of(mode)).items() - leaves(RunConfig).items()  # null was left out once
+    null = {key for key, takes in optional if accepts(takes, NoneType)}
+    return all(field.name in raw for field in fields(config_of(mode)) if field.name not in null)
 
 
 def run_again(
-    raw: Mapping[str, Any], groups: Mapping[str, Any], options: Sequence[Mapping[str, Any]]
+    raw: Mapping[str, Any],
+    groups: Mapping[str, Any],
+    options: Sequence[Mapping[str, Any]],
+    schema: type[RunConfig],
+    every: Collection[str],
 ) -> dict[str, Any]:
     """The config of a former run (`raw`, of `kept`) with what was typed of the groups over it.
 
-    `groups` are those composed, `options` the yaml files of the typed ones. What only the former
-    run mode had is left out where another one is typed.
+    `groups` are those composed, `options` the yaml files of the typed ones, `every` the keys of all
+    run modes. What `schema`, the run mode's config, does not have of them is left out: the former
+    run mode had it, and another one is typed.
     """
-    optional = {field.name for field in fields(RunConfig) if field.default is not MISSING}
-    gone = optional - groups.keys() if any("run_mode" in one for one in options) else set()
+    heads = {key.partition(".")[0] for key in every}
+    gone = heads - {field.name for field in fields(schema)}
     again = {**groups, **{key: value for key, value in raw.items() if key not in gone}}
     for option in options:
-        for key in leaves(RunConfig):
+        for key in leaves(schema):
             section, _, name = key.rpartition(".")
             given = at(option, section) if section else option
             if isinstance(given, Mapping) and name in given:

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lite_runner.config.fields import Fault, fault
+from lite_runner.config.options import GenerateOptions
+from lite_runner.config.prompt import Item, Request, adapter_name
 from lite_runner.config.prompts import STANDARD_INPUT, prompt_count, prompt_file, read_prompts
-from lite_runner.config.request import Item, Request, adapter_name
-from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 
 
-def read_requests(config: RunConfig) -> list[Request]:
+def read_requests(config: GenerateOptions) -> list[Request]:
     """The prompts of a run, each with its adapter, None for the base model.
 
     A .txt file of run_mode=slora without adapter_id has lines `adapter<TAB>prompt`; elsewhere no
@@ -21,7 +21,7 @@ def read_requests(config: RunConfig) -> list[Request]:
     """
     prompts, ids = read_prompts(config), config.adapter_id
     file, lines = prompt_file(config.predict_data), [one for one in prompts if isinstance(one, str)]
-    if config.run_mode == "slora" and ids is None and file is not None and lines:
+    if config.adapter_lines and ids is None and file is not None and lines:
         return _split(config, lines)
     requests = [Request(prompt=one) if isinstance(one, str) else one for one in prompts]
     if isinstance(ids, tuple) and (text := _miscounted(ids, requests)):
@@ -39,12 +39,10 @@ def adapter_names(ids: str | Sequence[str | None] | None) -> list[str]:
     return [name for name in map(adapter_name, given) if name is not None]
 
 
-def request_faults(config: RunConfig) -> Iterator[Fault]:
+def request_faults(config: GenerateOptions) -> Iterator[Fault]:
     """What of adapters and prompts does not go together, as far as the config shows it."""
-    data, ids, keys = config.predict_data, config.adapter_id, ("adapter_id", "adapter_path")
+    data, ids = config.predict_data, config.adapter_id
     file = data == STANDARD_INPUT or prompt_file(data) is not None
-    if config.run_mode == "slora" and not config.adapter_path:
-        yield fault(keys, "run_mode=slora needs adapter_path=lora_adapter.json")
     if config.adapter_path and config.backend == "mslite":
         yield fault(
             ("adapter_path", "backend"),
@@ -70,7 +68,7 @@ def _miscounted(ids: Sequence[str | None], prompts: Sequence[Item]) -> str:
     )
 
 
-def _split(config: RunConfig, lines: Sequence[str]) -> list[Request]:
+def _split(config: GenerateOptions, lines: Sequence[str]) -> list[Request]:
     found = []
     for number, line in enumerate(lines, 1):
         name, tab, prompt = line.partition("\t")

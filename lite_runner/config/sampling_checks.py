@@ -7,12 +7,12 @@ from typing import Any
 
 from lite_runner.config.fields import Fault, fault
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.request import Request
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.options import GenerateOptions
+from lite_runner.config.prompt import Request
 
 
 def sampling_faults(
-    config: RunConfig, options: GenerationConfig, given: Mapping[str, Any]
+    config: GenerateOptions, options: GenerationConfig, given: Mapping[str, Any]
 ) -> Iterator[Fault]:
     """What stands against `options` in a run of `config`; `given` are those that were typed, by
     name, and null where they were not."""
@@ -23,7 +23,7 @@ def sampling_faults(
 
 
 def request_option_faults(
-    config: RunConfig, shared: GenerationConfig, request: Request
+    config: GenerateOptions, shared: GenerationConfig, request: Request
 ) -> list[str]:
     """What a prompt's own options are against each other, and against the run's (`shared`)."""
     own = request.own
@@ -109,7 +109,7 @@ def _lengths(options: GenerationConfig) -> Iterator[Fault]:
             return
 
 
-def _logits(config: RunConfig, options: GenerationConfig) -> Iterator[Fault]:
+def _logits(config: GenerateOptions, options: GenerationConfig) -> Iterator[Fault]:
     """Options that need more logits than an exported model gives."""
     key = "model.model_config.is_sample_acceleration"
     if config.model.model_config.is_sample_acceleration:
@@ -117,9 +117,8 @@ def _logits(config: RunConfig, options: GenerationConfig) -> Iterator[Fault]:
             yield fault(
                 (key, name), f"{key}=true chooses the likeliest token, so {asked} cannot be done"
             )
-    exported = config.infer.model_dir or config.infer.prefill_model_path
     if options.prompt_logprobs is not None and (
-        config.backend == "mslite" or (config.backend == "auto" and exported)
+        config.backend == "mslite" or (config.backend == "auto" and config.runs_given_model)
     ):
         yield fault(
             ("prompt_logprobs", "backend"),

@@ -6,14 +6,15 @@ import secrets
 from dataclasses import replace
 from pathlib import Path
 
+from lite_runner.config.options import GenerateOptions
+from lite_runner.config.prompt import Request
 from lite_runner.config.prompts import MAX_PROMPT_BYTES, prompt_file
-from lite_runner.config.request import Request
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.schema import Config, RunConfig
 
 SEEDS = 2**32
 
 
-def with_seed(config: RunConfig) -> RunConfig:
+def with_seed(config: Config) -> Config:
     """`config` with a seed to sample by. One that nobody gave is drawn, and the run written with it
     repeats: random weights stay those that they were."""
     if config.seed is not None or not samples(config):
@@ -23,7 +24,7 @@ def with_seed(config: RunConfig) -> RunConfig:
 
 def samples(config: RunConfig) -> bool:
     """Whether the run may draw tokens: all of its prompts, or one that says so itself."""
-    if not config.predicts:
+    if not isinstance(config, GenerateOptions):
         return False
     if config.generation().do_sample:
         return True

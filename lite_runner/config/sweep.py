@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lite_runner.config.argv import CommandLine
 from lite_runner.config.choices import user_folders
-from lite_runner.config.compose import resolve
+from lite_runner.config.compose import Schemas, resolve
 from lite_runner.config.config_file import read_config
 from lite_runner.config.fields import Note, accepts, annotation_of, leaves
 from lite_runner.config.grammar import swept_values
@@ -21,14 +21,14 @@ from lite_runner.errors import ConfigError
 MAX_JOBS = 1_000
 
 
-def jobs_of(line: CommandLine) -> list[tuple[str, RunConfig, list[Note]]]:
+def jobs_of(line: CommandLine, schemas: Schemas) -> list[tuple[str, RunConfig, list[Note]]]:
     """(what distinguishes it, config, notes) of each job, all checked before any runs.
 
     A text is never swept: a comma in a prompt is a comma. Raises ConfigError with the faults
     of every job.
     """
     folders = user_folders(line, read_config(line.config_files))
-    axes = [_values(setting.key, setting.value, folders) for setting in line.settings]
+    axes = [_values(setting.key, setting.value, folders, schemas) for setting in line.settings]
     count = 1
     for axis in axes:
         count *= len(axis)
@@ -44,11 +44,12 @@ def jobs_of(line: CommandLine) -> list[tuple[str, RunConfig, list[Note]]]:
         label = " ".join(swept)
         try:
             job = dataclasses.replace(line, action="run", settings=settings)
-            config, notes = resolve(job)
+            config, notes = resolve(job, schemas)
         except ConfigError as error:
             faults.append(f"{label}: {error.message}" if label else error.message)
         else:
-            if config.predict_data == STANDARD_INPUT and count > 1:
+            reads = getattr(config, "predict_data", None)
+            if reads == STANDARD_INPUT and count > 1:
                 faults.append("predict_data=-: standard input can be read by one job only")
             jobs.append((label, config, notes))
     if faults:
@@ -56,10 +57,14 @@ def jobs_of(line: CommandLine) -> list[tuple[str, RunConfig, list[Note]]]:
     return jobs
 
 
-def _values(key: str, value: str | list[str], folders: Sequence[Path]) -> list[str | list[str]]:
+def _values(
+    key: str, value: str | list[str], folders: Sequence[Path], schemas: Schemas
+) -> list[str | list[str]]:
     if isinstance(value, list):
         return [value]
-    annotation = annotation_of(key, leaves(RunConfig))
+    modes = schemas.having(key)
+    schema = schemas.config_of(modes[0]) if modes else RunConfig
+    annotation = annotation_of(key, leaves(schema))
     if key not in GROUPS and (annotation is None or accepts(annotation, str)):
         return [value]
     try:

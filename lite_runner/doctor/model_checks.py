@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.options import GenerateOptions
 from lite_runner.doctor.check import Check, Finding
 from lite_runner.model import model_files
 from lite_runner.model.model_files import RANDOM, ModelFiles
@@ -19,14 +19,14 @@ FETCHED = "a run fetches it"
 _SAMPLE = "The capital of France is"
 
 
-def checks(config: RunConfig) -> Iterator[Check]:
+def checks(config: GenerateOptions) -> Iterator[Check]:
     """Of the model of `config`; nothing is fetched, and of weights only the headers are read."""
     yield Check("model files", partial(files, config))
     yield Check("tokenizer", partial(tokenizer, config))
     yield Check("model memory", partial(needs, config))
 
 
-def files(config: RunConfig) -> Finding:
+def files(config: GenerateOptions) -> Finding:
     """Whether all tensors are there, in the shapes of the model."""
     found = model_files.planned(config)
     if _is_elsewhere(found):
@@ -37,7 +37,7 @@ def files(config: RunConfig) -> Finding:
     return Finding("ok", f"{found.whereabouts()}, {len(tensors)} tensors, none missing")
 
 
-def tokenizer(config: RunConfig) -> Finding:
+def tokenizer(config: GenerateOptions) -> Finding:
     """Whether it loads, and gives back a text that it has encoded."""
     found = model_files.planned(config)
     if _is_elsewhere(found):
@@ -50,7 +50,7 @@ def tokenizer(config: RunConfig) -> Finding:
     return Finding("ok", f"{loaded.source}: {loaded.vocab_size} tokens, {template} a chat template")
 
 
-def needs(config: RunConfig) -> Finding:
+def needs(config: GenerateOptions) -> Finding:
     """What a run with a short prompt, the config's batch and its new tokens would take, against
     what there is."""
     device = environment.resolve_device(config.context.device_target)

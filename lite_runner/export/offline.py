@@ -28,9 +28,9 @@ from lite_runner.config.cluster import ranks_of
 from lite_runner.config.engines import ENGINES
 from lite_runner.config.ge import GeConfig, ge_config, serves
 from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.options import ExportedOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.sampling_checks import more_than_greedy
-from lite_runner.config.schema import RunConfig
 from lite_runner.config.secret import encryption_key
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.export.writer import ExportSpec, Place, export_artifact, said_by_first
@@ -48,7 +48,7 @@ from lite_runner.weights.source import EXPORTS, cache_dir
 
 
 def open_offline(
-    config: RunConfig,
+    config: ExportedOptions,
     files: ModelFiles,
     tokenizer: Tokenizer | None,
     each: Sequence[GenerationConfig],
@@ -87,7 +87,7 @@ def open_offline(
 
 def _in_cache(
     folder: Path,
-    config: RunConfig,
+    config: ExportedOptions,
     files: ModelFiles,
     tokenizer: Tokenizer | None,
     want: ExportSpec,
@@ -108,7 +108,7 @@ def _in_cache(
 
 
 def chosen_backend(
-    config: RunConfig,
+    config: ExportedOptions,
     files: ModelFiles,
     generation: GenerationConfig,
     *,
@@ -131,7 +131,7 @@ def chosen_backend(
 
 
 def engine_for(
-    config: RunConfig,
+    config: ExportedOptions,
     layout: Layout,
     ge_files: tuple[Path, ...] = (),
     *,
@@ -165,7 +165,7 @@ def engine_for(
     )
 
 
-def wanted(config: RunConfig, files: ModelFiles, slots: int, length: int) -> ExportSpec:
+def wanted(config: ExportedOptions, files: ModelFiles, slots: int, length: int) -> ExportSpec:
     """What an export has to be, as the config asks or as the first engine here wants it.
 
     Raises EnvironmentFault where an engine was asked for that is not here, or our own operators
@@ -224,7 +224,7 @@ def wanted(config: RunConfig, files: ModelFiles, slots: int, length: int) -> Exp
 
 
 def _wanted_of_operators(
-    config: RunConfig, files: ModelFiles, slots: int, length: int
+    config: ExportedOptions, files: ModelFiles, slots: int, length: int
 ) -> ExportSpec:
     """Of quantized weights; the config's checks saw to what else it asks for."""
     device = cast(
@@ -254,7 +254,9 @@ def _wanted_of_operators(
     )
 
 
-def wanted_of_run(config: RunConfig, files: ModelFiles, slots: int, length: int) -> ExportSpec:
+def wanted_of_run(
+    config: ExportedOptions, files: ModelFiles, slots: int, length: int
+) -> ExportSpec:
     """The export that serves a run of `slots` rows of `length` positions. Raises as `wanted`."""
     asked = config.infer.infer_seq_length
     _check_length(length, asked)
@@ -271,7 +273,7 @@ def _check_length(length: int, asked: int | None) -> None:
         )
 
 
-def _layout(config: RunConfig, model: Decoder, target: Device) -> Layout:
+def _layout(config: ExportedOptions, model: Decoder, target: Device) -> Layout:
     if config.export.layout != "auto":
         return config.export.layout
     if (
@@ -301,7 +303,7 @@ def _state(path: Path) -> str:
     return " ".join(f"{name} {one.st_size} {one.st_mtime_ns}" for name, one in states)
 
 
-def folder_in_cache(files: ModelFiles, config: RunConfig, want: ExportSpec) -> Path:
+def folder_in_cache(files: ModelFiles, config: ExportedOptions, want: ExportSpec) -> Path:
     """Where the artifact of this model and form is kept; named by all that it is made from."""
     origin = files.source
     if files.path is not None:
@@ -325,7 +327,7 @@ def folder_in_cache(files: ModelFiles, config: RunConfig, want: ExportSpec) -> P
 
 
 def _check_fits(
-    config: RunConfig, files: ModelFiles, manifest: Manifest, slots: int, length: int
+    config: ExportedOptions, files: ModelFiles, manifest: Manifest, slots: int, length: int
 ) -> None:
     """The exported model that the user gave against what is asked of it."""
     assert files.given is not None
@@ -365,7 +367,11 @@ def _check_fits(
 
 
 def _check_ranks(
-    config: RunConfig, manifest: Manifest, folder: Path, engine: EngineOptions, ranks: Ranks
+    config: ExportedOptions,
+    manifest: Manifest,
+    folder: Path,
+    engine: EngineOptions,
+    ranks: Ranks,
 ) -> None:
     """Whether there are graphs for each of the ranks. Started by hand, which is for Ascend, each
     process knows its own alone."""

@@ -23,8 +23,9 @@ from lite_runner.backends.ge_options import ge_to_write
 from lite_runner.config.ge import FILE_NAME, render
 from lite_runner.config.model_dir import yamls_in
 from lite_runner.config.model_yaml import is_ours, model_yaml
+from lite_runner.config.options import ExportedOptions
 from lite_runner.config.ranks import Ranks
-from lite_runner.config.schema import DType, RunConfig
+from lite_runner.config.schema import DType
 from lite_runner.errors import ConfigError
 from lite_runner.export.verify import verify
 from lite_runner.mindir.manifest import (
@@ -146,7 +147,7 @@ def _move(source: Path, target: Path) -> None:
 
 def export_artifact(
     place: Place,
-    config: RunConfig,
+    config: ExportedOptions,
     files: ModelFiles,
     tokenizer: Tokenizer,
     want: ExportSpec,
@@ -214,7 +215,7 @@ def _temporary(place: Place, ranks: Ranks) -> Iterator[Path]:
 
 def _manifest_of(
     folder: Path,
-    config: RunConfig,
+    config: ExportedOptions,
     files: ModelFiles,
     tokenizer: Tokenizer,
     want: ExportSpec,
@@ -259,7 +260,9 @@ def said_by_first(ranks: Ranks, text: str) -> str:
     return _told(ranks, text)[0]
 
 
-def _write_settings(folder: Path, config: RunConfig, manifest: Manifest, place: Place) -> None:
+def _write_settings(
+    folder: Path, config: ExportedOptions, manifest: Manifest, place: Place
+) -> None:
     """The yaml and config.ini that MindFormers' tools want beside graphs; the user may change
     them, so the manifest does not count them among its files. A yaml of the user's is the one."""
     # Of a registered family the yaml has no words.
@@ -288,7 +291,7 @@ def _check_room(folder: Path, files: ModelFiles, want: ExportSpec) -> None:
 
 def _write_graphs(
     folder: Path,
-    config: RunConfig,
+    config: ExportedOptions,
     files: ModelFiles,
     want: ExportSpec,
     stems: Mapping[GraphName, str] | None,
@@ -378,7 +381,11 @@ def _of_all(graphs: dict[GraphName, Graph], ranks: Ranks) -> dict[GraphName, Gra
 
 
 def _write_fused(
-    folder: Path, config: RunConfig, files: ModelFiles, want: ExportSpec, operators: Operators
+    folder: Path,
+    config: ExportedOptions,
+    files: ModelFiles,
+    want: ExportSpec,
+    operators: Operators,
 ) -> tuple[dict[GraphName, Graph], Operators]:
     from lite_runner.backends.batch_metadata import BatchMetadata
     from lite_runner.mindir.write_native import export_native

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.cluster import ranks_of
+from lite_runner.config.options import GenerateOptions
 from lite_runner.config.ranks import Ranks
-from lite_runner.config.schema import DType, RunConfig
+from lite_runner.config.schema import DType
 from lite_runner.model import model_files
 from lite_runner.model.model_files import ModelFiles
 from lite_runner.sizing.need import BYTES_OF
@@ -39,7 +40,7 @@ class AdapterJob:
 
 
 def open_wanted(
-    config: RunConfig, model: Decoder, names: Sequence[str | None]
+    config: GenerateOptions, model: Decoder, names: Sequence[str | None]
 ) -> AdapterJob | None:
     """The adapters that prompts want by name (None: the base model); None where the run has none.
 
@@ -75,7 +76,9 @@ def check_adapters(adapters: Sequence[Adapter], files: ModelFiles) -> None:
             check_copies(adapter, base)
 
 
-def pieces_of(job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks) -> list[Adapter]:
+def pieces_of(
+    job: AdapterJob, config: GenerateOptions, model: Decoder, ranks: Ranks
+) -> list[Adapter]:
     """What this rank holds of each adapter: read already cut, cut now, or, with auto_trans_ckpt,
     cut once for this and later runs."""
     vocab_parallel = config.vocab_parallel
@@ -89,7 +92,7 @@ def pieces_of(job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks) 
 
 
 def pool_bytes(
-    job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks, slots: int, dtype: DType
+    job: AdapterJob, config: GenerateOptions, model: Decoder, ranks: Ranks, slots: int, dtype: DType
 ) -> int:
     """Bytes of as many adapter slots in each of `ranks`, each with room for the largest r.
 
@@ -102,7 +105,9 @@ def pool_bytes(
     return slots * largest * sum(widths.values()) * BYTES_OF[dtype]
 
 
-def _cut_now(job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks) -> list[Adapter]:
+def _cut_now(
+    job: AdapterJob, config: GenerateOptions, model: Decoder, ranks: Ranks
+) -> list[Adapter]:
     """What `ranks` holds of adapters that are whole; nothing is read."""
     return [
         adapter_pieces(adapter, model, ranks, vocab_parallel=config.vocab_parallel)

@@ -15,6 +15,7 @@ from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.groups import own_source
+from lite_runner.config.options import AdapterOptions, ComputeOptions, StrategyOptions
 from lite_runner.config.quantization import Quantization
 from lite_runner.config.quantization_checks import unavailable
 from lite_runner.config.ranks import Ranks
@@ -200,14 +201,14 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
         model = own
     elif own is not None:
         _check_same_model(model, own, path)
-    strategy = config.src_strategy_path_or_dir
+    strategy = config.src_strategy_path_or_dir if isinstance(config, StrategyOptions) else ""
     files = ModelFiles(
         source,
         path,
         model,
         config.checkpoint_seed,
         strategy=Path(strategy).expanduser() if strategy else None,
-        auto_trans=config.auto_trans_ckpt,
+        auto_trans=isinstance(config, ComputeOptions) and config.auto_trans_ckpt,
         quantization=_quantization(config, path),
     )
     return _with_own_lora(files, config) if weights else files
@@ -221,7 +222,7 @@ def _with_own_lora(files: ModelFiles, config: RunConfig) -> ModelFiles:
     pet, path = config.model.model_config.pet_config, files.path
     if pet is None:
         return files
-    if config.adapter_path:
+    if isinstance(config, AdapterOptions) and config.adapter_path:
         return with_adapter(files, config)
     assert path is not None  # checks.py: random weights have none
     _, lora = with_lora(path, files.model)
@@ -303,7 +304,7 @@ def _quantization(config: RunConfig, path: Path) -> Quantization:
     return asked
 
 
-def with_adapter(files: ModelFiles, config: RunConfig) -> ModelFiles:
+def with_adapter(files: ModelFiles, config: AdapterOptions) -> ModelFiles:
     """The model with the adapter of adapter_path merged into it, where the config names one.
 
     Raises ConfigError where it leaves open which, ArtifactError where it does not fit the model.
@@ -321,7 +322,7 @@ def with_adapter(files: ModelFiles, config: RunConfig) -> ModelFiles:
 
 
 def adapters_of(
-    config: RunConfig, model: Decoder, names: Sequence[str] | None = None
+    config: AdapterOptions, model: Decoder, names: Sequence[str] | None = None
 ) -> dict[str, Adapter]:
     """The adapters of adapter_path that have these `names`; without any those that adapter_id
     names, all where it names none.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from lite_runner.config.ranks import Ranks
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.schema import Config
 from lite_runner.config.seeds import samples
 from lite_runner.generation import GenerationTiming
 from lite_runner.output.report import AdapterReport, AdapterUse, RowResult, Timing, peak_rss_mib
@@ -63,7 +63,7 @@ def wait_for_all(ranks: Ranks) -> None:
         collectives.gather(b"")
 
 
-def seed_of_all(config: RunConfig, ranks: Ranks) -> RunConfig:
+def seed_of_all(config: Config, ranks: Ranks) -> Config:
     """The config with the seed of the first rank, which may have been drawn."""
     if ranks.size == 1 or not samples(config):
         return config

@@ -19,8 +19,8 @@ from lite_runner.backends.step_sizes import (
     chunk_length,
     step_capacity,
 )
+from lite_runner.config.options import ComputeOptions
 from lite_runner.config.ranks import Ranks
-from lite_runner.config.schema import RunConfig
 from lite_runner.errors import RunnerError
 from lite_runner.model.model_files import ModelFiles
 from lite_runner.plan.operators import integers_serve, own_operators
@@ -57,7 +57,7 @@ class _Taken:
 
 
 def of_run(
-    config: RunConfig,
+    config: ComputeOptions,
     files: ModelFiles,
     ranks: Ranks,
     *,
@@ -101,7 +101,7 @@ def of_run(
 
 
 def on_device(
-    config: RunConfig,
+    config: ComputeOptions,
     files: ModelFiles,
     device: str,
     ranks: Ranks,
@@ -122,7 +122,7 @@ def on_device(
     return Memory(weights, cache, adapters)
 
 
-def of_exported(config: RunConfig, files: ModelFiles, slots: int, length: int) -> Memory:
+def of_exported(config: ComputeOptions, files: ModelFiles, slots: int, length: int) -> Memory:
     """Of a run through an exported model, all its processes together."""
     model = files.model
     weights = 4 * parameter_count(model)
@@ -132,7 +132,7 @@ def of_exported(config: RunConfig, files: ModelFiles, slots: int, length: int) -
     return Memory(weights, cache, process=PROCESS, loading=weights, work=logits)
 
 
-def held_as(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> str:
+def held_as(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> str:
     """What the weights are held as, in words."""
     own = device == "CPU" and own_operators(config, files, device, ranks)
     quantized = files.quantization.quant != "none"
@@ -146,7 +146,7 @@ def held_as(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> 
     return " and ".join(sorted(found))
 
 
-def _tensors(config: RunConfig, files: ModelFiles, ranks: Ranks) -> Mapping[str, LazyTensor]:
+def _tensors(config: ComputeOptions, files: ModelFiles, ranks: Ranks) -> Mapping[str, LazyTensor]:
     files = replace(files, rounded=config.rounded_dtype("CPU"))
     return files.tensors(ranks, vocab_parallel=config.vocab_parallel)
 
@@ -156,14 +156,14 @@ class Change:
     """A setting that may make a run smaller, and what the run then is."""
 
     setting: str
-    config: RunConfig
+    config: ComputeOptions
     files: ModelFiles
     one_at_a_time: bool = False
     half_as_long: bool = False
 
 
 def levers(
-    config: RunConfig,
+    config: ComputeOptions,
     files: ModelFiles,
     need: Callable[[Change], Memory],
     *,
@@ -185,7 +185,7 @@ def levers(
 
 
 def _changes(
-    config: RunConfig, files: ModelFiles, *, own: bool, slots: int, length: int
+    config: ComputeOptions, files: ModelFiles, *, own: bool, slots: int, length: int
 ) -> Iterator[Change]:
     if own and files.given is None and files.quantization.quant == "none":
         for quant in ("a16w8", "a16w4"):

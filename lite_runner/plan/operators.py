@@ -10,8 +10,8 @@ from functools import cache
 from lite_runner import native, progress
 from lite_runner.architectures import custom_network, limits
 from lite_runner.backends.base import Backend
+from lite_runner.config.options import ComputeOptions
 from lite_runner.config.ranks import Ranks
-from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.model.model_files import ModelFiles
 from lite_runner.native.lora_pool import LoraSize
@@ -34,7 +34,7 @@ class _Fallback:
 
 
 def _without_kernels(
-    config: RunConfig, files: ModelFiles, device: str, ranks: Ranks
+    config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks
 ) -> _Fallback | None:
     """None where our own operators compute this run."""
     if device != "CPU":
@@ -57,12 +57,12 @@ def _without_kernels(
     return None
 
 
-def own_operators(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> bool:
+def own_operators(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> bool:
     """As `kernels_serve`, of a plan: nothing is said."""
     return _without_kernels(config, files, device, ranks) is None
 
 
-def integers_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> bool:
+def integers_serve(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> bool:
     """Whether MindSpore's operators multiply by the integers of quantized weights themselves; of a
     plan for a processor that is not here, whether those of Atlas A2 and A3 would."""
     there = device == "Ascend" and config.dry_run and not environment.ascend_devices()
@@ -75,7 +75,7 @@ def integers_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ran
     )
 
 
-def check_supported(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> None:
+def check_supported(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> None:
     """Raises ConfigError for what is asked of operators that do not serve here, or a model that
     none can compute, and EnvironmentFault for a `quant` that this machine's Ascend processors have
     none for."""
@@ -109,7 +109,7 @@ def check_supported(config: RunConfig, files: ModelFiles, device: str, ranks: Ra
         )
 
 
-def kernels_serve(config: RunConfig, files: ModelFiles, device: str, ranks: Ranks) -> bool:
+def kernels_serve(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> bool:
     """Whether our own operators compute this run; where they were expected and do not, the run
     says why, and what would help. Raises RunnerError as `check_supported`."""
     check_supported(config, files, device, ranks)
@@ -140,7 +140,7 @@ def _freeze_imports() -> None:
 
 @memory.large_blocks_returned()
 def open_backend(
-    config: RunConfig,
+    config: ComputeOptions,
     files: ModelFiles,
     device: str,
     ranks: Ranks,

@@ -18,9 +18,9 @@ from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.checks import fits_model
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.options import ComputeOptions, ExportedOptions, GenerateOptions
+from lite_runner.config.prompt import Request
 from lite_runner.config.ranks import Ranks
-from lite_runner.config.request import Request
-from lite_runner.config.schema import RunConfig
 from lite_runner.generation import Request as GenerationRequest
 from lite_runner.generation import check_lengths, longest_prompt, longest_sequence
 from lite_runner.model import model_files
@@ -31,6 +31,7 @@ from lite_runner.plan import footprint
 from lite_runner.plan.operators import kernels_serve, open_backend, own_operators
 from lite_runner.sizing.need import Lever, Memory, check_memory
 from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.weights.lora.adapter import Adapter
 from lite_runner.weights.quantization.quantize import describe
 
 PROMPTS_AT_ONCE = 32  # where predict_batch_size leaves it open
@@ -82,7 +83,7 @@ class Job:
 
 
 def prepare(
-    config: RunConfig,
+    config: GenerateOptions,
     files: ModelFiles,
     tokenizer: Tokenizer,
     requests: Sequence[Request],
@@ -103,7 +104,7 @@ def prepare(
 
 
 def fit(
-    config: RunConfig,
+    config: GenerateOptions,
     files: ModelFiles,
     tokenizer: Tokenizer | None,
     tokens: Sequence[list[int]],
@@ -154,7 +155,7 @@ def longest_of(prompts: Sequence[int], each: Sequence[GenerationConfig], context
 
 
 def slots_for(
-    config: RunConfig, generation: GenerationConfig, prompts: int, copies: int = 1
+    config: GenerateOptions, generation: GenerationConfig, prompts: int, copies: int = 1
 ) -> int:
     """Sequences that one of the copies of the model computes at once."""
     width = max(generation.num_beams, generation.num_return_sequences)
@@ -162,7 +163,7 @@ def slots_for(
     return min(prompts, batch // copies if batch else PROMPTS_AT_ONCE) * width
 
 
-def share(config: RunConfig, job: Job, ranks: Ranks) -> Job:
+def share(config: GenerateOptions, job: Job, ranks: Ranks) -> Job:
     """The prompts of this rank's copy of the model: neighbours, as many as of the others or one
     more. The length stays that of the whole job, so that all copies compute alike."""
     copy, count = ranks.data_index, len(job.tokens)
@@ -177,7 +178,7 @@ def share(config: RunConfig, job: Job, ranks: Ranks) -> Job:
     )
 
 
-def adapter_slots_for(config: RunConfig, job: Job) -> int:
+def adapter_slots_for(config: GenerateOptions, job: Job) -> int:
     """Adapters to hold on the device at a time; by default as many as can run together."""
     if job.adapters is None:
         return 0
@@ -185,7 +186,9 @@ def adapter_slots_for(config: RunConfig, job: Job) -> int:
     return min(config.max_loaded_adapters or max(1, together), len(job.adapters.adapters))
 
 
-def adapter_bytes(config: RunConfig, model: Decoder, job: Job, device: str, ranks: Ranks) -> int:
+def adapter_bytes(
+    config: GenerateOptions, model: Decoder, job: Job, device: str, ranks: Ranks
+) -> int:
     """What the adapters of this rank's job take on its device."""
     if job.adapters is None:
         return 0
@@ -196,10 +199,12 @@ def adapter_bytes(config: RunConfig, model: Decoder, job: Job, device: str, rank
 
 
 def memory_need(
-    config: RunConfig, files: ModelFiles, job: Job, device: str, ranks: Ranks
+    config: ComputeOptions, files: ModelFiles, job: Job, device: str, ranks: Ranks
 ) -> Memory:
     """What this rank's `job` takes: on the CPU its process, on a device what is on that."""
-    pool = adapter_bytes(config, files.model, job, device, ranks)
+    pool = 0
+    if isinstance(config, GenerateOptions):
+        pool = adapter_bytes(config, files.model, job, device, ranks)
     if device != "CPU":
         return footprint.on_device(config, files, device, ranks, job.slots, job.length, pool)
     own = own_operators(config, files, device, ranks)
@@ -217,7 +222,7 @@ def memory_need(
     )
 
 
-def _rows_of_logits(config: RunConfig, model: Decoder, job: Job) -> int:
+def _rows_of_logits(config: ComputeOptions, model: Decoder, job: Job) -> int:
     """Tokens after which a step gives logits, at most."""
     if not job.scored:
         return job.slots
@@ -226,7 +231,7 @@ def _rows_of_logits(config: RunConfig, model: Decoder, job: Job) -> int:
 
 
 def memory_levers(
-    config: RunConfig, files: ModelFiles, job: Job, device: str, ranks: Ranks
+    config: ComputeOptions, files: ModelFiles, job: Job, device: str, ranks: Ranks
 ) -> list[Lever]:
     """Settings with which the job would need less; what is not offered together is left out."""
     own = device == "CPU" and own_operators(config, files, device, ranks)
@@ -241,7 +246,7 @@ def memory_levers(
     return footprint.levers(config, files, need, own=own, slots=job.slots, length=job.length)
 
 
-def with_backend(config: RunConfig, files: ModelFiles, job: Job) -> RunConfig:
+def with_backend(config: GenerateOptions, files: ModelFiles, job: Job) -> GenerateOptions:
     """The config with backend=auto decided."""
     if config.backend != "auto":
         return config
@@ -256,7 +261,7 @@ def with_backend(config: RunConfig, files: ModelFiles, job: Job) -> RunConfig:
 
 
 def load(
-    config: RunConfig,
+    config: ComputeOptions,
     files: ModelFiles,
     device: str,
     job: Job,
@@ -272,7 +277,7 @@ def load(
     ascend_context.choose(AscendSettings.of(config.context), device, tell=ranks.rank == 0)
     if files.source == RANDOM and files.given is None and files.held is None:
         progress.note("load_checkpoint=random: the weights are noise, and so is the text")
-    if config.backend == "mslite":
+    if isinstance(config, ExportedOptions) and config.backend == "mslite":
         from lite_runner.export.offline import open_offline
 
         return open_offline(
@@ -291,9 +296,11 @@ def load(
             memory_need(config, files, job, device, ranks),
             lambda: memory_levers(config, files, job, device, ranks),
         )
-    adapters = pieces_of(job.adapters, config, files.model, ranks) if job.adapters else []
+    adapters: Sequence[Adapter] = ()
+    if job.adapters is not None and isinstance(config, GenerateOptions):
+        adapters = pieces_of(job.adapters, config, files.model, ranks)
     lora = None
-    if adapters:
+    if adapters and isinstance(config, GenerateOptions):
         rounded = config.adapter_dtype == "bf16"
         lora = pool_size(adapters, adapter_slots_for(config, job), rounded=rounded)
     tensors = files.tensors(ranks, vocab_parallel=config.vocab_parallel)
@@ -318,7 +325,9 @@ def load(
         )
 
 
-def grown(backend: Backend, config: RunConfig, files: ModelFiles, device: str, job: Job) -> bool:
+def grown(
+    backend: Backend, config: GenerateOptions, files: ModelFiles, device: str, job: Job
+) -> bool:
     """Make room in a backend for what the job has, without reading a weight again; False where it
     cannot: for exported graphs, registered networks, and more adapters at a time than it holds.
 

@@ -6,11 +6,19 @@ Adapters too, between PEFT's format and MindFormers', or one of them merged into
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from lite_runner import progress
+from lite_runner.config.adapter_checks import adapter_faults
+from lite_runner.config.fields import Fault, fault
+from lite_runner.config.options import AdapterOptions, OverwriteOptions
 from lite_runner.config.quantization import Quantization
-from lite_runner.config.schema import AdapterFormat, CheckpointFormat, RunConfig
+from lite_runner.config.quantization_checks import written_as_floats
+from lite_runner.config.release import Release
+from lite_runner.config.sections import AdapterFormat, CheckpointFormat, MindFormers
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import model_files
 from lite_runner.model.model_files import RANDOM, ModelFiles
@@ -27,10 +35,73 @@ from lite_runner.weights.write import (
 )
 
 
-def run(config: RunConfig, folder: RunFolder) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Config(AdapterOptions, OverwriteOptions):
+    """run_mode=convert"""
+
+    convert_format: CheckpointFormat | AdapterFormat
+    convert_output: str
+    merge: bool
+    mindformers: MindFormers | None
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        """Adapters are converted by the model's sizes alone."""
+        of_adapters = self.convert_format in get_args(AdapterFormat)
+        return not of_adapters or self.model_config() is None
+
+    @property
+    def release(self) -> Release:
+        """The release of MindFormers that is to read what is converted. Raises ValueError."""
+        return Release.of(self.mindformers.release if self.mindformers else None)
+
+
+def faults(config: Config) -> Iterator[Fault]:
+    """What does not go together in a conversion."""
+    if not config.convert_output:
+        yield fault("convert_output", "convert_output is empty; give the file or folder to write")
+    yield from written_as_floats(config)
+    yield from _release_faults(config)
+    yield from adapter_faults(config, one=True)
+    keys = ("convert_format", "merge", "adapter_path")
+    path, form = config.adapter_path, config.convert_format
+    if config.merge and not path:
+        yield fault(keys, "merge=true needs adapter_path=, the adapter to merge")
+    elif form in get_args(AdapterFormat):
+        if config.merge:
+            yield fault(
+                keys,
+                f"convert_format={form} is of adapters; merge=true writes a checkpoint: ckpt,"
+                " safetensors or huggingface",
+            )
+        elif not path:
+            yield fault(keys, f"convert_format={form} needs adapter_path=, the adapters to convert")
+    elif path and not config.merge:
+        yield fault(
+            keys,
+            f"convert_format={form} with adapter_path=: expected peft or mindformers to convert"
+            " adapters, or merge=true to merge one into the checkpoint",
+        )
+
+
+def _release_faults(config: Config) -> Iterator[Fault]:
+    try:
+        chosen = config.release.number is not None
+    except ValueError as error:
+        yield fault("mindformers.release", f"mindformers.release: {error}")
+        return
+    form = config.convert_format
+    if chosen and form in ("huggingface", "peft"):
+        yield fault(
+            ("mindformers.release", "convert_format"),
+            f"mindformers.release has no meaning with convert_format={form}, which MindFormers"
+            " is not meant to read",
+        )
+
+
+def run(config: Config, folder: RunFolder) -> None:
     """Write `convert_output` in `convert_format`. Raises RunnerError; nothing half-written."""
     began = time.perf_counter()
-    assert config.convert_output and config.convert_format  # the config's checks saw to it
     target = Path(config.convert_output).expanduser()
     if config.convert_format == "peft" or config.convert_format == "mindformers":
         source = _convert_adapters(config, target, config.convert_format)
@@ -40,11 +111,10 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     progress.note(f"wrote {target}")
 
 
-def planned(config: RunConfig) -> list[str]:
+def planned(config: Config) -> list[str]:
     """The lines of dry_run=true. Raises RunnerError as `run` would."""
-    assert config.convert_output and config.convert_format
     target, form = Path(config.convert_output).expanduser(), config.convert_format
-    overwrite = bool(config.overwrite)
+    overwrite = config.overwrite
     if form == "peft" or form == "mindformers":
         check_folder(target, overwrite)
         model = config.model_config() or model_files.planned(config).model
@@ -71,7 +141,7 @@ def _checkpoint(files: ModelFiles) -> ModelFiles:
     return files
 
 
-def _convert_adapters(config: RunConfig, target: Path, form: AdapterFormat) -> str:
+def _convert_adapters(config: Config, target: Path, form: AdapterFormat) -> str:
     """Write the adapters; the model is known by its sizes. Gives what they were read from."""
     model = config.model_config() or model_files.locate(config).model
     adapters = model_files.adapters_of(config, model)
@@ -82,7 +152,7 @@ def _convert_adapters(config: RunConfig, target: Path, form: AdapterFormat) -> s
             progress.note(f"adapter {adapter.name}: its copy of the base's {names} is left out")
     # A list stays a list, unless one of it was asked for.
     listed = config.adapter_id is None and is_listing(Path(config.adapter_path).expanduser())
-    overwrite = bool(config.overwrite)
+    overwrite = config.overwrite
     release = config.release
     write_adapters(
         adapters, model, target, form, overwrite=overwrite, listed=listed, release=release
@@ -96,7 +166,7 @@ def _convert_adapters(config: RunConfig, target: Path, form: AdapterFormat) -> s
     return config.adapter_path
 
 
-def _convert_checkpoint(config: RunConfig, target: Path, form: CheckpointFormat) -> str:
+def _convert_checkpoint(config: Config, target: Path, form: CheckpointFormat) -> str:
     """Write the checkpoint, an adapter merged into it where one is given; gives its source."""
     files = _checkpoint(model_files.locate(config))
     assert files.path is not None
@@ -107,7 +177,7 @@ def _convert_checkpoint(config: RunConfig, target: Path, form: CheckpointFormat)
         files.model,
         target,
         form,
-        overwrite=bool(config.overwrite),
+        overwrite=config.overwrite,
         beside=beside,
         adapter=whole.adapter,
         release=config.release,
@@ -118,7 +188,7 @@ def _convert_checkpoint(config: RunConfig, target: Path, form: CheckpointFormat)
     return files.source
 
 
-def _beside(config: RunConfig, files: ModelFiles, form: CheckpointFormat) -> dict[str, bytes]:
+def _beside(config: Config, files: ModelFiles, form: CheckpointFormat) -> dict[str, bytes]:
     """Config and tokenizer to be written with the weights.
 
     Raises ArtifactError where the tokenizer is broken that was named, or that a folder in Hugging

@@ -7,18 +7,23 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
 from lite_runner import progress
+from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Backend
-from lite_runner.config.checks import fits_model
+from lite_runner.config.adapter_checks import adapter_faults
+from lite_runner.config.checks import fits_model, strategy_faults
 from lite_runner.config.compose import raise_faults
-from lite_runner.config.evaluation import read_text, window_of
+from lite_runner.config.fields import Fault, Range, fault
 from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.options import AdapterOptions, ComputeOptions
+from lite_runner.config.prompts import MAX_PROMPT_BYTES, decoded, is_file
+from lite_runner.config.ranges import Count
 from lite_runner.config.ranks import Ranks
-from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.generation import Request, Scheduler, generate
 from lite_runner.model import model_files
@@ -31,6 +36,20 @@ from lite_runner.system import environment
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+# As long as one chunk of a prompt, so that it costs no more than shorter ones, and what other
+# tools print perplexities for by default: figures can be compared.
+DEFAULT_WINDOW = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(ComputeOptions, AdapterOptions):
+    """run_mode=eval"""
+
+    eval_data: str
+    eval_window: Annotated[int, Range(2)] | None  # of one token there is nothing to predict
+    eval_stride: Count | None
 
 
 @dataclass(frozen=True)
@@ -59,7 +78,66 @@ def windows(tokens: int, size: int, stride: int) -> Iterator[Window]:
             return
 
 
-def run(config: RunConfig, folder: RunFolder) -> None:
+def text_file(config: Config) -> Path:
+    """The file that eval_data names."""
+    return Path(config.eval_data).expanduser()
+
+
+def window_of(config: Config, model: Decoder) -> tuple[int, int]:
+    """Tokens in a window, and from one window's start to the next one's."""
+    window = config.eval_window or min(model.seq_length, DEFAULT_WINDOW)
+    return window, config.eval_stride or window
+
+
+def read_text(config: Config) -> str:
+    """The text of eval_data. Raises ConfigError where it cannot be read or is not UTF-8."""
+    path = text_file(config)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_PROMPT_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"eval_data: {path}: {error.strerror}") from None
+    return decoded(raw, f"eval_data: {path}").removeprefix("\ufeff")
+
+
+def faults(config: Config) -> Iterator[Fault]:
+    """What does not go together in an evaluation."""
+    if not config.eval_data:
+        yield fault(
+            "eval_data", "eval_data is empty; give a text file (no MindRecord): eval_data=TEXT.txt"
+        )
+    elif "\0" not in config.eval_data and not is_file(text_file(config)):
+        yield fault("eval_data", f"eval_data: no file {config.eval_data}")
+    if config.backend == "mslite":
+        yield fault(
+            ("backend", "run_mode"),
+            "backend=mslite is not available with run_mode=eval: an exported graph gives the"
+            " logits of the last token alone; expected backend=ms",
+        )
+    yield from adapter_faults(config, one=True)
+    yield from strategy_faults(config)
+    if (model := config.model_config()) is not None:
+        yield from window_faults(config, model)
+
+
+def window_faults(config: Config, model: Decoder) -> Iterator[Fault]:
+    """Windows that do not fit the model, or each other."""
+    window, stride = window_of(config, model)
+    if window > model.seq_length:
+        yield fault(
+            ("eval_window", "model"),
+            f"eval_window: got {window}, expected at most the model's context of"
+            f" {model.seq_length} tokens",
+        )
+    if stride > window:
+        yield fault(
+            ("eval_stride", "eval_window"),
+            f"eval_stride: got {stride}, expected at most the window of {window} tokens:"
+            " those between two windows would be left out",
+        )
+
+
+def run(config: Config, folder: RunFolder) -> None:
     """Print and write the perplexity. Raises RunnerError; KeyboardInterrupt after Ctrl-C, when
     what the windows before it gave has been written."""
     began = time.perf_counter()
@@ -73,8 +151,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
             "a longer text: its first token is only context",
         )
     size, stride = window_of(config, files.model)
-    generation = config.generation(files.model)
-    job = Job((), (), generation, slots=1, length=min(size, len(ids)), scores=True)
+    job = Job((), (), GenerationConfig(), slots=1, length=min(size, len(ids)), scores=True)
     config = replace(config, backend="ms")  # auto: no exported graph scores
     backend = load(config, files, device, job)
     load_s = time.perf_counter() - began
@@ -105,7 +182,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         raise KeyboardInterrupt
 
 
-def planned(config: RunConfig) -> list[str]:
+def planned(config: Config) -> list[str]:
     """The lines of dry_run=true. Raises RunnerError as `run` would."""
     device = environment.resolve_device(config.context.device_target, planned=True)
     files, job = planned_job(config)
@@ -129,17 +206,17 @@ def planned(config: RunConfig) -> list[str]:
     return [*lines, *aligned({"reads": reads})]
 
 
-def planned_job(config: RunConfig) -> tuple[ModelFiles, Job]:
+def planned_job(config: Config) -> tuple[ModelFiles, Job]:
     """What would be scored, as far as it is known without the tokenizer."""
     files = _fitting(model_files.with_adapter(model_files.planned(config), config), config)
     size, _ = window_of(config, files.model)
-    return files, Job((), (), config.generation(files.model), slots=1, length=size, scores=True)
+    return files, Job((), (), GenerationConfig(), slots=1, length=size, scores=True)
 
 
-def _fitting(files: ModelFiles, config: RunConfig) -> ModelFiles:
+def _fitting(files: ModelFiles, config: Config) -> ModelFiles:
     """The files of a model that the config fits; model=auto is checked only when it is known."""
     if config.model_config() is None:
-        raise_faults(list(fits_model(config, files.model)))
+        raise_faults([*fits_model(config, files.model), *window_faults(config, files.model)])
     return files
 
 

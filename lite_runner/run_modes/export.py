@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from lite_runner import progress
 from lite_runner.backends.exported import Device, EngineOptions
+from lite_runner.config.adapter_checks import adapter_faults
+from lite_runner.config.checks import strategy_faults
+from lite_runner.config.fields import Fault, fault
+from lite_runner.config.ge import ge_faults
+from lite_runner.config.offline_checks import offline_faults
+from lite_runner.config.options import (
+    AdapterOptions,
+    ExportedOptions,
+    OverwriteOptions,
+)
+from lite_runner.config.parallel import DATA_KEYS
 from lite_runner.config.ranks import Ranks
-from lite_runner.config.schema import RunConfig
 from lite_runner.export import offline
 from lite_runner.export.writer import ExportSpec, Place, export_artifact, weights_and_cache
 from lite_runner.model import model_files
@@ -22,7 +34,43 @@ from lite_runner.weights.lora.adapter import digest
 DEFAULT_LENGTH = 512  # positions of a layout that fixes them
 
 
-def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Config(ExportedOptions, AdapterOptions, OverwriteOptions):
+    """run_mode=export"""
+
+    writes_graphs: ClassVar[bool] = True
+
+    export_output: str  # "": named in output_dir
+
+
+def faults(config: Config) -> Iterator[Fault]:
+    """What does not go together in an export."""
+    infer = config.infer
+    if infer.model_dir:
+        yield fault("infer.model_dir", "infer.model_dir is read; give export_output=FOLDER")
+    if config.export_output and (infer.prefill_model_path or infer.increment_model_path):
+        yield fault(
+            ("export_output", "infer.prefill_model_path", "infer.increment_model_path"),
+            "export_output and infer.prefill_model_path both say where to write; give one of them",
+        )
+    if config.use_parallel and (copies := config.parallel_config.data_parallel) > 1:
+        yield fault(
+            (*DATA_KEYS, "run_mode"),
+            f"parallel_config.data_parallel: got {copies}, expected 1 with run_mode=export: all"
+            " copies of a model run the same graphs",
+        )
+    yield from adapter_faults(config, one=True)
+    yield from strategy_faults(config)
+    yield from offline_faults(config)
+    yield from ge_faults(config)
+
+
+def run(
+    config: Config,
+    folder: RunFolder,
+    ranks: Ranks | None = None,
+    interrupted: Callable[[], bool] | None = None,
+) -> None:
     """Write the artifact. Raises RunnerError; nothing half-written gets the final name.
 
     Of several `ranks`, which have met and each call this, each writes its graphs.
@@ -53,14 +101,14 @@ def run(config: RunConfig, folder: RunFolder, ranks: Ranks | None = None) -> Non
     )
 
 
-def wanted(config: RunConfig, files: ModelFiles) -> tuple[ExportSpec, EngineOptions]:
+def wanted(config: Config, files: ModelFiles) -> tuple[ExportSpec, EngineOptions]:
     """What the artifact has to be, and what it is proved in. Raises RunnerError."""
     length = config.infer.infer_seq_length or default_length(files)
     want = offline.wanted(config, files, config.predict_batch_size or 1, length)
     return want, offline.engine_for(config, want.layout)
 
 
-def planned(config: RunConfig) -> list[str]:
+def planned(config: Config) -> list[str]:
     """The lines of dry_run=true. Raises RunnerError as `run` would."""
     files = model_files.with_adapter(model_files.planned(config), config)
     want, engine = wanted(config, files)
@@ -80,9 +128,9 @@ def planned(config: RunConfig) -> list[str]:
     return [*lines, *aligned({"writes": writes})]
 
 
-def place_of(config: RunConfig, files: ModelFiles, want: ExportSpec, device: Device) -> Place:
+def place_of(config: Config, files: ModelFiles, want: ExportSpec, device: Device) -> Place:
     """Where the config wants the artifact."""
-    overwrite = bool(config.overwrite)
+    overwrite = config.overwrite
     if config.infer.prefill_model_path:
         prefill = Path(config.infer.prefill_model_path).expanduser()
         increment = Path(config.infer.increment_model_path).expanduser()
@@ -95,7 +143,7 @@ def place_of(config: RunConfig, files: ModelFiles, want: ExportSpec, device: Dev
 
 
 def _particulars(
-    config: RunConfig, files: ModelFiles, want: ExportSpec, device: Device
+    config: Config, files: ModelFiles, want: ExportSpec, device: Device
 ) -> Iterator[str]:
     """What tells an export from the one without settings on this `device`: each is part of the
     folder's name, so that exports that differ do not meet in one folder."""

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lite_runner import progress
 from lite_runner.backends.base import AdapterSlots, Backend
+from lite_runner.config.adapter_checks import adapter_faults
+from lite_runner.config.checks import strategy_faults
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.ge import FILE_NAME, ge_config, render
+from lite_runner.config.fields import Fault, fault
+from lite_runner.config.fields import show as show_value
+from lite_runner.config.ge import FILE_NAME, ge_config, ge_faults, render
+from lite_runner.config.offline_checks import offline_faults
+from lite_runner.config.options import GenerateOptions
+from lite_runner.config.parallel import generate_faults
+from lite_runner.config.prompt import BASE
+from lite_runner.config.prompts import prompt_faults
 from lite_runner.config.ranks import Ranks
-from lite_runner.config.request import BASE
-from lite_runner.config.requests import read_requests
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.requests import read_requests, request_faults
+from lite_runner.config.sampling_checks import sampling_faults
 from lite_runner.generation import Generation, Scheduler, generate
 from lite_runner.model import model_files
 from lite_runner.model.adapters import open_wanted
 from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.strategy_files import write_strategy_files
 from lite_runner.output.merge import Share, gather, seed_of_all, wait_for_all
 from lite_runner.output.printer import Printer, advice, show, summary
 from lite_runner.output.report import AdapterReport, AdapterUse, Result, RowResult, RunFolder
@@ -42,8 +51,38 @@ from lite_runner.system.signals import CutShort
 from lite_runner.text.tokenizer import Tokenizer
 
 
+@dataclass(frozen=True, kw_only=True)
+class Config(GenerateOptions):
+    """run_mode=predict"""
+
+
+def faults(config: GenerateOptions) -> Iterator[Fault]:
+    """What does not go together in a run that generates."""
+    yield from prompt_faults(config)
+    yield from request_faults(config)
+    yield from sampling_faults(config, config.generation(), vars(config))
+    yield from adapter_faults(config, one=False)
+    if config.only_save_strategy and not config.use_parallel:
+        yield fault(
+            ("only_save_strategy", "use_parallel"),
+            "only_save_strategy=true needs use_parallel=true",
+        )
+    for key in ("src_strategy_path_or_dir", "auto_trans_ckpt"):
+        if config.runs_given_model and (value := getattr(config, key)):
+            yield fault(
+                key,
+                f"{key}={value if isinstance(value, str) else show_value(value)} has no meaning"
+                " with an exported model, which has its weights in it",
+            )
+    if not config.runs_given_model:
+        yield from strategy_faults(config)
+    yield from offline_faults(config)
+    yield from ge_faults(config)
+    yield from generate_faults(config)
+
+
 def run(
-    config: RunConfig,
+    config: GenerateOptions,
     folder: RunFolder,
     ranks: Ranks | None = None,
     interrupted: Callable[[], bool] | None = None,
@@ -56,6 +95,14 @@ def run(
     """
     ranks = ranks or Ranks()
     began = time.perf_counter()
+    if config.only_save_strategy:
+        written = write_strategy_files(config)
+        source, size = config.checkpoint_source, len(written)
+        folder.write_result(Result.of_files(config, source, began, world_size=size))
+        progress.note(f"wrote {written[0].parent}: the strategy of {size} ranks")
+        return
+    if config.parallel.strategy_ckpt_save_file and ranks.rank == 0:
+        write_strategy_files(config)
     device = environment.resolve_device(config.context.device_target)
     config = seed_of_all(config, ranks)
     requests = read_requests(config)
@@ -108,7 +155,7 @@ def run(
 
 
 def _complete(
-    config: RunConfig,
+    config: GenerateOptions,
     backend: Backend,
     tokenizer: Tokenizer,
     job: Job,
@@ -176,7 +223,7 @@ def adapter_report(
     return AdapterReport(slots.slots, slots.nbytes, slots.loads, used)
 
 
-def with_ge_file(config: RunConfig, folder: RunFolder) -> RunConfig:
+def with_ge_file(config: GenerateOptions, folder: RunFolder) -> GenerateOptions:
     """GE options that are all in the config, written as config.ini into the run folder and read
     from there."""
     ge = ge_config(config)
@@ -186,7 +233,7 @@ def with_ge_file(config: RunConfig, folder: RunFolder) -> RunConfig:
     return replace(config, infer=replace(config.infer, ge_config_path=str(path), ge_options=None))
 
 
-def planned(config: RunConfig) -> list[str]:
+def planned(config: GenerateOptions) -> list[str]:
     """The lines of dry_run=true. Nothing is fetched, so prompts are counted by their bytes: no
     token of theirs is shorter. Of adapters the headers are read."""
     device = environment.resolve_device(config.context.device_target, planned=True)
@@ -212,7 +259,7 @@ def planned(config: RunConfig) -> list[str]:
     return lines
 
 
-def planned_job(config: RunConfig) -> tuple[ModelFiles, Job]:
+def planned_job(config: GenerateOptions) -> tuple[ModelFiles, Job]:
     """What would be run, as far as it is known without the tokenizer."""
     # Without prompts it is the plan for a short one.
     requests = read_requests(replace(config, predict_data=config.predict_data or " "))

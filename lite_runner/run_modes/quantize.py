@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from lite_runner import progress
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.fields import Fault, fault
+from lite_runner.config.options import OverwriteOptions
 from lite_runner.errors import ConfigError
 from lite_runner.model import model_files
 from lite_runner.output.report import Result, RunFolder
@@ -22,12 +25,26 @@ from lite_runner.weights.quantization.quantized_checkpoint import (
 from lite_runner.weights.write import check_folder
 
 
-def run(config: RunConfig, folder: RunFolder) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Config(OverwriteOptions):
+    """run_mode=quantize"""
+
+    quantize_output: str
+
+
+def faults(config: Config) -> Iterator[Fault]:
+    """What does not go together where weights are quantized."""
+    if not config.quantize_output:
+        yield fault("quantize_output", "quantize_output is empty; give the folder to write")
+    if config.quantization.quant == "none":
+        yield fault("quant", "run_mode=quantize needs quant=a16w8, a16w4 or a8w8")
+
+
+def run(config: Config, folder: RunFolder) -> None:
     """Write `quantize_output`. Raises RunnerError; nothing half-written gets the final name."""
     began = time.perf_counter()
-    assert config.quantize_output  # the config's checks saw to it
     target = Path(config.quantize_output).expanduser()
-    _check_target(target, bool(config.overwrite))
+    _check_target(target, config.overwrite)
     files = model_files.locate(config)
     # What is read is what stays: a source inside the folder would go with it.
     if files.path is not None and files.path.resolve() in (target.resolve(), *_inside(target)):
@@ -58,11 +75,10 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     )
 
 
-def planned(config: RunConfig) -> list[str]:
+def planned(config: Config) -> list[str]:
     """The lines of dry_run=true. Raises RunnerError as `run` would."""
-    assert config.quantize_output
     target = Path(config.quantize_output).expanduser()
-    _check_target(target, bool(config.overwrite))
+    _check_target(target, config.overwrite)
     files = model_files.planned(config)
     size = weight_bytes(files.model, "float32", files.quantization)
     lines = about_model(config, files.model, files.whereabouts())

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Literal
 
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.checks import fits_model
+from lite_runner.config.checks import fits_model, strategy_faults
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.compose import raise_faults
+from lite_runner.config.fields import Fault, fault
+from lite_runner.config.options import OverwriteOptions, SaveStrategyOptions, StrategyOptions
 from lite_runner.config.quantization import Quantization
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.quantization_checks import written_as_floats
+from lite_runner.config.ranges import Count, Index
 from lite_runner.model import model_files
 from lite_runner.model.model_files import ModelFiles
 from lite_runner.output.report import Result, RunFolder
@@ -27,10 +33,56 @@ from lite_runner.weights.sharding.shard_writer import (
 from lite_runner.weights.write import files_folder, write_beside
 
 
-def run(config: RunConfig, folder: RunFolder) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Config(StrategyOptions, SaveStrategyOptions, OverwriteOptions):
+    """run_mode=shard"""
+
+    takes_parallel: ClassVar[bool] = True
+
+    shard_output: str  # "": named in output_dir
+    shard_format: Literal["ckpt", "safetensors"]
+    transform_process_num: Count
+    transform_rank: Index | None  # null: all
+
+
+def faults(config: Config) -> Iterator[Fault]:
+    """What does not go together where a checkpoint is cut or merged."""
+    yield from written_as_floats(config)
+    yield from strategy_faults(config)
+    strategy = config.src_strategy_path_or_dir
+    if strategy and config.only_save_strategy:
+        yield fault(
+            ("src_strategy_path_or_dir", "only_save_strategy"),
+            f"src_strategy_path_or_dir={strategy} has no meaning with only_save_strategy=true,"
+            " which reads no weights",
+        )
+    asked = config.parallel_config
+    ranks = asked.data_parallel * asked.model_parallel if config.use_parallel else 1
+    suffix = f".{config.shard_format}"
+    one_file = ranks == 1 and not config.only_save_strategy
+    if one_file and config.shard_output and not config.shard_output.endswith(suffix):
+        yield fault(
+            ("shard_output", "shard_format", "parallel"),
+            f"shard_output: got {config.shard_output}, expected the name of a {suffix} file to"
+            " merge to; parallel=tp2 (or another) cuts for several ranks",
+        )
+    if config.transform_rank is not None and config.transform_rank >= ranks:
+        yield fault(
+            ("transform_rank", "parallel"),
+            f"transform_rank: got {config.transform_rank}, expected less than the {ranks} of the"
+            " parallel group",
+        )
+    if config.transform_rank is not None and config.only_save_strategy:
+        yield fault(
+            ("transform_rank", "only_save_strategy"),
+            "transform_rank has no meaning with only_save_strategy=true, which writes no weights",
+        )
+
+
+def run(config: Config, folder: RunFolder) -> None:
     """Write `shard_output`. Raises RunnerError; nothing half-written gets the final name."""
     began = time.perf_counter()
-    target, overwrite = _target(config), bool(config.overwrite)
+    target, overwrite = _target(config), config.overwrite
     model = config.model_config()
     if config.only_save_strategy and model is not None:
         cutting = _cutting(config, model)
@@ -51,11 +103,11 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     progress.note(f"wrote {target}")
 
 
-def planned(config: RunConfig) -> list[str]:
+def planned(config: Config) -> list[str]:
     """The lines of dry_run=true. Raises RunnerError as `run` would."""
     target, ranks = _target(config), ranks_of(config)
     if config.transform_rank is None:
-        check_free(target, bool(config.overwrite))
+        check_free(target, config.overwrite)
     files = model_files.planned(config)
     _cutting(config, files.model)
     size = readable(weight_bytes(files.model, "float32", Quantization()))
@@ -71,7 +123,7 @@ def planned(config: RunConfig) -> list[str]:
     return aligned(lines)
 
 
-def _target(config: RunConfig) -> Path:
+def _target(config: Config) -> Path:
     """What to write: a folder, or the file of a merged checkpoint."""
     if config.shard_output:
         return Path(config.shard_output).expanduser()
@@ -84,19 +136,17 @@ def _target(config: RunConfig) -> Path:
     return Path(config.output_dir).expanduser() / name
 
 
-def _cutting(config: RunConfig, model: Decoder) -> Cutting:
+def _cutting(config: Config, model: Decoder) -> Cutting:
     """Raises ConfigError where the model does not divide like that."""
     if config.model_config() is None:  # model=auto: not checked so far
         raise_faults(list(fits_model(config, model)))
-    assert config.shard_format
     return Cutting.of_model(
         model, ranks_of(config), config.shard_format, vocab_parallel=config.vocab_parallel
     )
 
 
-def _write(config: RunConfig, files: ModelFiles, cutting: Cutting, target: Path) -> None:
-    assert config.transform_process_num
-    overwrite = bool(config.overwrite)
+def _write(config: Config, files: ModelFiles, cutting: Cutting, target: Path) -> None:
+    overwrite = config.overwrite
     tensors = files.whole()
     ranks = ranks_of(config)
     merging = ranks.size == 1

@@ -23,12 +23,12 @@ from lite_runner.backends.engines import mindir_version
 from lite_runner.backends.engines.graph_cell import GraphCellEngine
 from lite_runner.config.argv import parse
 from lite_runner.config.ascend import ASCEND_CONFIG
-from lite_runner.config.compose import heads, resolve
 from lite_runner.config.ge import SECTIONS, GeConfig, ge_config
 from lite_runner.mindir.inspect import read_graph
 from lite_runner.mindir.manifest import Graph, GraphName
 from lite_runner.mindir.pair_inputs import arrays_of, inputs_named
 from lite_runner.mindir.write_static_pair import export_static_pair, stems_of
+from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
 from tests.paths import FIXTURES

@@ -16,7 +16,6 @@ from lite_runner import launch
 from lite_runner.config import hccl
 from lite_runner.config.argv import parse
 from lite_runner.config.cluster import Cluster
-from lite_runner.config.compose import heads, resolve
 from lite_runner.config.schema import RunConfig
 from lite_runner.distributed import ascend_ranks, job
 from lite_runner.distributed.job import Limits
@@ -24,6 +23,7 @@ from lite_runner.distributed.membership import device_of, membership
 from lite_runner.distributed.rank_table import Device, RankTable, Server, device_range
 from lite_runner.distributed.rank_table_file import read_rank_table
 from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
+from lite_runner.run_modes import heads, resolve
 from lite_runner.system import ascend_devices, environment
 from lite_runner.system.ascend_devices import VISIBLE
 from tests.paths import ROOT

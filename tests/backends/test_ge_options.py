@@ -10,10 +10,10 @@ import pytest
 from lite_runner.backends.engines import lite
 from lite_runner.backends.ge_options import ge_of_run, ge_to_write
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.config.ge import GeConfig, ge_config
 from lite_runner.config.schema import RunConfig
 from lite_runner.export import offline
+from lite_runner.run_modes import heads, resolve
 from lite_runner.system import environment
 
 FORMAT_MODE = "ge.exec.formatMode"

@@ -4,7 +4,7 @@ import numpy as np
 
 from lite_runner.bench.random_adapters import random_adapters
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
+from lite_runner.run_modes import heads, resolve
 
 
 def test_every_linear_layer_has_a_pair_of_its_own_values() -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lite_runner.config import compose, groups
-from lite_runner.config.argv import parse
-from lite_runner.errors import ConfigError
-
-Faults = Callable[..., str]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,27 +33,3 @@ def composed_once() -> Iterator[None]:
             ),
         )
         yield
-
-
-@pytest.fixture(scope="session")
-def notes() -> Callable[..., list[str]]:
-    """The notes for the user of a command line, in full."""
-
-    def run(*args: str) -> list[str]:
-        found = compose.resolve(parse(args, compose.heads()))[1]
-        return [note.detail or note.text for note in found]
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def faults() -> Faults:
-    """The message of a command line that is refused."""
-
-    def run(*args: str) -> str:
-        with pytest.raises(ConfigError) as caught:
-            compose.resolve(parse(args, compose.heads()))
-        assert caught.value.exit_code == 2
-        return caught.value.message
-
-    return run

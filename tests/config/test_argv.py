@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from lite_runner.config.argv import CommandLine, Setting, parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.errors import ConfigError
+from lite_runner.run_modes import heads, resolve
 
 HEADS = ("model", "seed", "predict_data", "run_mode", "load_checkpoint", "context")
 

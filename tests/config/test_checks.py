@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lite_runner import run_modes
 from lite_runner.architectures.flat import ModelConfig
 from lite_runner.config.checks import fits_model
 from lite_runner.config.release import Release
@@ -22,7 +23,7 @@ MODEL = "model.model_config"
         (["run_mode=export"], "predict_data has no meaning with run_mode=export"),
         (["run_mode=shard"], "predict_data has no meaning with run_mode=shard"),
         (["run_mode=slora"], "run_mode=slora needs adapter_path=lora_adapter.json"),
-        (["export_output=x"], "export_output has a meaning only with run_mode=export"),
+        (["export_output=x"], "export_output has no meaning with run_mode=predict"),
         (
             ["parallel=dp2tp2", "backend=mslite"],
             "data_parallel and model_parallel above 1 together need backend=ms",
@@ -44,14 +45,17 @@ MODEL = "model.model_config"
         ),
         (
             ["src_strategy_path_or_dir=/s", "backend=mslite", "infer.model_dir=x"],
-            "src_strategy_path_or_dir=/s has a meaning only with run_mode=shard or export, or",
+            "src_strategy_path_or_dir=/s has no meaning with an exported model",
         ),
         (
             ["src_strategy_path_or_dir=/s", "load_checkpoint=random"],
             "src_strategy_path_or_dir=/s has no meaning with load_checkpoint=random",
         ),
-        (["auto_trans_ckpt=true", "run_mode=convert"], "auto_trans_ckpt=true has a meaning only"),
-        (["only_save_strategy=true"], "only_save_strategy=true needs run_mode=shard"),
+        (
+            ["auto_trans_ckpt=true", "run_mode=convert"],
+            "auto_trans_ckpt has no meaning with run_mode=convert",
+        ),
+        (["only_save_strategy=true"], "only_save_strategy=true needs use_parallel=true"),
         (["context.mode=1", "backend=auto"], "context.mode=1 (pynative): an exported model is"),
         (["parallel.parallel_mode=2"], "got 2, expected 1 (semi-auto) or 0"),
         (
@@ -86,8 +90,8 @@ MODEL = "model.model_config"
         ([f"{MODEL}.pad_token_id=320"], "pad_token_id: got 320"),
         (["stop="], "stop: an empty text"),
         (["stop=['a','']"], "stop: an empty text"),
-        (["convert_format=ckpt"], "convert_format has a meaning only with run_mode=convert"),
-        (["overwrite=true"], "overwrite has a meaning only with run_mode=convert"),
+        (["convert_format=ckpt"], "convert_format has no meaning with run_mode=predict"),
+        (["overwrite=true"], "overwrite has no meaning with run_mode=predict"),
         ([f"{MODEL}.n_kv_heads=3"], "num_heads: got 4, expected a multiple of n_kv_heads=3"),
         ([f"{MODEL}.use_sliding_window=true"], "sliding_window: got null, expected a number of"),
         (
@@ -185,14 +189,14 @@ def test_convert_needs_an_output_and_no_generation(resolve: Resolve, faults: Fau
         keys = f"mindformers.release={release}".split()
         assert told in faults(TINY, "run_mode=convert", "convert_output=x", *keys)
     chosen = resolve(TINY, "run_mode=convert", "convert_output=x", "mindformers.release=1.0.2")
-    assert chosen.release == Release((1, 0)) and chosen == RunConfig.from_dict(chosen.to_dict())
+    assert chosen.release == Release((1, 0)) and chosen == run_modes.from_dict(chosen.to_dict())
     config = resolve(TINY, "run_mode=convert", "convert_output=a b=c", "overwrite=true")
     assert (config.convert_format, config.convert_output, config.overwrite) == (
         "safetensors",
         "a b=c",
         True,
     )
-    assert RunConfig.from_dict(config.to_dict()) == config
+    assert run_modes.from_dict(config.to_dict()) == config
 
 
 def test_generation_options_come_from_the_run_then_from_the_model(resolve: Resolve) -> None:

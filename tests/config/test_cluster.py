@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from lite_runner import run_modes
 from lite_runner.config.cluster import cluster_of, ranks_of
 from lite_runner.config.schema import RunConfig
 
@@ -30,7 +31,7 @@ def test_the_second_of_two_machines(resolve: Resolve) -> None:
     cluster = cluster_of(config)
     assert cluster.local_ranks == range(2, 4) and not cluster.is_master
     assert (cluster.master_addr, cluster.master_port) == ("10.0.0.7", 8118)
-    assert RunConfig.from_dict(config.to_dict()) == config
+    assert run_modes.from_dict(config.to_dict()) == config
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from lite_runner.config import compose, groups
+from lite_runner import run_modes
+from lite_runner.config import groups
 from lite_runner.config.argv import parse
 from lite_runner.config.prompts import prompt_file
 from lite_runner.config.schema import RunConfig
@@ -26,7 +27,7 @@ def test_every_model_is_complete_and_survives_a_round_trip(resolve: Resolve, mod
     assert config.model_name == model
     assert config.model_config() is not None
     assert config.checkpoint_source
-    assert RunConfig.from_dict(config.to_dict()) == config
+    assert run_modes.from_dict(config.to_dict()) == config
 
 
 def test_a_models_own_source() -> None:
@@ -246,7 +247,7 @@ def test_a_nested_section_is_given_whole(resolve: Resolve, faults: Faults) -> No
 
 def test_from_dict_names_what_is_wrong() -> None:
     with pytest.raises(ConfigError, match="run_mode: missing"):
-        RunConfig.from_dict({})
+        run_modes.from_dict({})
 
 
 def make_conf(folder: Path, config: str, option: str) -> Path:
@@ -276,7 +277,7 @@ def test_a_broken_conf_is_a_config_error(
     monkeypatch.setattr(groups, "conf_dir", lambda: folder)
     for argv in (["model=x"], ["--model", "x", "--batch_size", "3"]):
         with pytest.raises(ConfigError, match=expected):
-            compose.resolve(parse(argv, ["model"]))
+            run_modes.resolve(parse(argv, ["model"]))
 
 
 def test_a_missing_conf_is_an_environment_fault(

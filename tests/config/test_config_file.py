@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner.config import compose
 from lite_runner.config.argv import parse
 from lite_runner.config.config_file import laid_over
 from lite_runner.config.schema import RunConfig
-from lite_runner.config.sweep import jobs_of
+from lite_runner.run_modes import heads, jobs_of
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]
@@ -117,7 +116,7 @@ def test_a_folder_adds_models_and_options(resolve: Resolve, own: Path) -> None:
 
 
 def test_a_sweep_over_ones_own_models(own: Path) -> None:
-    line = parse(["-m", "-cd", str(own), "model=glob(min*)", HI, "seed=1,2"], compose.heads())
+    line = parse(["-m", "-cd", str(own), "model=glob(min*)", HI, "seed=1,2"], heads())
     assert [config.model_name for _, config, _ in jobs_of(line)] == ["mine", "mine"]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lite_runner import run_modes
 from lite_runner.config.ge import (
     SECTIONS,
     GeConfig,
@@ -82,7 +83,7 @@ def test_the_groups_are_what_mindformers_recommends(device: str, resolve: Resolv
     assert ge is not None and ge.files == ()
     assert parsed(render(ge.sections)) == parsed(RECOMMENDED[device])
     # The snapshot that a rank reads says the same.
-    assert ge_config(RunConfig.from_dict(config.to_dict())) == ge
+    assert ge_config(run_modes.from_dict(config.to_dict())) == ge
 
 
 @pytest.mark.parametrize(("group", "preset"), [("auto", "auto"), ("none", None)])

@@ -14,7 +14,8 @@ from lite_runner.architectures.spec import Norm, RopeScaling, Rotary
 from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.mindformers import listed
 from lite_runner.config.mindformers_model import feed_forward_width
-from lite_runner.config.schema import LlamaSettings, RunConfig
+from lite_runner.config.schema import RunConfig
+from lite_runner.config.sections import LlamaSettings
 from lite_runner.config.yaml_file import read_yaml
 from lite_runner.errors import ConfigError
 

@@ -17,10 +17,10 @@ import yaml
 
 from lite_runner.app import main
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads
-from lite_runner.config.compose import resolve as resolve_line
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.model import model_files
+from lite_runner.run_modes import heads
+from lite_runner.run_modes import resolve as resolve_line
 from tests.paths import REFERENCE
 
 OUTCOMES = Path(__file__).with_name("mindformers_yaml_outcomes.yaml")

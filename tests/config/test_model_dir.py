@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.run_modes import heads, resolve
 
 PAIR = {"prefill_model_path": "/old/a.mindir", "increment_model_path": "/old/b.mindir"}
 

@@ -10,8 +10,8 @@ import pytest
 
 from lite_runner.config import prompt_files
 from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.prompt import Message, Request
 from lite_runner.config.prompts import read_prompts
-from lite_runner.config.request import Message, Request
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 

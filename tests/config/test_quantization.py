@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lite_runner import run_modes
 from lite_runner.config.quantization import Quant, Quantization, Scheme
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
@@ -45,7 +46,7 @@ def test_settings_to_schemes() -> None:
             ["quant=a8w8", "model.model_config.use_past=false"],
             "quant=a8w8 is not available with model.model_config.use_past=false",
         ),
-        (["quantize_output=x"], "quantize_output has a meaning only with run_mode=quantize"),
+        (["quantize_output=x"], "quantize_output has no meaning with run_mode=predict"),
     ],
 )
 def test_what_does_not_go_together(settings: list[str], expected: str, faults: Faults) -> None:
@@ -59,7 +60,7 @@ def test_what_does_not_go_together(settings: list[str], expected: str, faults: F
         (["run_mode=quantize", "quantize_output=x"], "run_mode=quantize needs quant=a16w8, a16w4"),
         (["run_mode=quantize", "quant=none"], "run_mode=quantize needs quant=a16w8"),
         (["run_mode=quantize", "predict_data=x"], "predict_data has no meaning with run_mode=quan"),
-        (["run_mode=quantize", "adapter_path=x"], "adapter_path=x has no meaning with run_mode=qu"),
+        (["run_mode=quantize", "adapter_path=x"], "adapter_path has no meaning with run_mode=qu"),
         (
             ["run_mode=convert", "convert_output=x.safetensors", "quant=a16w8"],
             "quant=a16w8 has no meaning with run_mode=convert, which writes floats",
@@ -140,4 +141,4 @@ def test_memory_is_that_of_the_file(name: str, quant: Quant, resolve: Resolve) -
 
 def test_errors_are_of_the_config() -> None:
     with pytest.raises(ConfigError):
-        RunConfig.from_dict({"quant": 8})
+        run_modes.from_dict({"quant": 8})

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lite_runner import run_modes
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
+from lite_runner.config.prompt import Message, Request
 from lite_runner.config.repeat import is_of_a_run, kept, with_input
-from lite_runner.config.request import Message, Request
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
 from lite_runner.errors import ConfigError
+from lite_runner.run_modes import heads, resolve
 
 Write = Callable[..., RunConfig]
 CHAT = "predict_data=[{role: user, content: hi}]"
@@ -80,7 +81,7 @@ def test_what_is_typed_goes_over_it(write: Write) -> None:
     assert alone.max_new_tokens is None and alone.predict_data == ("x", "w")
     write("model=tiny_llama", "run_mode=convert", "convert_output=x.ckpt")
     exporting = again("run_mode=export")
-    assert (exporting.convert_output, exporting.export_output) == (None, "")
+    assert not hasattr(exporting, "convert_output") and exporting.export_output == ""
 
 
 def test_an_option_that_is_typed_goes_over_it_with_what_it_builds_on(
@@ -130,10 +131,12 @@ def test_paths_are_from_the_root_and_sources_stay(write: Write, tmp_path: Path) 
 def test_only_the_config_of_a_run_is_one(write: Write) -> None:
     config = write("model=tiny_llama", CHAT, "chat=true")
     raw = kept(config)
-    assert is_of_a_run(raw) and not is_of_a_run({"model": raw["model"], "seed": 1})
+    config_of = run_modes.schemas().config_of
+    assert is_of_a_run(raw, config_of)
+    assert not is_of_a_run({"model": raw["model"], "seed": 1}, config_of)
     assert config.predict_data == (Message("user", "hi"),)
     with pytest.raises(ConfigError, match="sead: no such key"):
-        RunConfig.from_dict({**raw, "sead": 1})
+        run_modes.from_dict({**raw, "sead": 1})
     assert replace(config, predict_data=(Request("a", id=1),)).to_dict()["predict_data"] == [
         {"prompt": "a", "id": 1}
     ]

@@ -2,15 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from lite_runner.config import compose
 from lite_runner.config.argv import parse
 from lite_runner.config.schema import RunConfig
-from lite_runner.config.sweep import jobs_of
 from lite_runner.errors import ConfigError
+from lite_runner.run_modes import heads, jobs_of
 
 
 def jobs(*args: str) -> list[tuple[str, RunConfig, list[str]]]:
-    return jobs_of(parse(args, compose.heads()))
+    return jobs_of(parse(args, heads()))
 
 
 def test_every_combination_is_a_job() -> None:

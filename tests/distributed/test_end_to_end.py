@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
+from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.random import random_checkpoint
 from tests.paths import ROOT
 

@@ -14,8 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lite_runner.config.argv import parse
-from lite_runner.config.checks import run_faults
-from lite_runner.config.compose import heads, resolve
 from lite_runner.config.schema import RunConfig
 from lite_runner.distributed.rank_table import (
     Device,
@@ -28,6 +26,8 @@ from lite_runner.distributed.rank_table import (
 )
 from lite_runner.distributed.rank_table_file import read_rank_table
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
+from lite_runner.run_modes import faults as run_faults
+from lite_runner.run_modes import heads, resolve
 from lite_runner.system.small_file import MAX_FILE_BYTES
 from tests.paths import FIXTURES
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.config.schema import RunConfig
 from lite_runner.doctor import model_checks
 from lite_runner.doctor.check import Finding
+from lite_runner.run_modes import heads, resolve
 from lite_runner.system import memory
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from lite_runner.architectures.spec import Decoder, Norm, Rotary
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.errors import ConfigError
 from lite_runner.export import offline
 from lite_runner.mindir.manifest import Layout
 from lite_runner.model import model_files
+from lite_runner.run_modes import heads, resolve
 
 NOT_IN_LITE = {
     "angles": "attention differs between its layers by more than the window",

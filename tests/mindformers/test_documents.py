@@ -19,9 +19,9 @@ import yaml
 
 from lite_runner import AutoModel, AutoTokenizer, BloomConfig, BloomLMHeadModel, pipeline
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.config.groups import options_of
 from lite_runner.mindir.manifest import read_manifest
+from lite_runner.run_modes import heads, resolve
 from lite_runner.text.tokenizer import byte_tokenizer
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.random import random_checkpoint

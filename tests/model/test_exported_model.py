@@ -14,11 +14,11 @@ import pytest
 
 from lite_runner.app import main
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.model import model_files
 from lite_runner.model.exported_model import exported_model, graphs_in
+from lite_runner.run_modes import heads, resolve
 from tests.paths import ROOT
 
 PREFILL, INCREMENT = "tiny_llama_prefill_graph.mindir", "tiny_llama_inc_graph.mindir"

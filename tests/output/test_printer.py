@@ -8,7 +8,7 @@ import json
 import pytest
 
 from lite_runner.config.generation import FinishReason, GenerationConfig
-from lite_runner.config.request import Message, Request
+from lite_runner.config.prompt import Message, Request
 from lite_runner.generation import Completion
 from lite_runner.output.printer import Format, Printer, advice
 from lite_runner.plan.session import Job

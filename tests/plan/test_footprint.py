@@ -12,9 +12,9 @@ import pytest
 from lite_runner.app import main
 from lite_runner.config.argv import parse
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.compose import heads, resolve
 from lite_runner.config.schema import RunConfig
 from lite_runner.plan.session import memory_levers, memory_need, share
+from lite_runner.run_modes import heads, resolve
 from lite_runner.run_modes.predict import planned_job
 from lite_runner.sizing.need import Memory
 from lite_runner.system import environment, memory

@@ -18,7 +18,6 @@ from lite_runner.architectures import limits
 from lite_runner.architectures.spec import Rotary
 from lite_runner.backends.base import Backend, Row
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.config.ranks import Ranks
 from lite_runner.distributed import job
 from lite_runner.errors import ConfigError
@@ -26,6 +25,7 @@ from lite_runner.export.offline import wanted
 from lite_runner.model.model_files import ModelFiles
 from lite_runner.plan import session
 from lite_runner.plan.operators import kernels_serve, open_backend, own_operators
+from lite_runner.run_modes import heads, resolve
 from lite_runner.sizing.need import cache_bytes
 from lite_runner.system import environment, memory
 from lite_runner.weights.checkpoint import model_config_of

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import EnvironmentFault
 from lite_runner.launch import launch
 from lite_runner.plan import preflight
+from lite_runner.run_modes import heads, resolve
 from lite_runner.sizing.need import Memory
 from lite_runner.sizing.scaling import PROCESS_BYTES
 from lite_runner.system import environment, memory

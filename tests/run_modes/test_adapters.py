@@ -15,9 +15,9 @@ import safetensors.numpy as st
 
 from lite_runner.app import main
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.export.offline import folder_in_cache, wanted
 from lite_runner.model import model_files
+from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.tensor import LazyTensor
 from tests.paths import FIXTURES

@@ -21,9 +21,9 @@ from lite_runner.app import main
 from lite_runner.backends.base import BackendInfo, Row
 from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.errors import RunnerError
 from lite_runner.run_modes import eval as evaluate_mode
+from lite_runner.run_modes import heads, resolve
 from lite_runner.run_modes.eval import evaluate, windows
 from lite_runner.text.tokenizer import byte_tokenizer
 from lite_runner.weights.random import random_checkpoint

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.export import offline
 from lite_runner.model import model_files
-from lite_runner.run_modes import export
+from lite_runner.run_modes import export, heads, resolve
 from tests.paths import FIXTURES
 
 ADAPTERS = FIXTURES / "adapters/llama"

@@ -14,8 +14,8 @@ import pytest
 from lite_runner.app import main
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.model.model_files import locate
+from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.checkpoint import open_checkpoint
 
 QUANTIZE = ["verbosity=0", "run_mode=quantize"]

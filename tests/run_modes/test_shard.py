@@ -18,8 +18,8 @@ import pytest
 from lite_runner.app import main
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.config.ranks import Ranks
+from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.sharding.reshard import whole_tensors
 from lite_runner.weights.sharding.strategy import read_strategy, strategy_of
 from tests.paths import ROOT
@@ -154,12 +154,12 @@ def test_predict_reads_a_sharded_checkpoint(capsys: pytest.CaptureFixture[str]) 
         (
             ["run_mode=predict", "predict_data=hi", "only_save_strategy=true"],
             2,
-            "only_save_strategy=true needs run_mode=shard",
+            "only_save_strategy=true needs use_parallel=true",
         ),
         (
             ["run_mode=convert", "predict_data=", "src_strategy_path_or_dir=s", "convert_output=x"],
             2,
-            "src_strategy_path_or_dir=s has a meaning only with run_mode=shard",
+            "src_strategy_path_or_dir has no meaning",
         ),
     ],
 )

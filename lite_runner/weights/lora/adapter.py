@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.request import adapter_name
+from lite_runner.config.prompt import adapter_name
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import LORA, PICKLES, read_json, weights_file

@@ -14,7 +14,7 @@ import numpy as np
 from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.release import Release
-from lite_runner.config.schema import AdapterFormat
+from lite_runner.config.sections import AdapterFormat
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.derive import same_values
 from lite_runner.weights.files import atomic_write, make_folder

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from lite_runner import run_modes
 from lite_runner.config import prompts
-from lite_runner.config.evaluation import read_text, window_of
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
+from lite_runner.run_modes.eval import read_text, window_of
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]
@@ -31,13 +32,16 @@ TEXT = f"eval_data={__file__}"
         (["eval_stride=257"], "eval_stride: got 257, expected at most the window of 256 tokens"),
         (["eval_window=8", "eval_stride=9"], "expected at most the window of 8 tokens"),
         (["backend=mslite"], "backend=mslite is not available with run_mode=eval"),
-        (["backend=auto", "infer.model_dir=x"], "infer.model_dir has a meaning only with backend="),
+        (
+            ["backend=auto", "infer.model_dir=x"],
+            "infer.model_dir has no meaning with run_mode=eval",
+        ),
         (["parallel=tp2"], "use_parallel=true has no meaning with run_mode=eval"),
         (["predict_data=x"], "predict_data has no meaning with run_mode=eval"),
         (["max_new_tokens=9"], "max_new_tokens has no meaning with run_mode=eval"),
-        (["chat=true"], "chat=true has no meaning with run_mode=eval"),
-        (["truncate=left"], "truncate=left has no meaning with run_mode=eval"),
-        (["predict_batch_size=2"], "predict_batch_size=2 has no meaning with run_mode=eval"),
+        (["chat=true"], "chat has no meaning with run_mode=eval"),
+        (["truncate=left"], "truncate has no meaning with run_mode=eval"),
+        (["predict_batch_size=2"], "predict_batch_size has no meaning with run_mode=eval"),
     ],
 )
 def test_what_does_not_go_together(faults: Faults, settings: list[str], expected: str) -> None:
@@ -46,8 +50,8 @@ def test_what_does_not_go_together(faults: Faults, settings: list[str], expected
 
 def test_other_run_modes_have_no_window(faults: Faults) -> None:
     text = faults("model=tiny_llama", "predict_data=x", TEXT, "eval_window=8")
-    assert "eval_data has a meaning only with run_mode=eval" in text
-    assert "eval_window has a meaning only with run_mode=eval" in text
+    assert "eval_data has no meaning with run_mode=predict" in text
+    assert "eval_window has no meaning with run_mode=predict" in text
 
 
 def test_windows_by_default(resolve: Resolve) -> None:
@@ -72,7 +76,7 @@ def test_the_config_of_a_run_can_be_run_again(resolve: Resolve) -> None:
         "auto_trans_ckpt=true",
         "load_checkpoint=/c",
     )
-    assert RunConfig.from_dict(config.to_dict()) == config
+    assert run_modes.from_dict(config.to_dict()) == config
 
 
 def test_reading(resolve: Resolve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +88,7 @@ def test_reading(resolve: Resolve, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match="No such file"):
         read_text(config)
     path.write_bytes(b"x" * 9)
-    monkeypatch.setattr("lite_runner.config.evaluation.MAX_PROMPT_BYTES", 8)
+    monkeypatch.setattr("lite_runner.run_modes.eval.MAX_PROMPT_BYTES", 8)
     monkeypatch.setattr(prompts, "MAX_PROMPT_BYTES", 8)
     with pytest.raises(ConfigError, match="has more than 8 bytes"):
         read_text(config)

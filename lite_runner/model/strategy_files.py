@@ -7,17 +7,14 @@ and, where it has one, the folder as parallel.strategy_ckpt_save_file says.
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
-from lite_runner import progress
 from lite_runner.config.checks import fits_model
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import model_files
-from lite_runner.output.report import Result, RunFolder
 from lite_runner.weights.files import make_folder
 from lite_runner.weights.sharding.strategy import (
     Strategy,
@@ -29,16 +26,7 @@ from lite_runner.weights.sharding.strategy import (
 _NAME = "ckpt_strategy.ckpt"
 
 
-def run(config: RunConfig, folder: RunFolder) -> None:
-    """only_save_strategy=true: write the files, and no weights are read. Raises RunnerError."""
-    began = time.perf_counter()
-    files = write(config)
-    source, ranks = config.checkpoint_source, len(files)
-    folder.write_result(Result.of_files(config, source, began, world_size=ranks))
-    progress.note(f"wrote {files[0].parent}: the strategy of {ranks} ranks")
-
-
-def write(config: RunConfig) -> list[Path]:
+def write_strategy_files(config: RunConfig) -> list[Path]:
     """Write a file for each rank, unless it is there, and give their paths.
 
     Raises ConfigError where something else stands under one of the names: nothing is overwritten.

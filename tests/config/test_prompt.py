@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner.config.request import BASE, Message, Request, adapter_name, items_of
+from lite_runner import run_modes
+from lite_runner.config.prompt import BASE, Message, Request, adapter_name, items_of
 from lite_runner.config.requests import read_requests
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
@@ -17,7 +18,7 @@ CHAT = Request(messages=(Message("system", "Be brief."), Message("user", "Why, t
 
 def requests(resolve: Resolve, *settings: str) -> list[Request]:
     config = resolve("model=tiny_llama", *settings)
-    assert RunConfig.from_dict(config.to_dict()) == config
+    assert run_modes.from_dict(config.to_dict()) == config
     return read_requests(config)
 
 

@@ -10,9 +10,9 @@ import pytest
 from lite_runner import app
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
 from lite_runner.config.ranks import Ranks
-from lite_runner.run_modes import strategies
+from lite_runner.model.strategy_files import write_strategy_files
+from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.sharding.strategy import read_strategy, strategy_of
 
 PREDICT = ["model=tiny_llama", "predict_data=hello"]
@@ -77,7 +77,7 @@ def test_under_msrun_rank_0_writes_them(
 def test_where_they_are_written(asked: str, expected: str) -> None:
     words = [*PREDICT, "parallel=tp2", f"parallel.strategy_ckpt_save_file={asked}"]
     config, _ = resolve(parse(words, heads()))
-    assert str(strategies.write(config)[1]) == expected
+    assert str(write_strategy_files(config)[1]) == expected
     assert Path(expected).is_file()
 
 

@@ -1,0 +1,224 @@
+"""The sections of a run's config. Names are those of run_mindformer's yaml.
+
+The defaults stand in conf/; here are only types, choices and ranges.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from lite_runner.architectures import from_settings
+from lite_runner.architectures.spec import Decoder, RopeScaling
+from lite_runner.config import hccl
+from lite_runner.config.fields import Range
+from lite_runner.config.ranges import Count, Index, Positive, TopP
+
+CheckpointFormat = Literal["ckpt", "safetensors", "huggingface"]
+AdapterFormat = Literal["peft", "mindformers"]
+TokenIds = Index | tuple[Index, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PetSettings:
+    """One LoRA adapter that is trained into the checkpoint, as MindFormers' yaml tells of it."""
+
+    pet_type: Literal["lora"]
+    lora_rank: Count = 8
+    lora_alpha: Positive = 16.0
+    target_modules: str | tuple[str, ...]  # a regular expression, or names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What `model.model_config` holds whatever the model."""
+
+    checkpoint_name_or_path: str  # where the weights are, unless load_checkpoint says
+    compute_dtype: Literal["auto", "float32", "float16", "bfloat16"]
+    use_past: bool  # keep keys and values between steps
+    is_sample_acceleration: bool  # an exported graph chooses the likeliest token itself
+    # Each is what the top-level option of its name means while that one is null.
+    do_sample: bool
+    temperature: Positive
+    top_k: Index
+    top_p: TopP
+    repetition_penalty: Positive
+    max_decode_length: Count | None  # = max_length
+    max_new_tokens: Count | None
+    pet_config: PetSettings | None = None  # of a MindFormers yaml
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoSettings(Settings):
+    """Of model=auto: the sizes are read from the checkpoint."""
+
+    type: Literal["auto"]
+
+    def resolve(self) -> None:
+        """The checkpoint has the sizes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSettings(Settings):
+    """Of every model whose sizes are in conf/."""
+
+    seq_length: Count
+    hidden_size: Count
+    num_layers: Count
+    num_heads: Count
+    vocab_size: Count
+    tie_word_embeddings: bool
+    bos_token_id: Index | None
+    eos_token_id: TokenIds
+    pad_token_id: Index | None
+
+    def _described(self, kind: str) -> Decoder:
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return from_settings(kind, given | {"eos_token_id": token_ids(self.eos_token_id)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaSettings(DecoderSettings):
+    """Of what is built like a Llama: Llama, Qwen2, Qwen3, Mistral, SmolLM2."""
+
+    type: Literal["LlamaConfig", "Qwen3Config"]
+    n_kv_heads: Count | None  # null: as num_heads
+    head_dim: Count | None  # null: hidden_size / num_heads
+    intermediate_size: Count
+    rms_norm_eps: Positive
+    theta: Positive
+    rope_scaling: RopeScaling | None
+    qkv_has_bias: bool
+    attn_proj_has_bias: bool = False
+    mlp_bias: bool = False
+    use_sliding_window: bool = False  # else the next three have no meaning
+    sliding_window: Count | None = None  # latest tokens that one sees, itself among them
+    max_window_layers: Index = 0  # first layers, which have no window
+    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
+
+    def resolve(self) -> Decoder:
+        return self._described(self.type)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNormSettings(DecoderSettings):
+    """Of bloom and gpt2, which have the same shape."""
+
+    type: Literal["BloomConfig", "GPT2Config"]
+    expand_ratio: Count  # feed-forward width / hidden_size
+    layernorm_epsilon: Positive
+
+    def resolve(self) -> Decoder:
+        return self._described(self.type)
+
+
+def token_ids(value: int | tuple[int, ...] | None) -> tuple[int, ...]:
+    """One id, several or none as a tuple."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else value
+
+
+@dataclass(frozen=True)
+class Arch:
+    type: Literal[
+        "LlamaForCausalLM", "Qwen3ForCausalLM", "BloomLMHeadModel", "GPT2LMHeadModel", "auto"
+    ]
+
+
+@dataclass(frozen=True)
+class Model:
+    arch: Arch
+    model_config: LlamaSettings | LayerNormSettings | AutoSettings
+
+
+@dataclass(frozen=True)
+class Trainer:
+    type: Literal["CausalLanguageModelingTrainer"]
+    model_name: str  # names the output folder
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    # Only ByteTokenizer changes anything: the others are read from the tokenizer's own file.
+    type: Literal[
+        "AutoTokenizer",
+        "BloomTokenizer",
+        "BloomTokenizerFast",
+        "ByteTokenizer",
+        "GPT2Tokenizer",
+        "GPT2TokenizerFast",
+        "LlamaTokenizer",
+        "LlamaTokenizerFast",
+        "Qwen2Tokenizer",
+        "Qwen2TokenizerFast",
+    ]
+    tokenizer_file: str | None  # null: beside the checkpoint
+
+
+@dataclass(frozen=True)
+class Processor:
+    tokenizer: TokenizerSettings
+
+
+@dataclass(frozen=True)
+class Context:
+    mode: Literal[0, 1]  # 0 graph, 1 pynative
+    device_target: Literal["auto", "CPU", "Ascend"]
+    device_id: Index
+    threads: Annotated[int, Range(1, 4096)] | None  # null: one a processor
+    kernels: bool
+    max_device_memory: str | None  # Ascend: 58GB; null: all of it
+    ascend_config: Mapping[str, Any] | None  # Ascend: as mindspore.set_context takes it
+
+
+@dataclass(frozen=True)
+class Parallel:
+    parallel_mode: Annotated[int, Range(0, 3)]
+    strategy_ckpt_save_file: str
+    worker_num: Count | None  # null: as many as parallel_config multiplies to
+    local_worker_num: Count | None  # null: all of them are on this machine
+    master_addr: str
+    master_port: Annotated[int, Range(1024, 65535)] | None  # null: a free one
+    node_rank: Index
+    rank_table_file: str | None  # "": none; null: that of RANK_TABLE_FILE
+    log_dir: str  # of msrun, its scheduler and the ranks; "": msrun/ in the run folder
+    rendezvous_timeout: Count  # seconds
+    hccl_timeout: Annotated[int, Range(hccl.LEAST_S, hccl.MOST_S)]  # seconds
+    timeout: Count | None  # seconds; null: none
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    data_parallel: Count
+    model_parallel: Count
+    pipeline_stage: Count
+    vocab_emb_dp: bool  # true: the embedding and the head are whole on every rank
+
+
+@dataclass(frozen=True)
+class Export:
+    layout: Literal["auto", "resizable", "dynamic", "static_pair"]
+    target: Literal["auto", "CPU", "Ascend"]
+    weight_fp16: bool
+
+
+@dataclass(frozen=True)
+class Infer:
+    model_dir: str  # "": the one in the cache
+    prefill_model_path: str
+    increment_model_path: str
+    infer_seq_length: Count | None
+    model_type: Literal["mindir", "mindir_lite"] | None
+    enc_key: str  # "": not encrypted
+    rank_id: Index  # of this process among those that share the model
+    ge_config_path: str | tuple[str, ...]  # one file, or [prefill, increment]
+    ge_preset: Literal["auto"] | None  # auto: those of the machine's processor come first
+    ge_options: Mapping[str, Any] | None  # section -> options, whose dots are nesting
+
+
+@dataclass(frozen=True)
+class MindFormers:
+    release: str | float | None  # null: what is written is for every release

@@ -1,0 +1,31 @@
+"""run_mode=slora: predict with LoRA adapters, a different one for each prompt where wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lite_runner.config.fields import Fault, fault
+from lite_runner.config.options import GenerateOptions
+from lite_runner.run_modes import predict
+from lite_runner.run_modes.predict import planned, run
+
+__all__ = ["Config", "faults", "planned", "run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(GenerateOptions):
+    """run_mode=slora"""
+
+    adapter_lines: ClassVar[bool] = True
+    takes_quantized: ClassVar[bool] = False
+
+
+def faults(config: Config) -> Iterator[Fault]:
+    """As of predict, and there are adapters."""
+    if not config.adapter_path:
+        yield fault(
+            ("adapter_id", "adapter_path"), "run_mode=slora needs adapter_path=lora_adapter.json"
+        )
+    yield from predict.faults(config)
