@@ -136,7 +136,6 @@ MANY_PARAMETERS = {
     "architectures.flat.ModelConfig": "the fields of a model, called by users of register()",
     "architectures.llama_like.decoder": "flat fields of a config, all by keyword",
     "mindir.write_static_pair.export_static_pair": TEMPORARY,
-    "native.packing.attention": TEMPORARY,
     "plan.operators.open_backend": TEMPORARY,
     "sizing.need.plan": TEMPORARY,
     "weights.write.convert": TEMPORARY,

@@ -141,7 +141,7 @@ class LoraSlots:
         span = np.arange(rank)
         for cell in self._layers:
             parts = [
-                adapter.filled(name, rank, cell.a.shape[1], b.shape[1])
+                adapter.padded(name, rank, cell.a.shape[1], b.shape[1])
                 for name, b in zip(cell.names, cell.b, strict=True)
             ]
             starts = (np.arange(len(parts)) * self.slots + slot) * rank
@@ -151,7 +151,7 @@ class LoraSlots:
                 _write(b, slot * rank + span, up.T)
         for table in self._tables:
             tokens = table.vocabulary
-            down, up = adapter.filled(table.names[0], rank, tokens, table.b.shape[1])
+            down, up = adapter.padded(table.names[0], rank, tokens, table.b.shape[1])
             _write(table.a, slot * tokens + np.arange(tokens), down.T)
             _write(table.b, slot * rank + span, up.T)
 

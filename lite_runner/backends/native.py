@@ -45,7 +45,7 @@ class NativeOptions:
     cache: CacheType = "fp32"
     integer_input: bool = False  # a8w8: what is multiplied with int8 weights is rounded too
     lora: LoraSize | None = None  # room for adapters; None: the base model alone
-    widen: bool = False  # quant=none: the integers of a file become float32
+    dequantize: bool = False  # quant=none: the integers of a file become float32
 
 
 class NativeBackend:
@@ -66,9 +66,9 @@ class NativeBackend:
         self.compile_s = 0.0
         self._config = config
         length = cached_positions(cache_length(options.length, config.seq_length))
-        lora, widen = options.lora, options.widen
+        lora, dequantize = options.lora, options.dequantize
         sizes = NativeSizes(
-            options.slots, length, options.cache, options.integer_input, lora, widen
+            options.slots, length, options.cache, options.integer_input, lora, dequantize
         )
         network = self._network = NativeNetwork(config, weights, sizes)
         self.adapters: AdapterSlots | None

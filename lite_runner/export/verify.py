@@ -103,11 +103,13 @@ def _fused(
     *,
     cache: CacheType = "fp32",
     integer_input: bool = False,
-    widen: bool = False,
+    dequantize: bool = False,
 ) -> Backend:
     from lite_runner.backends.native import NativeBackend, NativeOptions
 
-    options = NativeOptions(1, LENGTH, cache=cache, integer_input=integer_input, widen=widen)
+    options = NativeOptions(
+        1, LENGTH, cache=cache, integer_input=integer_input, dequantize=dequantize
+    )
     weights = QuantizedWeights(tensors, model)
     try:
         return NativeBackend(model, weights, options)
@@ -120,7 +122,7 @@ def _online(files: ModelFiles, ranks: Ranks, cut_vocabulary: bool) -> Backend:
     those of MindSpore's operators take as long as the export itself."""
     tensors = files.cut(ranks, vocab_parallel=cut_vocabulary)
     if ranks.tensor == 1 and native.unusable() is None and not unsupported(files.model):
-        return _fused(files.model, tensors, widen=True)
+        return _fused(files.model, tensors, dequantize=True)
     from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
 
     weights = ReadAhead(tensors)

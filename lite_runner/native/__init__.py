@@ -1,4 +1,4 @@
-"""Our own operators for CPU: the library that the set-up compiled from src/."""
+"""Native CPU kernels: the shared library that the set-up compiles from src/."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIBRARY = Path(__file__).resolve().parent / "operators.so"
 
 @dataclass(frozen=True)
 class Unusable:
-    """Why the operators cannot be used, behind "they" or "which", and what would help."""
+    """Why the kernels cannot be used (continues "which ..."), and the remedy."""
 
     why: str
     remedy: str
@@ -33,10 +33,10 @@ OF_OTHER_SOURCES = Unusable(
 
 
 def unusable() -> Unusable | None:
-    """None where the library is there and was built from the sources beside it.
+    """None if the library exists and was built from the sources beside it.
 
-    They say together how the blocks of layers are laid out, which the library cannot check: one of
-    other sources would read past their ends. So it is searched, and loaded only where it fits.
+    Library and sources share the layout of packed layers, which the library cannot check: a stale
+    one would read out of bounds. So the fingerprint is looked up before the library is loaded.
     """
     try:
         built = LIBRARY.read_bytes()
@@ -46,7 +46,7 @@ def unusable() -> Unusable | None:
 
 
 def check_usable(what: str) -> None:
-    """That `what` has the operators which it needs, else an EnvironmentFault."""
+    """Raise EnvironmentFault unless `what` can use the kernels."""
     if fault := unusable():
         raise EnvironmentFault(
             f"{what} needs this project's own operators, which {fault.why}", fault.remedy
@@ -55,9 +55,9 @@ def check_usable(what: str) -> None:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The operators. Raises EnvironmentFault where they are `unusable`.
+    """The loaded library. Raises EnvironmentFault if it is `unusable`.
 
-    MindSpore opens the same file, and so shares its threads and their number.
+    MindSpore opens the same file, so both share one thread pool.
     """
     check_usable("this run")
     found = ctypes.CDLL(str(LIBRARY))
@@ -66,12 +66,11 @@ def library() -> ctypes.CDLL:
 
 
 def instructions() -> str:
-    """Those that the operators chose for this processor: avx512, avx2 or portable."""
+    """Instruction set the kernels selected for this processor: avx512, avx2 or portable."""
     name: bytes = library().lite_runner_instructions()
     return name.decode()
 
 
 def set_threads(count: int | None) -> None:
-    """How many threads share the work of an operator; None: as many as there are processors for
-    this process."""
+    """Set the number of kernel threads; None: one per processor available to this process."""
     library().lite_runner_set_threads(count or len(os.sched_getaffinity(0)))

@@ -1,7 +1,7 @@
-"""Which C++ sources lie in src/: setup.py compiles the answer into the library, and so the package
-knows its own from one of before.
+"""Fingerprint of the C++ sources in src/. setup.py compiles it into the library, so that the
+package recognizes a stale build.
 
-setup.py runs this file by its path: it imports nothing of the package.
+setup.py runs this file by path: it must not import the package.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-COMPILED = (".cc", ".h", ".inl")  # an editor's copies are not
+COMPILED = (".cc", ".h", ".inl")  # not editors' backup files
 
 
 @cache
 def sources() -> str:
-    """SHA-256 of the names and contents of the sources, 64 hexadecimal digits.
+    """SHA-256 over names and contents of the sources, 64 hexadecimal digits.
 
-    The first answer stays, as the modules that were imported with it do: to a process that outlives
-    an update, the new library is a foreign one.
+    Cached for the life of the process, like its imported modules: a process that outlives an update
+    must not load the new library.
     """
     whole = hashlib.sha256()
     for path in sorted((Path(__file__).resolve().parent / "src").iterdir()):

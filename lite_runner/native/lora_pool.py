@@ -1,7 +1,7 @@
-"""LoRA adapters as the operators read them: for each layer a pool, a row of numbers for a slot.
+"""LoRA adapters in the layout of the native kernels: a pool per layer, with a row per adapter slot.
 
-A row has A [rank, in] and then B [out / 32, rank, 32] of each matrix of the layer that any adapter
-changes, the scale in B, ranks and outputs filled up with zeros.
+A row holds A [rank, in] and B [out / 32, rank, 32] of each targeted matrix of the layer; the scale
+is folded into B, and ranks and outputs are zero-padded.
 """
 
 from __future__ import annotations
@@ -21,32 +21,31 @@ from lite_runner.weights.tensor import to_bfloat16
 
 @dataclass(frozen=True)
 class LoraSize:
-    """The slots for a model's adapters, and what fits them."""
+    """Adapter slots of a model, and the adapters that fit them."""
 
-    slots: int  # P, adapters that are in memory at a time
-    rank: int  # R, the largest of an adapter
-    targets: frozenset[str]  # canonical names of the weights that adapters may change
-    bfloat16: bool = False  # what our own operators hold them as; MindSpore's do not
-    rounded: bool = False  # to bfloat16, those too that it does not hold without a loss
+    slots: int  # P, adapters in memory at a time
+    rank: int  # R, maximum rank
+    targets: frozenset[str]  # canonical names of the weights that adapters may target
+    bfloat16: bool = False  # storage type in the native kernels' pools
+    rounded: bool = False  # adapters are rounded to bfloat16 even if that loses precision
 
     def check(self, adapter: Adapter) -> None:
-        """Raise ConfigError for an adapter that does not fit a slot."""
-        faults, hint = [], "load the model anew: its adapters of then say what there is room for"
+        """Raise ConfigError if the adapter does not fit a slot."""
+        faults, hint = [], "load the model again: the slots are sized by the adapters given then"
         rank = max((pair.rank for pair in adapter.pairs.values()), default=0)
         if rank > self.rank:
             faults.append(f"got rank {rank}, expected {self.rank} at most")
         if others := adapter.pairs.keys() - self.targets:
             faults.append(
-                f"got {len(others)} weights besides those that adapters may change, such as"
-                f" {min(others)}"
+                f"got {len(others)} weights that the slots do not target, such as {min(others)}"
             )
         if self.bfloat16 and not (self.rounded or adapter.bfloat16):
-            faults.append("got values that bfloat16 does not hold, as it does all the others'")
-            hint += ", and adapter_dtype=bf16 rounds any"
+            faults.append("got values that bfloat16 does not hold exactly, as the others' are")
+            hint += "; adapter_dtype=bf16 rounds all adapters"
         if faults:
             raise ConfigError(
-                f"adapter {adapter.name}: {adapter.folder}: does not fit the slots that were made"
-                f" when the model was loaded: {'; '.join(faults)}",
+                f"adapter {adapter.name}: {adapter.folder}: does not fit the adapter slots of the"
+                f" loaded model: {'; '.join(faults)}",
                 hint,
             )
 
@@ -59,10 +58,10 @@ def pool_size(
     *,
     rounded: bool = False,
 ) -> LoraSize:
-    """Room for `adapters`, `slots` of them at a time; `rounded`: to bfloat16.
+    """Size of the pools for `adapters`, `slots` of them at a time; `rounded`: to bfloat16.
 
-    `rank` and `targets`, canonical names of weights, are the maxima of adapters to come, needed
-    where there are none yet. Raises ConfigError for one of `adapters` that does not fit them.
+    `rank` and `targets` (canonical names of weights) are the maxima of adapters added later; they
+    are required if `adapters` is empty. Raises ConfigError for an adapter that does not fit them.
     """
     pairs = [item for adapter in adapters for item in adapter.pairs.items()]
     if rank is None:
@@ -78,31 +77,31 @@ def pool_size(
 
 @dataclass(frozen=True)
 class Target:
-    """A matrix that adapters may change."""
+    """A matrix that adapters may target."""
 
-    name: str  # canonical, of its weight
+    name: str  # canonical name of its weight
     inputs: int
     outputs: int
-    looked_up: bool = False  # an embedding: A is kept [inputs, rank], to take one row of it
+    looked_up: bool = False  # an embedding: A is stored [inputs, rank] for row lookup
 
     @property
-    def filled(self) -> int:
-        """Outputs in whole panels."""
+    def padded_outputs(self) -> int:
+        """Outputs, padded to whole panels."""
         return -(-self.outputs // PANEL) * PANEL
 
 
 @dataclass(frozen=True)
 class PoolLayout:
-    """Where a slot of a layer's pool has what."""
+    """Layout of a slot in a layer's pool."""
 
     rank: int
-    targets: tuple[Target | None, ...]  # in the layer's order; None: no adapter changes that one
-    bfloat16: bool = False  # the numbers are uint16, upper halves of float32
+    targets: tuple[Target | None, ...]  # in the layer's order; None: not targeted
+    bfloat16: bool = False  # stored as uint16, the upper half of a float32
 
     @property
     def width(self) -> int:
-        """Numbers of a slot."""
-        return sum(self.rank * (one.inputs + one.filled) for one in self.targets if one)
+        """Elements per slot."""
+        return sum(self.rank * (one.inputs + one.padded_outputs) for one in self.targets if one)
 
     @property
     def dtype(self) -> type[np.generic]:
@@ -113,22 +112,22 @@ class PoolLayout:
         return {one.name for one in self.targets if one}
 
     def parts(self) -> LoraPair:
-        """Where a slot has A and B of each matrix."""
-        down, up, at = [-1] * MOST_MATRICES, [-1] * MOST_MATRICES, 0
+        """Offsets of A and B of each matrix in a slot."""
+        lora_a, lora_b, at = [-1] * MOST_MATRICES, [-1] * MOST_MATRICES, 0
         for index, one in enumerate(self.targets):
             if one:
-                down[index] = at
-                up[index] = at + self.rank * one.inputs
-                at = up[index] + self.rank * one.filled
-        return LoraPair(self.rank, tuple(down), tuple(up))
+                lora_a[index] = at
+                lora_b[index] = at + self.rank * one.inputs
+                at = lora_b[index] + self.rank * one.padded_outputs
+        return LoraPair(self.rank, tuple(lora_a), tuple(lora_b))
 
     def row(self, adapter: Adapter) -> NDArray[Any]:
-        """An adapter's numbers in a slot [width]."""
+        """An adapter's values for a slot [width]."""
         parts: list[NDArray[np.float32]] = []
         for one in self.targets:
             if one:
-                a, b = adapter.filled(one.name, self.rank, one.inputs, one.filled)
+                a, b = adapter.padded(one.name, self.rank, one.inputs, one.padded_outputs)
                 parts += [a.T if one.looked_up else a]
                 parts += [b.reshape(-1, PANEL, self.rank).swapaxes(1, 2)]
-        numbers: NDArray[Any] = np.concatenate([part.reshape(-1) for part in parts])
-        return to_bfloat16(numbers) if self.bfloat16 else numbers
+        values: NDArray[Any] = np.concatenate([part.reshape(-1) for part in parts])
+        return to_bfloat16(values) if self.bfloat16 else values

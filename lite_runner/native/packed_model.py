@@ -1,4 +1,4 @@
-"""A model's layers, packed for our own operators as its description says."""
+"""Packs a described model's layers for the native kernels."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _INWARD: tuple[Role, ...] = ("query", "key", "value")
 
 
 def unsupported(model: spec.Decoder) -> list[str]:
-    """Why our own operators cannot compute a model; nothing where they can."""
+    """Why the native kernels do not support a model; empty if they do."""
     if custom_network(model) is not None:
         return [f"{model.architecture} has a custom network"]
     return limits.unsupported(model)
 
 
 class Weights(Protocol):
-    """Gives the tensors of a model, each once, by their canonical names."""
+    """Source of a model's tensors by canonical name; each can be taken once."""
 
     def matrix(self, name: str) -> Weight:
-        """The weight of a linear layer, the embedding or the head [out, in]."""
+        """Weight [out, in] of a linear layer, the embedding or the head."""
         ...
 
     def vector(self, name: str) -> Floats:
@@ -39,7 +39,7 @@ class Weights(Protocol):
 
 @dataclass(frozen=True)
 class Packed:
-    """A layer's bytes, and where its adapters are; None: it takes none."""
+    """A packed layer and the layout of its adapter pool (None: not targeted)."""
 
     block: Block
     adapters: PoolLayout | None
@@ -47,7 +47,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class PackedModel:
-    """All layers of a model; a block is its attention and its feed-forward layer."""
+    """All packed layers of a model; a block is an attention and a feed-forward layer."""
 
     embedding: Packed
     blocks: list[tuple[Packed, Packed]]
@@ -60,11 +60,13 @@ def pack(
     lora: LoraSize | None = None,
     *,
     integer_input: bool = False,
-    widen: bool = False,
+    dequantize: bool = False,
 ) -> PackedModel:
-    """Every layer of a model that is not `unsupported`, its weights taken one layer after the
-    other; `integer_input` and `widen`: see packing.matrix."""
-    packer = _Packer(model, weights, lora, integer_input, widen)
+    """Pack a model that is not `unsupported`, taking its weights layer by layer.
+
+    `integer_input` and `dequantize`: see packing.matrix.
+    """
+    packer = _Packer(model, weights, lora, integer_input, dequantize)
     return PackedModel(
         packer.embedding(),
         [
@@ -76,7 +78,7 @@ def pack(
 
 
 class _Packer:
-    """Takes a model's weights, by their roles, and packs them."""
+    """Takes a model's weights by role and packs them."""
 
     def __init__(
         self,
@@ -84,10 +86,10 @@ class _Packer:
         weights: Weights,
         lora: LoraSize | None,
         integer_input: bool,
-        widen: bool,
+        dequantize: bool,
     ) -> None:
         self._model, self._weights, self._lora = model, weights, lora
-        self._integer_input, self._widen = integer_input, widen
+        self._integer_input, self._dequantize = integer_input, dequantize
         self._parameters = by_role(model)
 
     def embedding(self) -> Packed:
@@ -124,18 +126,22 @@ class _Packer:
             query_norm = self._norm(parts.qk_norm, "query_norm", layer)
             key_norm = self._norm(parts.qk_norm, "key_norm", layer)
         packed = packing.attention(
-            (parts.heads, parts.kv_heads, parts.head_dim),
+            packing.AttentionShape(
+                parts.heads,
+                parts.kv_heads,
+                parts.head_dim,
+                hidden,
+                rotary=parts.rotary is not None,
+                residual=True,
+                window=parts.window,
+            ),
             self._packed(inward, bias),
             self._packed(outward, self._bias("attention_out", layer) if parts.out_bias else None),
             self._norm(block.norm, "attention_norm", layer),
             layout,
-            hidden=hidden,
-            rotary=parts.rotary is not None,
-            residual=True,
             slopes=alibi_slopes(parts.heads) if parts.alibi else None,
             query_norm=query_norm,
             key_norm=key_norm,
-            window=parts.window,
         )
         return Packed(packed.block(), layout)
 
@@ -171,7 +177,7 @@ class _Packer:
         return Packed(packed.block(), layout)
 
     def head(self) -> Packed:
-        model, name = self._model, f"{HEAD}.weight"  # of adapters also where the head is tied
+        model, name = self._model, f"{HEAD}.weight"  # adapters target a tied head by this name too
         matrix = None
         if not model.tie_word_embeddings:
             matrix = self._packed(self._weights.matrix(name))
@@ -187,14 +193,14 @@ class _Packer:
         return Target(self._name(role, layer), inputs, outputs)
 
     def _layout(self, targets: Sequence[Target | None]) -> PoolLayout | None:
-        """The pool of a layer, for those of its matrices that any adapter changes."""
+        """Pool layout for the targeted matrices of a layer."""
         if self._lora is None:
             return None
         size = self._lora
-        changed = [one if one and one.name in size.targets else None for one in targets]
-        if not any(changed):
+        targeted = [one if one and one.name in size.targets else None for one in targets]
+        if not any(targeted):
             return None
-        return PoolLayout(size.rank, tuple(changed), size.bfloat16)
+        return PoolLayout(size.rank, tuple(targeted), size.bfloat16)
 
     def _matrix(self, role: Role, layer: int) -> Weight:
         return self._weights.matrix(self._name(role, layer))
@@ -214,4 +220,6 @@ class _Packer:
         weight: Weight | packing.Alternating,
         bias: Floats | tuple[Floats, Floats] | None = None,
     ) -> Layout:
-        return packing.matrix(weight, bias, integer_input=self._integer_input, widen=self._widen)
+        return packing.matrix(
+            weight, bias, integer_input=self._integer_input, dequantize=self._dequantize
+        )

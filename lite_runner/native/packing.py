@@ -1,4 +1,4 @@
-"""Layers as the operators read them: one block of bytes each, matrices in panels of 32 outputs."""
+"""Packs layers for the native kernels: one byte block each, matrices in panels of 32 outputs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from lite_runner.weights.files import drop_pages
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
 from lite_runner.weights.tensor import widened
 
-# Since which format of the bytes there are layers of a kind. What a kind is never changes.
+# Format version that introduced each layer kind. The layout of a kind never changes.
 _SINCE = {Kind.ATTENTION: 1, Kind.FEED_FORWARD: 1, Kind.EXTENDED_ATTENTION: 2}
-FORMAT = max(_SINCE.values())  # the newest; the operators read those before it too
-ALIGNMENT = 64  # bytes: a line of the processor's cache
+FORMAT = max(_SINCE.values())  # newest version; the kernels read older ones too
+ALIGNMENT = 64  # bytes: a cache line
 
 Floats: TypeAlias = NDArray[np.float32]
-Weight: TypeAlias = NDArray[Any] | QuantizedTensor  # [out, in]; floats as LazyTensor has them
+Weight: TypeAlias = NDArray[Any] | QuantizedTensor  # [out, in]; floats as stored, see LazyTensor
 Block: TypeAlias = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm, or LayerNorm where there is a beta."""
+    """RMSNorm, or LayerNorm if beta is given."""
 
     gamma: Floats
     beta: Floats | None
@@ -37,18 +37,18 @@ class Norm:
 
 
 def aligned(nbytes: int) -> Block:
-    """Room for so many bytes, which begins where the operators read fastest."""
-    whole = np.zeros(nbytes + ALIGNMENT, np.uint8)  # between the parts too: it may go to a file
+    """A zeroed buffer of `nbytes`, aligned to a cache line."""
+    whole = np.zeros(nbytes + ALIGNMENT, np.uint8)  # zeroed: padding may be written to a file
     start = -whole.ctypes.data % ALIGNMENT
     return whole[start : start + nbytes]
 
 
 class Layout:
-    """A block that is laid out: a struct in front, parts behind it; written only as a whole, so
-    that nothing is in memory twice."""
+    """Layout of a block: a struct followed by its parts. Only the whole block is written, so no
+    part is copied twice."""
 
     def __init__(self, fields: ctypes.Structure) -> None:
-        """`fields`: the struct, whose offsets may be filled in until the block is written."""
+        """`fields`: the struct; offsets may be set until the block is written."""
         self._fields = fields
         self._parts: list[tuple[int, _Part]] = []
         self._size = ctypes.sizeof(fields)
@@ -58,14 +58,14 @@ class Layout:
         return -(-self._size // ALIGNMENT) * ALIGNMENT
 
     def add(self, part: _Part) -> int:
-        """Where the part will be."""
+        """Append a part; its offset."""
         at = self.nbytes
         self._parts.append((at, part))
         self._size = at + part.nbytes
         return at
 
     def norm(self, norm: Norm) -> structs.Norm:
-        """The norm's fields; its numbers will be among the parts."""
+        """The struct of a norm, whose values are appended as parts."""
         fields = structs.Norm(centred=norm.beta is not None, epsilon=norm.epsilon)
         if norm.beta is not None:
             fields.beta = self.add(_Copy(norm.beta))
@@ -80,14 +80,14 @@ class Layout:
             part.write(target[at : at + part.nbytes])
 
     def block(self) -> Block:
-        """The bytes."""
+        """The packed bytes."""
         result = aligned(self.nbytes)
         self.write(result)
         return result
 
 
 class _Copy:
-    """An array [n] as it is."""
+    """An array [n], copied unchanged."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self._array = array
@@ -98,8 +98,8 @@ class _Copy:
 
 
 class _Panels:
-    """Arrays [out, n] of one shape in panels [out / 32, n, 32], two of them in turn; zeros where
-    out or n are filled up."""
+    """Arrays [out, n] of one shape as panels [out / 32, n, 32], interleaved if there are two;
+    zero-padded."""
 
     def __init__(
         self,
@@ -109,8 +109,8 @@ class _Panels:
         bfloat16: bool = False,
         order: Order = Order.PLAIN,
     ) -> None:
-        """n is filled up to a multiple; float32 may become bfloat16, which holds the same, integers
-        in a word another order."""
+        """n is padded to a `multiple`; float32 may be stored as bfloat16 if that is exact; `order`:
+        order of the integers in a word."""
         self._arrays = [np.ascontiguousarray(array) for array in arrays]
         self._bfloat16, self._order = bfloat16, order
         rows, width = arrays[0].shape
@@ -130,11 +130,11 @@ class _Panels:
                 ctypes.c_int64(len(self._arrays)),
                 ctypes.c_void_p(target.ctypes.data + index * self._panel),
             )
-            drop_pages(array)  # of a file: what is packed is not read again
+            drop_pages(array)  # a mapped file's pages are not read again
 
 
-class _Widened:
-    """Integers in groups as the floats that they stand for, in panels: see _Panels."""
+class _Dequantized:
+    """Group-quantized matrices dequantized to float32 panels: see _Panels."""
 
     def __init__(self, parts: Sequence[QuantizedTensor]) -> None:
         self._parts = parts
@@ -158,11 +158,11 @@ class _Widened:
             )
 
 
-_Part: TypeAlias = "_Widened | Layout | _Copy | _Panels"
+_Part: TypeAlias = "_Dequantized | Layout | _Copy | _Panels"
 
 
 def stacked(parts: Sequence[Weight]) -> Weight:
-    """Matrices of one input as one, their outputs one after the other."""
+    """Matrices with the same input concatenated along their outputs."""
     quantized, floats = _alike(parts)
     if not quantized:
         joined: NDArray[Any] = np.concatenate(floats)
@@ -181,28 +181,28 @@ def stacked(parts: Sequence[Weight]) -> Weight:
 
 @dataclass(frozen=True)
 class Alternating:
-    """Two matrices of one shape as one, whose panels are of the first and second in turn."""
+    """Two matrices of one shape with interleaved panels."""
 
     first: Weight
     second: Weight
 
 
 def _alike(parts: Sequence[Weight]) -> tuple[list[QuantizedTensor], list[NDArray[Any]]]:
-    """Matrices that are packed together: all as integers with the same groups, or all as floats of
-    one type, where a file holds them in several forms."""
+    """Bring matrices that are packed together to one form: all quantized with the same groups, or
+    all floats of one type."""
     quantized = [part for part in parts if isinstance(part, QuantizedTensor)]
     if len(quantized) < len(parts) or len({part.bits for part in quantized}) > 1:
         floats = [part.float32() if isinstance(part, QuantizedTensor) else part for part in parts]
         one_type = len({part.dtype for part in floats}) == 1
         return [], floats if one_type else [widened(part) for part in floats]
     if len({part.group for part in quantized}) > 1:
-        # 8 bits of a file in groups, and others that were rounded by row.
+        # Some have a file's own 8-bit groups, others were quantized per row.
         quantized = [quantize(one.float32(), 8, 0) if one.group else one for one in quantized]
     return quantized, []
 
 
 def _padded(array: NDArray[Any], axis: int = 0, multiple: int = PANEL) -> NDArray[Any]:
-    """Zeros behind an axis, up to a multiple."""
+    """Zero-pad an axis to a multiple."""
     missing = -array.shape[axis] % multiple
     if not missing:
         return array
@@ -210,8 +210,7 @@ def _padded(array: NDArray[Any], axis: int = 0, multiple: int = PANEL) -> NDArra
 
 
 def _format(parts: Sequence[NDArray[Any]]) -> Format:
-    """How floats of one type are kept: as they are stored, or in half the bytes where bfloat16
-    holds the same values."""
+    """Storage format of floats: as stored, or bfloat16 if that is exact."""
     if parts[0].dtype == np.float16:
         return Format.FLOAT16
     return Format.BFLOAT16 if all(_is_bfloat16(part) for part in parts) else Format.FLOAT32
@@ -231,11 +230,13 @@ def matrix(
     bias: Floats | tuple[Floats, Floats] | None = None,
     *,
     integer_input: bool = False,
-    widen: bool = False,
+    dequantize: bool = False,
 ) -> Layout:
-    """A matrix in panels, and its bias [out], of an Alternating a pair; `integer_input`: what one
-    of int8 is multiplied with is rounded too; `widen`: integers, which are in groups then, are kept
-    as the floats that they stand for."""
+    """Pack a matrix in panels with its bias [out] (a pair for Alternating).
+
+    `integer_input`: the input of an int8 matrix is quantized to int8 too; `dequantize`: a
+    group-quantized matrix is stored as float32.
+    """
     pair = isinstance(weight, Alternating)
     parts = [weight.first, weight.second] if isinstance(weight, Alternating) else [weight]
     out, inputs = parts[0].shape
@@ -244,9 +245,9 @@ def matrix(
     fields = structs.Matrix(out=out, inputs=inputs)
     layout = Layout(fields)
     quantized, floats = _alike(parts)
-    if quantized and widen:
+    if quantized and dequantize:
         fields.format = Format.FLOAT32
-        fields.data = layout.add(_Widened(quantized))
+        fields.data = layout.add(_Dequantized(quantized))
     elif quantized:
         _add_integers(layout, fields, quantized, integer_input and quantized[0].bits == 8)
     else:
@@ -263,7 +264,7 @@ def matrix(
 def _add_integers(
     layout: Layout, fields: structs.Matrix, parts: list[QuantizedTensor], integer_input: bool
 ) -> None:
-    """Lay out integers and what they are scaled by."""
+    """Add the quantized values and their scales."""
     bits, group = parts[0].bits, parts[0].group
     fields.format = Format.INT4 if bits == 4 else Format.INT8
     fields.group, fields.integer_input = group, integer_input
@@ -294,7 +295,7 @@ def embedding(
     *,
     hidden: int,
 ) -> Layout:
-    """`table`: a matrix [vocab, hidden], which may be the head's too."""
+    """`table`: a matrix [vocab, hidden], which a tied head reads too."""
     fields = structs.EmbeddingLayer(hidden=hidden, adapters=_parts_of(adapters))
     layout = Layout(fields)
     fields.table = layout.add(table)
@@ -306,34 +307,44 @@ def embedding(
     return layout
 
 
+@dataclass(frozen=True)
+class AttentionShape:
+    """Sizes and flags of an attention layer."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    rotary: bool
+    residual: bool
+    window: int | None = None  # sliding window in tokens, the current one included; None: full
+
+
 def attention(
-    heads: tuple[int, int, int],
+    shape: AttentionShape,
     inward: Layout,
     outward: Layout,
     norm: Norm,
     adapters: PoolLayout | None,
     *,
-    hidden: int,
-    rotary: bool,
-    residual: bool,
-    slopes: Floats | None,
+    slopes: Floats | None = None,
     query_norm: Norm | None = None,
     key_norm: Norm | None = None,
-    window: int | None = None,
 ) -> Layout:
-    """`heads`: their number, that of key/value heads, and their size.
+    """Pack an attention layer; `inward` is the fused qkv projection, `outward` the output one.
 
-    `query_norm` and `key_norm`, with a gamma [size], are of each head by itself, before it is
-    rotated. A token sees `window` keys at most, its own the last of them; None: all.
+    `slopes`: ALiBi's [heads]. `query_norm` and `key_norm` have a gamma [head_dim] and apply per
+    head, before RoPE.
     """
+    window = shape.window
     assert window is None or window > 0
     whole = structs.ExtendedAttentionLayer(window=window or 0)
     extended = bool(query_norm or key_norm or window)
     fields = whole.plain
     fields.kind = Kind.EXTENDED_ATTENTION if extended else Kind.ATTENTION
-    fields.hidden = hidden
-    fields.heads, fields.kv_heads, fields.head_dim = heads
-    fields.rotary, fields.residual = rotary, residual
+    fields.hidden = shape.hidden
+    fields.heads, fields.kv_heads, fields.head_dim = shape.heads, shape.kv_heads, shape.head_dim
+    fields.rotary, fields.residual = shape.rotary, shape.residual
     fields.adapters = _parts_of(adapters)
     layout = Layout(whole if extended else fields)
     if slopes is not None:
@@ -359,7 +370,7 @@ def feed_forward(
     gated: bool,
     residual: bool,
 ) -> Layout:
-    """`up`: gate and up in alternating panels where it is `gated`."""
+    """Pack a feed-forward layer; `up`: gate and up as Alternating panels if `gated`."""
     fields = structs.FeedForwardLayer(kind=Kind.FEED_FORWARD, hidden=hidden, wide=wide)
     fields.gated, fields.residual = gated, residual
     fields.adapters = _parts_of(adapters)
@@ -373,7 +384,7 @@ def feed_forward(
 def head(
     matrix_layout: Layout | None, norm: Norm, adapters: PoolLayout | None, *, hidden: int
 ) -> Layout:
-    """Without a matrix the head is that of the embedding."""
+    """Pack the head; None: it is tied to the embedding."""
     fields = structs.HeadLayer(hidden=hidden, adapters=_parts_of(adapters))
     layout = Layout(fields)
     if matrix_layout is not None:
@@ -383,11 +394,11 @@ def head(
 
 
 def format_of(blocks: Iterable[Block]) -> int:
-    """The oldest format that has all these attention and feed-forward layers."""
+    """The oldest format version that supports these attention and feed-forward layers."""
     kinds = {Kind(int.from_bytes(block[:8].tobytes(), "little")) for block in blocks}
     return max(_SINCE[kind] for kind in kinds)
 
 
 def _parts_of(adapters: PoolLayout | None) -> structs.LoraPair:
-    """None: no adapter changes the layer."""
+    """None: no adapter targets the layer."""
     return (adapters or PoolLayout(0, ())).parts()

@@ -1,6 +1,6 @@
-"""The structs of src/layers.h: what stands in front of a packed layer's parts.
+"""ctypes mirrors of the structs in src/layers.h that precede a packed layer's parts.
 
-An offset counts bytes from the start of its own struct; 0: there is no such part.
+Offsets are in bytes from the start of the struct; 0: the part is absent.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from ctypes import Structure, c_double, c_int64
 from enum import IntEnum
 
-PANEL = 32  # outputs that lie side by side
-INPUT_GROUP = 32  # inputs that are rounded to int8 with one scale, where the weights have no groups
-MOST_MATRICES = 4  # of a layer
+PANEL = 32  # adjacent outputs
+INPUT_GROUP = 32  # inputs that share an int8 scale where the weights have no groups
+MOST_MATRICES = 4  # per layer
 
 
 class Format(IntEnum):
-    """How a matrix is stored."""
+    """Storage format of a matrix."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -24,7 +24,7 @@ class Format(IntEnum):
 
 
 class Order(IntEnum):
-    """How inputs follow each other in a word."""
+    """Order of the inputs in a word."""
 
     PLAIN = 0
     BYTE_PAIRS = 1
@@ -32,14 +32,14 @@ class Order(IntEnum):
 
 
 class Kind(IntEnum):
-    """The layers of a block, by their first word."""
+    """Layer kind, the first word of its block."""
 
     ATTENTION = 1
     FEED_FORWARD = 2
     EXTENDED_ATTENTION = 3
 
 
-# Without slots, a field of another name would be set beside the struct.
+# With slots, assigning a misspelled field fails.
 class Matrix(Structure):
     """A matrix [out, in]; `format` is a Format."""
 
@@ -59,7 +59,7 @@ class Matrix(Structure):
 
 
 class Norm(Structure):
-    """LayerNorm where it is centred, else RMSNorm; its offsets count from the layer."""
+    """LayerNorm if centred, else RMSNorm; offsets from the start of the layer."""
 
     __slots__ = ()
     _fields_ = [
@@ -71,7 +71,8 @@ class Norm(Structure):
 
 
 class LoraPair(Structure):
-    """Where a place of the layer's pool has A and B of each matrix, in numbers; -1: nowhere."""
+    """Offsets, in elements, of A (`down`) and B (`up`) of each matrix in an adapter slot; -1: not
+    targeted."""
 
     __slots__ = ()
     _fields_ = [
@@ -82,7 +83,7 @@ class LoraPair(Structure):
 
 
 class EmbeddingLayer(Structure):
-    """Tokens to rows."""
+    """Token embedding."""
 
     __slots__ = ()
     _fields_ = [
@@ -96,7 +97,7 @@ class EmbeddingLayer(Structure):
 
 
 class AttentionLayer(Structure):
-    """A norm, attention, and a projection."""
+    """Norm, attention and output projection."""
 
     __slots__ = ()
     _fields_ = [
@@ -116,7 +117,7 @@ class AttentionLayer(Structure):
 
 
 class ExtendedAttentionLayer(Structure):
-    """An attention layer with a window, or norms of its heads' queries and keys."""
+    """An attention layer with a sliding window or query/key norms."""
 
     __slots__ = ()
     _fields_ = [
@@ -128,7 +129,7 @@ class ExtendedAttentionLayer(Structure):
 
 
 class FeedForwardLayer(Structure):
-    """A norm, and a feed-forward network."""
+    """Norm and feed-forward network."""
 
     __slots__ = ()
     _fields_ = [
@@ -145,7 +146,7 @@ class FeedForwardLayer(Structure):
 
 
 class HeadLayer(Structure):
-    """A norm, and rows to logits."""
+    """Final norm and output head."""
 
     __slots__ = ()
     _fields_ = [

@@ -44,7 +44,7 @@ class NativeSizes:
     cache: CacheType
     integer_input: bool  # products of integers by integers, where the weights are int8
     lora: LoraSize | None = None  # None: no adapters
-    widen: bool = False  # integers that the weights have become float32
+    dequantize: bool = False  # integers that the weights have become float32
 
 
 def _parameter(block: NDArray[np.generic], name: str) -> Parameter:
@@ -85,7 +85,11 @@ class NativeNetwork(nn.Cell):
         self.hidden, self.vocab = config.hidden_size, config.vocab_size
         self._config = config
         model = pack(
-            config, weights, sizes.lora, integer_input=sizes.integer_input, widen=sizes.widen
+            config,
+            weights,
+            sizes.lora,
+            integer_input=sizes.integer_input,
+            dequantize=sizes.dequantize,
         )
         layers = [model.embedding, *(one for pair in model.blocks for one in pair), model.head]
         self.layers = ParameterTuple(

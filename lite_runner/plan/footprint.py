@@ -74,7 +74,7 @@ def of_run(
     tensors = _tensors(config, files, ranks)
     quantized = files.quantization.quant != "none"
     taken = {
-        name: _own(tensor, widen=not quantized) if own else _stock(tensor, by_column=slots > 1)
+        name: _own(tensor, dequantize=not quantized) if own else _stock(tensor, by_column=slots > 1)
         for name, tensor in tensors.items()
     }
     weights = sum(one.held for one in taken.values())
@@ -203,13 +203,13 @@ def _changes(
         yield Change(f"max_length={length // 2}", config, files, half_as_long=True)
 
 
-def _own(tensor: LazyTensor, *, widen: bool) -> _Taken:
+def _own(tensor: LazyTensor, *, dequantize: bool) -> _Taken:
     """As our own operators pack it: integers, 16 bits or float32."""
     count = math.prod(tensor.shape)
     if tensor.integers is not None:
         ready = tensor.integers.scheme.nbytes(*tensor.shape[-2:])
         making = 0 if tensor.integers.stored or tensor.part is not None else 4 * count
-        return _Taken(making, ready, 4 * count if widen else ready, True)
+        return _Taken(making, ready, 4 * count if dequantize else ready, True)
     if len(tensor.shape) == 1:
         return _Taken(0, 4 * count, 4 * count, True)
     return _Taken(_making(tensor), tensor.nbytes, tensor.nbytes, True)

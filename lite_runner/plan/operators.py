@@ -176,7 +176,7 @@ def open_backend(
                 cache=config.kv_cache,
                 integer_input=rounds_inputs,
                 lora=lora,
-                widen=files.quantization.quant == "none",
+                dequantize=files.quantization.quant == "none",
             )
             return NativeBackend(files.model, weights, fused, adapters)
         from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions

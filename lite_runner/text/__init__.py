@@ -1,4 +1,4 @@
-"""Text: tokenizers, chat templates, and decoding as tokens arrive."""
+"""Text: tokenizers, chat templates and streaming detokenization."""
 
 from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.streaming import StreamDecoder

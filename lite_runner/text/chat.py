@@ -1,8 +1,7 @@
-"""Chat templates: untrusted Jinja programs, run in a sandbox.
+"""Chat templates: untrusted Jinja programs, rendered in a sandbox.
 
-A template cannot reach Python's internals or change what it is given. What it writes and the
-strings it builds are bounded; jinja2's own sandbox bounds range(). The dialect is that of
-transformers, for which the templates are written.
+A template cannot reach Python's internals or modify its inputs. Its output and the strings it
+builds are bounded; jinja2's own sandbox bounds range(). The dialect is that of transformers.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MAX_EXPONENT = 1024
 
 
 def render_template(template: str, values: Mapping[str, Any], *, source: str) -> str:
-    """`template` filled with `values`; ArtifactError naming `source` where it fails."""
+    """Render `template` with `values`. Raises ArtifactError naming `source` if it fails."""
     if len(template) > _MAX_TEMPLATE_CHARS:
         raise ArtifactError(
             f"{source}: chat template of {len(template)} characters, "
@@ -41,9 +40,9 @@ def render_template(template: str, values: Mapping[str, Any], *, source: str) ->
         for piece in _compile(template).generate(**values):
             length += len(piece)
             if length > MAX_RENDERED_CHARS:
-                raise jinja2.TemplateError(f"it writes more than {MAX_RENDERED_CHARS} characters")
+                raise jinja2.TemplateError(f"its output exceeds {MAX_RENDERED_CHARS} characters")
             pieces.append(piece)
-    # A template may divide by zero, recurse or add a number to a text: any Python error.
+    # A template may divide by zero, recurse or add a number to a string: any Python error.
     except Exception as error:
         line = getattr(error, "lineno", None)
         where = f" at line {line}" if line else ""
@@ -55,7 +54,7 @@ def render_template(template: str, values: Mapping[str, Any], *, source: str) ->
 
 
 class _Generation(jinja2.ext.Extension):
-    """{% generation %} marks the assistant's words for training: here, just its content."""
+    """{% generation %} marks the assistant's turn for training; here only its content is kept."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -65,7 +64,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Bounds, besides, what one multiplication or power may build."""
+    """Also bounds the result of a multiplication or power."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -80,7 +79,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def _repeated_length(left: Any, right: Any) -> int:
-    """Length of `left * right` where one repeats the other; 0 for a product of numbers."""
+    """Length of `left * right` if one operand is a sequence; 0 for a product of numbers."""
     if isinstance(left, int) and hasattr(right, "__len__"):
         return left * len(right)
     if isinstance(right, int) and hasattr(left, "__len__"):
@@ -99,7 +98,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """jinja2's own filter would escape < and > for HTML."""
+    """As json.dumps; jinja2's own filter escapes < and > for HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

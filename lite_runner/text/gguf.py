@@ -46,7 +46,7 @@ def _split(pattern: str) -> Callable[[], PreTokenizer]:
     return build
 
 
-# How a text is split before BPE, by tokenizer.ggml.pre.
+# Pre-tokenizers by tokenizer.ggml.pre.
 PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
     "default": _gpt2,
     "gpt-2": _gpt2,
@@ -65,7 +65,7 @@ _QWEN2_NAMES = ("qwen2", "deepseek-r1-qwen")
 
 
 def load_gguf(path: Path) -> Tokenizer:
-    """The tokenizer in the GGUF file `path`; ArtifactError where it has none we can build."""
+    """The tokenizer in the GGUF file `path`. Raises ArtifactError if it is of an unknown kind."""
     fields = _Fields(read_metadata(path), str(path))
     kind = fields.get("model", str, "")
     if kind == "gpt2":
@@ -114,20 +114,20 @@ class _Fields:
         return value
 
     def strings(self, name: str) -> list[str]:
-        """A list of texts that must be there."""
+        """A required list of strings."""
         values: list[str] = self.get(name, list, [])
         if not values or not isinstance(values[0], str):
-            raise ArtifactError(f"{self.source}: no list of texts {_KEY}{name}", hint=_HINT)
+            raise ArtifactError(f"{self.source}: no list of strings {_KEY}{name}", hint=_HINT)
         return values
 
     def numbers(self, name: str) -> list[Any]:
         values: list[Any] = self.get(name, list, [])
         if values and isinstance(values[0], str):
-            raise ArtifactError(f"{self.source}: {_KEY}{name} holds texts, expected numbers")
+            raise ArtifactError(f"{self.source}: {_KEY}{name} holds strings, expected numbers")
         return values
 
     def token(self, name: str) -> str | None:
-        """The token whose id the key `name` holds."""
+        """The token whose id is in the key `name`."""
         id = self.get(name, int, -1)
         if id >= len(self.tokens):
             raise ArtifactError(
@@ -165,7 +165,7 @@ def _byte_level_bpe(fields: _Fields) -> tokenizers.Tokenizer:
         merges.append((left, right))
     try:
         model = models.BPE(vocab, merges, ignore_merges=pre in _LLAMA3_NAMES)
-    except Exception as error:  # a merge of tokens that are not there
+    except Exception as error:  # a merge of tokens missing from the vocabulary
         raise ArtifactError(f"{fields.source}: broken vocabulary: {error}") from error
     backend = tokenizers.Tokenizer(model)
     if pre in _QWEN2_NAMES:

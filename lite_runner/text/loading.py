@@ -1,4 +1,4 @@
-"""Finds and loads the tokenizer of a model: a folder, a tokenizer.json or .model, or a GGUF."""
+"""Finds and loads a model's tokenizer: a folder, a tokenizer.json or .model, or a GGUF."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lite_runner.text.tokenizer import SpecialTokens, Tokenizer
 from lite_runner.text.vocab_merges import MERGES, read_vocab_and_merges
 
 _JSON, _MODEL, _CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
-_VOCAB = "vocab.json"  # of GPT-2's kind, with its merges beside it
+_VOCAB = "vocab.json"  # slow GPT-2-style tokenizer, needs merges.txt
 _MAX_FILE_BYTES = 512 * 2**20
 _HINT = (
     f"give processor.tokenizer.tokenizer_file= a folder with {_JSON} or {_MODEL}, one of these "
@@ -26,8 +26,8 @@ _HINT = (
 def load_tokenizer(path: Path, *, model_vocab: int | None) -> Tokenizer:
     """The tokenizer at `path`: a folder, a tokenizer.json, a sentencepiece .model, or a .gguf.
 
-    `model_vocab` is the size of the model's vocabulary; a tokenizer with a higher id is refused.
-    Raises ArtifactError where it is missing, broken, too large or of a kind not known.
+    `model_vocab` is the model's vocabulary size; a tokenizer with a higher id is rejected. Raises
+    ArtifactError if it is missing, broken, too large or of an unknown kind.
     """
     tokenizer = _load(path)
     if model_vocab is not None and tokenizer.vocab_size > model_vocab:
@@ -40,7 +40,7 @@ def load_tokenizer(path: Path, *, model_vocab: int | None) -> Tokenizer:
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """Whether `load_tokenizer` finds one in the folder, sound or not."""
+    """Whether `load_tokenizer` finds a tokenizer in the folder, valid or not."""
     return _file_in(folder) is not None
 
 
@@ -66,7 +66,7 @@ def _load_folder(folder: Path) -> Tokenizer:
 
 
 def _file_in(folder: Path) -> Path | None:
-    """The file of a folder to take its tokenizer from."""
+    """The tokenizer file of a folder."""
     for name in (_JSON, _MODEL):
         if (folder / name).is_file():
             return folder / name
@@ -77,7 +77,7 @@ def _file_in(folder: Path) -> Path | None:
 
 
 def _load_file(path: Path) -> Tokenizer:
-    """A tokenizer.json or tokenizer.model, with what the files beside it say."""
+    """A tokenizer.json or tokenizer.model with the config files next to it."""
     config = _Config(path.parent)
     if path.name == _VOCAB:
         backend, defaults = read_vocab_and_merges(path, config.is_qwen2)
@@ -98,14 +98,14 @@ def _read_json(path: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_buffer(data)
     except BaseException as error:
-        # The library panics on some broken files; a panic is no Exception.
+        # The library panics on some broken files; a panic is not an Exception.
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         raise ArtifactError(f"{path}: not a tokenizer: {error}", hint=_HINT) from error
 
 
 class _Config:
-    """tokenizer_config.json and its like in one folder; every file is optional."""
+    """tokenizer_config.json and related files of a folder; all are optional."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -134,7 +134,7 @@ class _Config:
         )
 
     def add_tokens(self, backend: tokenizers.Tokenizer) -> None:
-        """Add the tokens that only the config knows, under the ids it gives them."""
+        """Add the tokens that only the config lists, under its ids."""
         listed = self._get("added_tokens_decoder", dict, None) or {}
         for id, entry in sorted(listed.items(), key=lambda item: str(item[0]).zfill(12)):
             content = entry.get("content") if isinstance(entry, dict) else None
@@ -154,7 +154,7 @@ class _Config:
                 )
 
     def chat_template(self) -> str | None:
-        """chat_template.jinja, else the template in the config, of several the default one."""
+        """chat_template.jinja, else the (default) template in the config."""
         file = self._folder / "chat_template.jinja"
         if file.is_file():
             try:
@@ -167,19 +167,19 @@ class _Config:
         try:
             templates = {entry["name"]: entry["template"] for entry in value}
         except (TypeError, KeyError) as error:
-            raise self._fault("chat_template", value, "a text or a list of named ones") from error
+            raise self._fault("chat_template", value, "a string or a list of named ones") from error
         template = templates.get("default")
         if template is not None and not isinstance(template, str):
-            raise self._fault("chat_template", template, "a text")
+            raise self._fault("chat_template", template, "a string")
         return template
 
     def _token(self, name: str) -> str | None:
-        """A special token: its text, or an object that holds it."""
+        """A special token, given as a string or an AddedToken object."""
         value = self._values.get(name)
         if isinstance(value, dict):
             value = value.get("content")
         if value is not None and not isinstance(value, str):
-            raise self._fault(name, value, "a text")
+            raise self._fault(name, value, "a string")
         return value
 
     def _get(self, name: str, kind: type, default: Any) -> Any:
@@ -197,7 +197,7 @@ class _Config:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; empty where there is no such file."""
+    """The JSON object in `path`; empty if there is no such file."""
     if not path.is_file():
         return {}
     try:

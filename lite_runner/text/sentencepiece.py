@@ -1,9 +1,9 @@
-"""SentencePiece vocabularies as `tokenizers` tokenizers that give the same ids.
+"""SentencePiece vocabularies converted to `tokenizers` tokenizers with the same ids.
 
-The pieces come from a tokenizer.model (a protobuf) or out of a GGUF file. Known differences
-from the sentencepiece library: which of two equally good unigram splits is taken, compiled
-normalization rules across a letter and its combining marks, and the space prefix, which also
-follows special tokens and symbols of the model's makers (as in transformers and llama.cpp).
+The pieces come from a tokenizer.model (a protobuf) or a GGUF file. Known differences from the
+sentencepiece library: ties between unigram segmentations, compiled normalization rules across a
+letter and its combining marks, and the space prefix, which also follows special and user-defined
+tokens (as in transformers and llama.cpp).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lite_runner.text.tokenizer import SpecialTokens
 
 
 class PieceType(IntEnum):
-    """Numbered alike in sentencepiece_model.proto and in GGUF."""
+    """Piece types, with the same numbers in sentencepiece_model.proto and GGUF."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -34,16 +34,16 @@ class PieceType(IntEnum):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The pieces, by id, and how a text is prepared for them."""
+    """Pieces by id and the normalization settings."""
 
     pieces: Sequence[str]
     scores: Sequence[float]
     types: Sequence[int]  # of PieceType
-    unigram: bool = False  # otherwise BPE
-    character_map: bytes = b""  # compiled normalization rules; none: the text as it is
+    unigram: bool = False  # else BPE
+    character_map: bytes = b""  # compiled normalization rules; empty: none
     add_space_prefix: bool = True
     remove_extra_spaces: bool = False
-    space_after_special: bool = True  # the prefix also follows each special token in a text
+    space_after_special: bool = True  # also add the prefix after each special token
     special: SpecialTokens = field(default_factory=SpecialTokens)
 
     def ids_of(self, kind: PieceType) -> list[int]:
@@ -51,7 +51,7 @@ class Vocabulary:
 
 
 def build_tokenizer(vocabulary: Vocabulary, *, source: str) -> tokenizers.Tokenizer:
-    """The tokenizer of `vocabulary`; ArtifactError naming `source` where it contradicts itself."""
+    """The tokenizer of `vocabulary`. Raises ArtifactError naming `source` if it is inconsistent."""
     count = len(vocabulary.pieces)
     if not count == len(vocabulary.scores) == len(vocabulary.types):
         raise ArtifactError(
@@ -85,7 +85,7 @@ def build_tokenizer(vocabulary: Vocabulary, *, source: str) -> tokenizers.Tokeni
     backend.add_special_tokens(
         [AddedToken(piece, normalized=False, special=True) for piece in special]
     )
-    # Matched whole before anything is split; spaces inside are spelled as in the prepared text.
+    # Matched before pre-tokenization; inner spaces are spelled as in the normalized text.
     backend.add_tokens(
         [
             AddedToken(vocabulary.pieces[id], normalized=SPACE in vocabulary.pieces[id])
@@ -101,8 +101,8 @@ def _set_normalizer(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> No
         steps.append(normalizers.Precompiled(vocabulary.character_map))
     once = vocabulary.add_space_prefix and not vocabulary.space_after_special
     if vocabulary.remove_extra_spaces:
-        # Only spaces: a line break is one of them where the rules above have made it one.
-        leading = "" if once else r"\A +|"  # one stays where it can be the prefix
+        # Only spaces: the rules above may have turned a line break into one.
+        leading = "" if once else r"\A +|"  # one is kept where it can be the prefix
         steps.append(normalizers.Replace(Regex(rf"{leading}[ {SPACE}]+\z"), ""))
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     if vocabulary.add_space_prefix and not once:
@@ -112,8 +112,8 @@ def _set_normalizer(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> No
     if once and vocabulary.remove_extra_spaces:
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     elif once:
-        # A Metaspace adds nothing to a text that starts with its mark, sentencepiece does. So the
-        # first adds a space, of which there is no other, and the second spells it as the mark.
+        # A Metaspace adds no prefix to text that starts with its marker, sentencepiece does. So the
+        # first adds a space, of which there is no other, and the second replaces it by the marker.
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Metaspace(" ", prepend_scheme="first", split=False),
@@ -123,10 +123,10 @@ def _set_normalizer(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> No
 
 
 def _merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
-    """The pairs that BPE may join, best first.
+    """BPE merges, best first.
 
-    SentencePiece joins the pair whose joint piece scores best, and of equals the leftmost.
-    So a pair ranks by the score of what it makes.
+    SentencePiece merges the pair whose merged piece scores best, the leftmost on ties. So a pair
+    ranks by the score of the merged piece.
     """
     mergeable = {
         piece: vocabulary.scores[id]
@@ -145,7 +145,8 @@ def _merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]
 
 
 def read_model(path: Path, *, space_after_special: bool = True) -> Vocabulary:
-    """The vocabulary of a tokenizer.model; ArtifactError where it is broken or neither kind."""
+    """The vocabulary of a tokenizer.model. Raises ArtifactError unless it is a valid unigram or BPE
+    model."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto()

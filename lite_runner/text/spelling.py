@@ -1,7 +1,6 @@
-"""How a vocabulary spells text: the bytes that each token stands for.
+"""How a vocabulary spells text: the bytes of each token.
 
-Where tokens stand for bytes, a text is their bytes one after the other, which is what makes
-decoding token by token simple and exact.
+If every token maps to bytes, decoding is concatenating them, so streaming is simple and exact.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 @dataclass(frozen=True)
 class Spelling:
-    """`to_bytes` of a token; `strips_space`: one space at the start is not the text's own."""
+    """`to_bytes` of a token; `strips_space`: one leading space of the decoded text is dropped."""
 
     to_bytes: Callable[[str], bytes]
     strips_space: bool = False
 
 
 def spelling_of(decoder: decoders.Decoder | None) -> Spelling | None:
-    """The spelling that `decoder` undoes: GPT-2's or sentencepiece's; None for any other."""
+    """The spelling that `decoder` inverts: GPT-2's or sentencepiece's; None for any other."""
     if decoder is None:
         return None
     state = json.loads(decoder.__getstate__())
@@ -39,15 +38,15 @@ def spelling_of(decoder: decoders.Decoder | None) -> Spelling | None:
 
 
 def sentencepiece_decoder(strips_space: bool) -> decoders.Decoder:
-    """Pieces to text, as the tokenizer.json of such a vocabulary has it."""
+    """The decoder from pieces to text, as in the tokenizer.json of such a vocabulary."""
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strips_space else steps)
 
 
 def byte_alphabet() -> list[str]:
-    """The character that stands for each byte 0..255 in GPT-2's spelling.
+    """GPT-2's character for each byte 0..255.
 
-    Printable bytes of Latin-1 stand for themselves, the others for U+0100 and up, in order.
+    Printable Latin-1 bytes map to themselves, the others to U+0100 and up, in order.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
@@ -60,7 +59,7 @@ _BYTE_OF = {character: byte for byte, character in enumerate(byte_alphabet())}
 def _byte_level(token: str) -> bytes:
     try:
         return bytes([_BYTE_OF[character] for character in token])
-    except KeyError:  # an added token is spelled as it reads
+    except KeyError:  # an added token is spelled literally
         return token.encode()
 
 

@@ -1,4 +1,4 @@
-"""Text as tokens arrive: only what no later token can change."""
+"""Streaming detokenization: emits only text that no later token can change."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ _REPLACEMENT = "\ufffd"
 
 
 class StreamDecoder:
-    """Decodes one sequence token by token; the pieces joined equal `tokenizer.decode(all)`.
+    """Decodes a sequence token by token; the joined pieces equal `tokenizer.decode(all)`.
 
-    Nearly every tokenizer spells bytes: they are decoded as they come. For any other the last
-    tokens that gave text are decoded again together with the new ones, since a token's text may
-    depend on its neighbours; this window moves on with the text, so the cost is linear.
+    Nearly every tokenizer maps tokens to bytes, which are decoded incrementally. For any other, the
+    last emitted tokens are decoded again together with the new ones, since a token's text may
+    depend on its neighbours; this window slides, so the cost is linear.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        # Until there is text.
+        # Until the first text is emitted.
         self._strip = tokenizer.spelling is not None and tokenizer.spelling.strips_space
-        self._context: list[int] = []  # its text was given out
+        self._context: list[int] = []  # already emitted
         self._pending: list[int] = []
 
     def put(self, token_id: int) -> str:
-        """The text that is certain now; empty while a character is incomplete."""
+        """The text that is final now; empty while a character is incomplete."""
         if self._tokenizer.spelling is not None:
             data = self._tokenizer.token_bytes(token_id, self._skip_special_tokens)
             return self._strip_space(self._utf8.decode(data))
         self._pending.append(token_id)
         text = self._pending_text()
-        return "" if text.endswith(_REPLACEMENT) else self._move_on(text)
+        return "" if text.endswith(_REPLACEMENT) else self._slide(text)
 
     def finish(self) -> str:
-        """What was held back; incomplete characters become U+FFFD."""
+        """The remaining text; incomplete characters become U+FFFD."""
         rest = self._strip_space(self._utf8.decode(b"", final=True))
-        return rest + self._move_on(self._pending_text())
+        return rest + self._slide(self._pending_text())
 
     def _strip_space(self, text: str) -> str:
         if not (self._strip and text):
@@ -50,7 +50,7 @@ class StreamDecoder:
         before = self._decode(self._context)
         return self._decode(self._context + self._pending)[len(before) :]
 
-    def _move_on(self, text: str) -> str:
+    def _slide(self, text: str) -> str:
         if text:
             self._context, self._pending = self._pending, []
         return text

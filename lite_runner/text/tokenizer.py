@@ -1,4 +1,4 @@
-"""A tokenizer: text to token ids and back, whatever file it came from."""
+"""Tokenizer: text to token ids and back, independent of the file format."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from lite_runner.text.spelling import byte_alphabet, spelling_of
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """What a tokenizer's files say of its special tokens; None: they say nothing."""
+    """Special tokens from a tokenizer's files; None: not specified."""
 
     bos: str | None = None
-    eos: tuple[str, ...] = ()  # any of them ends a text
+    eos: tuple[str, ...] = ()  # any of them ends the sequence
     pad: str | None = None
     unk: str | None = None
-    add_bos: bool | None = None  # None: as the post-processor of tokenizer.json does
+    add_bos: bool | None = None  # None: keep the post-processor of tokenizer.json
     add_eos: bool | None = None
 
 
 class Tokenizer:
     """Encodes, decodes and renders chats.
 
-    `backend` holds vocabulary and rules; it belongs to this object from now on.
-    `source` is the file, as error messages name it.
+    `backend` is the vocabulary and its rules; this object takes ownership. `source` is the file
+    name for error messages.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Tokenizer:
         self._special = special
         self._chat_template = chat_template
         self.source = source
-        # What a tokenizer.json says of these would cut or fill prompts unasked.
+        # Truncation or padding in a tokenizer.json would silently change prompts.
         backend.no_truncation()
         backend.no_padding()
         self._set_post_processor()
@@ -55,7 +55,7 @@ class Tokenizer:
         self._special_ids = frozenset(id for id, token in added.items() if token.special)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; names of special tokens inside it become those tokens."""
+        """Token ids of `text`; special tokens written out in it are recognized."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -70,14 +70,14 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = True
     ) -> list[int]:
-        """Token ids of a rendered chat. Its template writes bos itself, so none is added."""
+        """Token ids of a rendered chat. The template writes bos itself, so none is added."""
         return self.encode(self.render_chat(messages, add_generation_prompt), False)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`; ids beyond the vocabulary (padding of the embedding) have none.
+        """Text of `ids`; ids beyond the vocabulary (embedding padding) are skipped.
 
-        Bytes that are no UTF-8 become U+FFFD, and only they: the library's decoder for
-        sentencepiece would also spoil the valid ones beside them.
+        Only invalid UTF-8 bytes become U+FFFD: the library's sentencepiece decoder would also
+        replace valid bytes next to them.
         """
         if self.spelling is not None:
             data = b"".join(self.token_bytes(id, skip_special_tokens) for id in ids)
@@ -87,7 +87,7 @@ class Tokenizer:
         return text
 
     def token_bytes(self, id: int, skip_special_tokens: bool = True) -> bytes:
-        """What the token adds to a text; nothing where it is not to be seen. Needs `spelling`."""
+        """Bytes of a token; empty if it is skipped. Needs `spelling`."""
         token: str | None = self._backend.id_to_token(id)
         skipped = skip_special_tokens and id in self._special_ids
         if token is None or skipped or self.spelling is None:
@@ -100,15 +100,14 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         template: str | None = None,
     ) -> str:
-        """The chat `messages` ({"role", "content"} each) as the one text the model knows, by
-        `template` or its own."""
+        """Render chat `messages` ({"role", "content"} each) with `template` or the model's own."""
         template = template or self._chat_template
         if template is None:
             raise ConfigError(
                 f"{self.source} has no chat template",
                 hint="leave out chat=true, or use a model tuned for chat (often named -Instruct)",
             )
-        from lite_runner.text.chat import render_template  # jinja2: only chats pay for it
+        from lite_runner.text.chat import render_template  # imports jinja2
 
         return render_template(
             template,
@@ -123,11 +122,11 @@ class Tokenizer:
     def files(self) -> dict[str, str]:
         """This tokenizer as tokenizer.json and tokenizer_config.json: text by file name.
 
-        A config has room for one eos token: the first.
+        The config holds only the first eos token.
         """
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,  # transformers would move spaces in decoded text
+            "clean_up_tokenization_spaces": False,  # else transformers changes decoded spaces
             **self.named_tokens(),
             "add_bos_token": self._special.add_bos,
             "add_eos_token": self._special.add_eos,
@@ -142,7 +141,7 @@ class Tokenizer:
     def with_special(self, **changes: Any) -> Tokenizer:
         """The same vocabulary with other SpecialTokens (by field), or another `chat_template`.
 
-        Raises ArtifactError where one is not in the vocabulary.
+        Raises ArtifactError if one is not in the vocabulary.
         """
         template = changes.pop("chat_template", self._chat_template)
         special = replace(self._special, **changes)
@@ -153,23 +152,23 @@ class Tokenizer:
         return Tokenizer(copied, special, source=self.source, chat_template=template)
 
     def id_of(self, token: str | None) -> int | None:
-        """The id of a token; None where there is none."""
+        """The id of a token; None if it is not in the vocabulary."""
         id: int | None = None if token is None else self._backend.token_to_id(token)
         return id
 
     def token_of(self, id: int) -> str | None:
-        """The token of an id; None where there is none."""
+        """The token with an id; None if there is none."""
         token: str | None = self._backend.id_to_token(id)
         return token
 
     def vocabulary(self) -> dict[str, int]:
-        """Every token and its id."""
+        """Token -> id, added tokens included."""
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return vocabulary
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """The ids of tokens that are not text."""
+        """Ids of the special tokens."""
         return self._special_ids
 
     @property
@@ -178,7 +177,7 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """The highest token id + 1: the least size of a model's vocabulary."""
+        """The highest token id + 1: the minimum vocabulary size of a model."""
         return 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @property
@@ -199,7 +198,7 @@ class Tokenizer:
         return self._chat_template is not None
 
     def named_tokens(self) -> dict[str, str]:
-        """The special tokens there are, as chat templates and tokenizer_config.json name them."""
+        """The special tokens by their names in chat templates and tokenizer_config.json."""
         special = self._special
         names = {
             "bos_token": special.bos,
@@ -210,7 +209,7 @@ class Tokenizer:
         return {name: token for name, token in names.items() if token is not None}
 
     def _set_post_processor(self) -> None:
-        """Follow add_bos and add_eos where the files state either."""
+        """Apply add_bos and add_eos if either is specified."""
         special = self._special
         if special.add_bos is None and special.add_eos is None:
             return

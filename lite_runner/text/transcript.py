@@ -1,4 +1,4 @@
-"""The text of one sequence as its tokens arrive, cut at the first stop text."""
+"""Streamed text of one sequence, ended by the first stop string."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from lite_runner.text.tokenizer import Tokenizer
 
 
 class Transcript:
-    """Give it tokens; it gives back text that is certain, and knows when to stop."""
+    """Takes tokens, emits final text, and detects stop strings."""
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
         self.text = ""
         self.stopped = False
         self._decoder = StreamDecoder(tokenizer)
         self._stop = tuple(stop)
-        self._held = ""  # may be the start of a stop text
+        self._buffer = ""  # may be the start of a stop string
 
     def put(self, token_id: int) -> str:
-        """The text that this token makes certain; nothing once a stop text was met."""
+        """The text that this token makes final; empty after a stop string."""
         return "" if self.stopped else self._take(self._decoder.put(token_id))
 
     def finish(self) -> str:
-        """The text that was held back, now that no token follows."""
+        """The buffered text, when no token follows."""
         if self.stopped:
             return ""
-        certain = self._take(self._decoder.finish())
-        rest, self._held = self._held, ""
+        final = self._take(self._decoder.finish())
+        rest, self._buffer = self._buffer, ""
         self.text += rest
-        return certain + rest
+        return final + rest
 
     def _take(self, piece: str) -> str:
-        text = self._held + piece
-        found = [place for place in map(text.find, self._stop) if place >= 0]
+        text = self._buffer + piece
+        found = [index for index in map(text.find, self._stop) if index >= 0]
         if found:
             self.stopped = True
-            certain, self._held = text[: min(found)], ""
+            final, self._buffer = text[: min(found)], ""
         else:
             kept = self._overlap(text)
-            certain, self._held = text[: len(text) - kept], text[len(text) - kept :]
-        self.text += certain
-        return certain
+            final, self._buffer = text[: len(text) - kept], text[len(text) - kept :]
+        self.text += final
+        return final
 
     def _overlap(self, text: str) -> int:
-        """How many last characters of `text` are the first ones of a stop text."""
+        """Length of the longest suffix of `text` that is a prefix of a stop string."""
         longest = max((len(stop) - 1 for stop in self._stop), default=0)
         for size in range(min(longest, len(text)), 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self._stop):

@@ -1,4 +1,4 @@
-"""vocab.json and merges.txt: how GPT-2's and Qwen2's tokenizers were first published."""
+"""vocab.json and merges.txt: the original format of GPT-2's and Qwen2's tokenizers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from lite_runner.text.tokenizer import SpecialTokens
 
 MERGES = "merges.txt"
 _END = "<|endoftext|>"
-# The chat's own, which Qwen2's vocabulary has only as added tokens.
+# Chat tokens, which Qwen2's vocab.json lacks.
 _QWEN2_ADDED = (_END, "<|im_start|>", "<|im_end|>")
 
 
 def read_vocab_and_merges(
     vocab: Path, is_qwen2: bool
 ) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
-    """The byte-level BPE of a vocab.json and the merges.txt beside it, and its special tokens.
+    """The byte-level BPE of a vocab.json with the merges.txt next to it, and its special tokens.
 
-    Raises ArtifactError where one of them is missing or broken.
+    Raises ArtifactError if either is missing or broken.
     """
     merges = vocab.parent / MERGES
     if not merges.is_file():
         raise ArtifactError(f"{vocab}: no {MERGES} beside it", "a vocab.json needs its merges")
     try:
         backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
-    except Exception as error:  # not JSON, a merge of tokens that are not there, ...
+    except Exception as error:  # not JSON, a merge of unknown tokens, ...
         raise ArtifactError(f"{vocab}: not a vocabulary with merges: {error}") from error
     if is_qwen2:
         backend.normalizer = normalizers.NFC()

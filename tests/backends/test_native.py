@@ -159,7 +159,7 @@ def test_a_files_own_integers_become_its_floats_in_whatever_forms_it_has_them(
     held = with_quantization(file.tensors, file.known.config, Quantization())
     assert sum(one.integers is not None for one in held.values()) > 5
     wanted = file.logits(floats)
-    assert file.logits(held, widen=True).tobytes() == wanted.tobytes()
+    assert file.logits(held, dequantize=True).tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen3", "mistral"])

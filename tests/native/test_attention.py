@@ -69,18 +69,22 @@ class Layer:
         self.rope = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
         self.x = rng.standard_normal((SLOTS, LENGTH, self.hidden), np.float32)
         self.block = packing.attention(
-            (self.heads, self.kv_heads, self.dim),
+            packing.AttentionShape(
+                self.heads,
+                self.kv_heads,
+                self.dim,
+                self.hidden,
+                self.rotary,
+                self.residual,
+                self.window,
+            ),
             packing.matrix(self.inward, self.biases, integer_input=self.integer_input),
             packing.matrix(self.outward, self.out_biases, integer_input=self.integer_input),
             self.norm,
             None,
-            hidden=self.hidden,
-            rotary=self.rotary,
-            residual=self.residual,
             slopes=self.slopes,
             query_norm=self.query_norm,
             key_norm=self.key_norm,
-            window=self.window,
         ).block()
 
     def fresh_cache(self) -> list[NDArray[Any]]:

@@ -263,7 +263,7 @@ def test_integers_are_packed_as_the_floats_that_they_stand_for(
     rng = np.random.default_rng(bits)
     weights = [quantize(rng.standard_normal((70, 256), np.float32), bits, group) for _ in range(2)]
     floats = [weight.float32() for weight in weights]
-    widened = packing.matrix(weights[0], widen=True).block()
+    widened = packing.matrix(weights[0], dequantize=True).block()
     np.testing.assert_array_equal(widened, packing.matrix(floats[0]).block())
-    widened = packing.matrix(packing.Alternating(*weights), widen=True).block()
+    widened = packing.matrix(packing.Alternating(*weights), dequantize=True).block()
     np.testing.assert_array_equal(widened, packing.matrix(packing.Alternating(*floats)).block())

@@ -69,7 +69,7 @@ def check(
             if target is not None:
                 a = pool[place, at : at + RANK * target.inputs].astype(np.float64)
                 at += a.size
-                b = pool[place, at : at + RANK * target.filled].reshape(-1, RANK, 32)
+                b = pool[place, at : at + RANK * target.padded_outputs].reshape(-1, RANK, 32)
                 at += b.size
                 b = b.swapaxes(0, 1).reshape(RANK, -1)[:, : target.outputs]
                 wide += a.reshape(-1, RANK) @ b if looked_up else (a.reshape(RANK, -1).T @ b).T
@@ -95,23 +95,19 @@ def test_attention(operators: Any, changed: tuple[bool, ...], head_norms: bool) 
     def layer(weights: list[Floats], layout: PoolLayout | None) -> NDArray[np.uint8]:
         inward, outward = np.concatenate(weights[:3]), weights[3]
         return packing.attention(
-            (heads, kv_heads, dim),
+            packing.AttentionShape(heads, kv_heads, dim, HIDDEN, rotary=True, residual=True),
             packing.matrix(inward),
             packing.matrix(outward),
             NORM,
             layout,
-            hidden=HIDDEN,
-            rotary=True,
-            residual=True,
-            slopes=None,
             query_norm=query_norm,
             key_norm=key_norm,
         ).block()
 
     def call(block: NDArray[np.uint8], *pool: NDArray[Any]) -> Floats:
-        places = CAPACITY * kv_heads
-        keys = np.zeros((places, 4, dim, 32), np.float32)
-        values = np.zeros((places, 1, 128, 32), np.float32)
+        rows = CAPACITY * kv_heads
+        keys = np.zeros((rows, 4, dim, 32), np.float32)
+        values = np.zeros((rows, 1, 128, 32), np.float32)
         none = np.zeros((1, 1), np.float32)
         for position in (0, 1):
             x = X[:: 1 - 2 * position].copy()

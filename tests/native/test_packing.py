@@ -17,16 +17,15 @@ NORM = a_norm(16, False, RNG)
 
 def attention(**more: Any) -> Block:
     inward, outward = np.ones((64, 16), np.float32), np.ones((16, 32), np.float32)
+    shape = packing.AttentionShape(
+        2, 1, 16, hidden=16, rotary=True, residual=True, window=more.pop("window", None)
+    )
     return packing.attention(
-        (2, 1, 16),
+        shape,
         packing.matrix(inward),
         packing.matrix(outward),
         NORM,
         None,
-        hidden=16,
-        rotary=True,
-        residual=True,
-        slopes=None,
         **more,
     ).block()
 

@@ -142,7 +142,7 @@ def test_sentencepiece(
         ({"tokens": ["a", "a"], "token_type": [1, 1]}, "1 tokens occur twice"),
         ({"token_type": [1]}, "types"),
         ({"merges": ["zzz yyy"]}, "broken vocabulary"),
-        ({"merges": [1, 2]}, "no list of texts tokenizer.ggml.merges"),
+        ({"merges": [1, 2]}, "no list of strings tokenizer.ggml.merges"),
         ({"eos_token_id": 5000}, "eos_token_id is 5000, beyond"),
         ({"eos_token_id": "x"}, "eos_token_id is 'x', expected a int"),
         ({"token_type": ["a"]}, "expected numbers"),
@@ -217,7 +217,7 @@ def assert_same(one: Tokenizer, other: Tokenizer, texts: list[str]) -> None:
 
 
 def test_a_gguf_without_tokenizer(write_gguf: Write) -> None:
-    with pytest.raises(ArtifactError, match=r"no list of texts tokenizer\.ggml\.tokens") as caught:
+    with pytest.raises(ArtifactError, match=r"no list of strings tokenizer\.ggml\.tokens") as caught:
         load_tokenizer(write_gguf(), model_vocab=None)
     assert "processor.tokenizer.tokenizer_file=" in caught.value.hint
 

@@ -159,7 +159,7 @@ def test_broken_tokenizer_json(tmp_path: Path, content: bytes) -> None:
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[]", "expected an object"),
-        ('{"eos_token": 3}', "eos_token is 3, expected a text"),
+        ('{"eos_token": 3}', "eos_token is 3, expected a string"),
         ('{"add_bos_token": "yes"}', "add_bos_token is 'yes', expected a bool"),
         ('{"added_tokens_decoder": {"x": {"content": "a"}}}', r"added_tokens_decoder\['x'\]"),
         ('{"added_tokens_decoder": {"9999": {"content": "<n>"}}}', "has id 9999"),

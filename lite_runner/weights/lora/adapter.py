@@ -84,7 +84,7 @@ class Adapter:
             for pair in self.pairs.values()
         )
 
-    def filled(
+    def padded(
         self, name: str, rank: int, inputs: int, outputs: int
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """A [rank, inputs] and scale * B [outputs, rank] of a weight, filled up with zeros; only

@@ -85,7 +85,7 @@ def test_what_was_read_of_a_file_is_not_held(
         np.testing.assert_array_equal(b, pair.b.float32() * np.float32(pair.scale))
     assert resident(folder / "adapter_model.safetensors") > 0
     for name, pair in adapter.pairs.items():
-        adapter.filled(name, 8, pair.a.shape[1], pair.b.shape[0])
+        adapter.padded(name, 8, pair.a.shape[1], pair.b.shape[0])
     assert resident(folder / "adapter_model.safetensors") == 0
 
 
