@@ -115,7 +115,7 @@ def of_collectives(ranks: Ranks, rows: int, hidden: int, layers: int) -> float:
     """Seconds that the sums of a step take alone: two a layer, and the embedding's."""
     from mindspore import Tensor, nn, ops
 
-    parallel = collectives.tensor_parallel(ranks, cut_vocabulary=True)
+    parallel = collectives.tensor_parallel(ranks, vocab_parallel=True)
     assert parallel is not None
 
     class Sums(nn.Cell):

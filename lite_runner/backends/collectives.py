@@ -73,7 +73,7 @@ def schedule() -> None:
     init()
 
 
-def tensor_parallel(ranks: Ranks, *, cut_vocabulary: bool) -> TensorParallel | None:
+def tensor_parallel(ranks: Ranks, *, vocab_parallel: bool) -> TensorParallel | None:
     """How the network of this rank works with those that share its copy; None where none does."""
     if ranks.tensor == 1:
         return None
@@ -84,7 +84,7 @@ def tensor_parallel(ranks: Ranks, *, cut_vocabulary: bool) -> TensorParallel | N
         first = ranks.data_index * ranks.tensor
         create_group(group, list(range(first, first + ranks.tensor)))
     gathers = group == world or ms.get_context("device_target") != "CPU"
-    return TensorParallel(ranks, group, gathers, cut_vocabulary)
+    return TensorParallel(ranks, group, gathers, vocab_parallel)
 
 
 def gather(payload: bytes) -> list[bytes]:

@@ -97,7 +97,7 @@ class MindSporeBackend:
         self.compile_s = 0.0  # so far; a part of the forward that it happened in
         length = cache_length(options.length, config.seq_length)
         size = CacheSize(options.slots, length) if options.use_past else None
-        parallel = tensor_parallel(options.ranks, cut_vocabulary=options.vocab_parallel)
+        parallel = tensor_parallel(options.ranks, vocab_parallel=options.vocab_parallel)
         build = BuildOptions(
             size,
             getattr(ms, options.dtype),

@@ -219,7 +219,7 @@ def wanted(config: ExportedOptions, files: ModelFiles, slots: int, length: int) 
         rounded=rounded,
         key=key,
         ranks=ranks,
-        cut_vocabulary=config.vocab_parallel,
+        vocab_parallel=config.vocab_parallel,
     )
 
 

@@ -37,7 +37,7 @@ def verify(
     engine: EngineOptions,
     ranks: Ranks,
     *,
-    cut_vocabulary: bool,
+    vocab_parallel: bool,
 ) -> None:
     """Compare the artifact's logits with the online backend's: prompts of two lengths, some steps,
     each with one thread and with two. Of several ranks each calls this, for its graphs. Raises
@@ -45,7 +45,7 @@ def verify(
     prompts = _probes(manifest)
     operators = manifest.operators
     if operators is None:
-        online = _online(files, ranks, cut_vocabulary)
+        online = _online(files, ranks, vocab_parallel)
     else:
         rounds = operators.quant == "a8w8"
         cache = operators.kv_cache
@@ -117,16 +117,16 @@ def _fused(
         weights.close()
 
 
-def _online(files: ModelFiles, ranks: Ranks, cut_vocabulary: bool) -> Backend:
+def _online(files: ModelFiles, ranks: Ranks, vocab_parallel: bool) -> Backend:
     """In float32. Our own operators where they serve: their graph compiles in a tenth of a second,
     those of MindSpore's operators take as long as the export itself."""
-    tensors = files.cut(ranks, vocab_parallel=cut_vocabulary)
+    tensors = files.cut(ranks, vocab_parallel=vocab_parallel)
     if ranks.tensor == 1 and native.unusable() is None and not unsupported(files.model):
         return _fused(files.model, tensors, dequantize=True)
     from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
 
     weights = ReadAhead(tensors)
-    options = MindSporeOptions(slots=1, length=LENGTH, ranks=ranks, vocab_parallel=cut_vocabulary)
+    options = MindSporeOptions(slots=1, length=LENGTH, ranks=ranks, vocab_parallel=vocab_parallel)
     try:
         return MindSporeBackend(files.model, weights, options)
     finally:

@@ -71,7 +71,7 @@ class ExportSpec:
     rounded: DType = "float32"  # matrices are rounded to it, to be computed with in `dtype`
     key: bytes | None = field(default=None, repr=False)
     ranks: int = 1  # that share the model, each with graphs of its own
-    cut_vocabulary: bool = True  # of several ranks: the embedding and the head too
+    vocab_parallel: bool = True  # of several ranks: the embedding and the head too
 
     @property
     def precision(self) -> DType:
@@ -187,7 +187,7 @@ def export_artifact(
             _manifest_of(folder, config, files, tokenizer, want, graphs).write(folder)
         _told(ranks, "written")
         manifest = read_manifest(folder, check_files=False)
-        verify(folder, manifest, files, engine, ranks, cut_vocabulary=want.cut_vocabulary)
+        verify(folder, manifest, files, engine, ranks, vocab_parallel=want.vocab_parallel)
         _told(ranks, "proved")
         if ranks.rank == 0:
             if ranks.size > 1 and want.target == "Ascend" and engine.device != "Ascend":
@@ -297,7 +297,7 @@ def _write_graphs(
     stems: Mapping[GraphName, str] | None,
     ranks: Ranks,
 ) -> dict[GraphName, Graph]:
-    weights = ReadAhead(files.cut(ranks, vocab_parallel=want.cut_vocabulary))
+    weights = ReadAhead(files.cut(ranks, vocab_parallel=want.vocab_parallel))
     graphs: dict[GraphName, Graph]
     try:
         if want.layout == "dynamic":
@@ -337,7 +337,7 @@ def _write_graphs(
                 dtype=want.dtype,
                 enc_key=want.key,
                 sampled=want.sampled,
-                parallel=tensor_parallel(ranks, cut_vocabulary=want.cut_vocabulary),
+                parallel=tensor_parallel(ranks, vocab_parallel=want.vocab_parallel),
             )
         else:
             from lite_runner.mindir.write_resizable import export_resizable

@@ -1,1 +1,1 @@
-"""MindSpore's networks from a model's description, and the network of our own operators."""
+"""MindSpore networks built from a model description, and the network of the native kernels."""

@@ -1,12 +1,12 @@
-"""Layers of MindSpore's fused operators, for Ascend; what they stand for says `layers`.
+"""The layers of `layers` implemented with MindSpore's fused operators, for Ascend.
 
-The cache is held in blocks of BLOCK positions, [slots * blocks, BLOCK, K, D], of which a slot owns
-as many neighbours as it needs. Queries are scaled before the operators see them: the documents of
-FlashAttentionScore differ on whether scale or shift comes first. Of its two kernels that of CANN is
-meant, which takes a mask of booleans and a shift over any two lengths: `device.choose_attention`.
+The KV cache is paged in blocks of BLOCK positions, [slots * blocks, BLOCK, K, D]; a slot owns
+consecutive blocks. Queries are scaled before the operators: the documentation of
+FlashAttentionScore disagrees on whether scale or bias comes first. Of its two kernels CANN's is
+required, which takes a boolean mask and a bias for any query and key lengths: see
+`device.choose_attention`.
 
-A prompt's chunk looks at all positions of its slot, so that the first chunk and those that follow
-take the same graph.
+A prompt chunk attends to all positions of its slot, so that all chunks use the same graph.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from lite_runner.networks.layers import (
 )
 
 BLOCK = 64  # a multiple of 16; with the largest head, 256, the most that PagedAttention takes
-HEAD_DIM_STEP = 16  # FlashAttentionScore takes multiples of this only
-TYPES = (ms.float16, ms.bfloat16)  # that the attention operators take
-LOWEST = -3.0e4  # shift of a score by ALiBi; with the score still a float16
+HEAD_DIM_STEP = 16  # FlashAttentionScore requires a multiple of this
+TYPES = (ms.float16, ms.bfloat16)  # supported by the attention operators
+LOWEST = -3.0e4  # minimum ALiBi bias; bias plus score still fits float16
 
-# (tokens that each row's key/value cache holds [R], None in a prefill; where keys are hidden
-# [R, 1, T, S], None in a decode; ALiBi's shift of the scores [R, H, T, S], or None)
+# (cached tokens per row [R], None in a prefill; mask, true where keys are hidden [R, 1, T, S], None
+# in a decode; ALiBi bias [R, H, T, S], or None)
 Seen: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def supports(dtype: ms.Type, config: Decoder) -> bool:
-    """Whether the fused operators can compute a network in this type."""
-    # PagedAttentionMask wants ALiBi's shift as float16, and of the type of the query.
+    """Whether the fused operators support a network in this type."""
+    # PagedAttentionMask requires the ALiBi bias as float16, and the query in the same type.
     types = (ms.float16,) if config.attention.alibi else TYPES
-    # PagedAttention shows a single token all of its row: no window but one of the whole context.
+    # PagedAttention attends to the whole row: no sliding window shorter than the context.
     whole = all(window is None or window >= config.seq_length for window in config.windows)
     return dtype in types and config.head_dim % HEAD_DIM_STEP == 0 and whole
 
 
 def blocks_of(cache: CacheSize) -> int:
-    """Blocks that a slot owns."""
+    """Blocks per slot."""
     return -(-cache.length // BLOCK)
 
 
@@ -81,7 +81,7 @@ class PagedInputs(nn.Cell):
         slopes: Array | None,
         window: int | None,
     ) -> None:
-        """`slopes` [H]: ALiBi's; `kv_heads` and `window` matter to the stock layers only: see
+        """`slopes` [H]: ALiBi's; `kv_heads` and `window` are used by the stock layers only: see
         `supports`."""
         super().__init__()
         del kv_heads, window
@@ -96,15 +96,15 @@ class PagedInputs(nn.Cell):
 
     def resize(self, cache: CacheSize) -> None:
         self.cache = cache
-        self.room = blocks_of(cache) * BLOCK
+        self.capacity = blocks_of(cache) * BLOCK
         self.slot_index = Tensor(np.arange(cache.slots, dtype=np.int32))
-        self.key_index = Tensor(np.arange(self.room, dtype=np.int32))
+        self.key_index = Tensor(np.arange(self.capacity, dtype=np.int32))
 
     def construct(
         self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
     ) -> tuple[Tensor, Tensor, Seen]:
-        """tokens [R, T], position and length [R] -> positions [n], cache places to write [n], and
-        what the scores are made with."""
+        """tokens [R, T], position and length [R] -> position ids [n], cache slot mapping [n], and
+        masks and biases of the scores."""
         if slot is None:
             positions, owner = position.reshape(-1, 1), self.slot_index
         else:
@@ -113,20 +113,20 @@ class PagedInputs(nn.Cell):
             keys, rows = positions.reshape(-1), positions
         else:
             keys = self.key_index
-            rows = owner.reshape(-1, 1) * self.room + positions
+            rows = owner.reshape(-1, 1) * self.capacity + positions
         count, step = positions.shape
-        distance = keys - positions.reshape(count, 1, step, 1)  # at most 0 for what may be seen
-        shift = None
+        distance = keys - positions.reshape(count, 1, step, 1)  # at most 0 for visible keys
+        bias = None
         if self.slopes is not None:
-            shift = ops.maximum(self.slopes * ops.minimum(distance, 0), self.lowest)
-            shift = shift.astype(self.dtype)
-        # PagedAttention knows by the length alone what a single token may see.
-        seen = (length, None, shift) if slot is None else (None, distance > 0, shift)
+            bias = ops.maximum(self.slopes * ops.minimum(distance, 0), self.lowest)
+            bias = bias.astype(self.dtype)
+        # PagedAttention needs only the length of each row.
+        seen = (length, None, bias) if slot is None else (None, distance > 0, bias)
         return positions.reshape(-1), rows.reshape(-1), seen
 
 
 class FusedAttention(nn.Cell):
-    """As Attention, over a cache in blocks."""
+    """As Attention, over a paged cache."""
 
     def __init__(self, options: BuildOptions, heads: int, kv_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -139,12 +139,12 @@ class FusedAttention(nn.Cell):
             self.resize(options.cache)
         self.write, self.gather = ReshapeAndCache(), ops.Gather()
         self.paged = PagedAttention(heads, 1.0, kv_heads)
-        self.paged_shifted = PagedAttentionMask(heads, 1.0, kv_heads)
+        self.paged_biased = PagedAttentionMask(heads, 1.0, kv_heads)
         self.flash = FlashAttentionScore(heads, scale_value=1.0, input_layout="BSH")
 
     def resize(self, cache: CacheSize) -> None:
         self.slots, blocks = cache.slots, blocks_of(cache)
-        self.room = blocks * BLOCK
+        self.capacity = blocks * BLOCK
         make_cache(self, (cache.slots * blocks, BLOCK, self.kv_heads, self.head_dim))
         owned = np.arange(cache.slots * blocks, dtype=np.int32)
         self.tables = Tensor(owned.reshape(cache.slots, blocks))
@@ -153,33 +153,33 @@ class FusedAttention(nn.Cell):
         self, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, seen: Seen, slot: Tensor | None
     ) -> Tensor:
         """q [n, H * D], k and v [n, K * D], the rest from PagedInputs -> [n, H * D]."""
-        length, hidden, shift = seen
+        length, hidden, bias = seen
         q, k, v = (q * self.scale).astype(self.dtype), k.astype(self.dtype), v.astype(self.dtype)
         if self.cached:
             k, v = k.reshape(-1, 1, self.kv_width), v.reshape(-1, 1, self.kv_width)
             written = self.write(k, v, self.keys, self.values, rows)
-            # Nothing else tells MindSpore that what follows reads what was written.
+            # An explicit dependency: the cache is read after it was written.
             q = ops.depend(q, written)
             if slot is None:
                 q = q.reshape(-1, 1, self.width)
-                x = self.of_single(q, length, shift)
+                x = self.decode(q, length, bias)
                 return x.reshape(-1, self.width).astype(ms.float32)
-            k = self.of_slot(ops.depend(self.keys, written), slot)
-            v = self.of_slot(ops.depend(self.values, written), slot)
+            k = self.gather_slots(ops.depend(self.keys, written), slot)
+            v = self.gather_slots(ops.depend(self.values, written), slot)
         assert hidden is not None  # in a prefill
         count = hidden.shape[0]
         q = q.reshape(count, -1, self.width)
         k, v = k.reshape(count, -1, self.kv_width), v.reshape(count, -1, self.kv_width)
-        x = self.flash(q, k, v, shift, None, None, hidden)[3]
+        x = self.flash(q, k, v, bias, None, None, hidden)[3]
         return x.reshape(-1, self.width).astype(ms.float32)
 
-    def of_single(self, q: Tensor, length: Tensor, shift: Tensor | None) -> Tensor:
-        """One token of every slot [slots, 1, H * D], which reads its keys where they lie."""
-        if shift is None:
+    def decode(self, q: Tensor, length: Tensor, bias: Tensor | None) -> Tensor:
+        """Decode attention of one token per slot [slots, 1, H * D], in place on the paged cache."""
+        if bias is None:
             return self.paged(q, self.keys, self.values, self.tables, length)
-        return self.paged_shifted(q, self.keys, self.values, self.tables, length, None, None, shift)
+        return self.paged_biased(q, self.keys, self.values, self.tables, length, None, None, bias)
 
-    def of_slot(self, cache: Tensor, slot: Tensor) -> Tensor:
-        """The cached keys or values of some slots [R, S, K * D]."""
+    def gather_slots(self, cache: Tensor, slot: Tensor) -> Tensor:
+        """Cached keys or values of the given slots [R, S, K * D]."""
         found = self.gather(cache.reshape(self.slots, -1), slot, 0)
-        return found.reshape(-1, self.room, self.kv_width)
+        return found.reshape(-1, self.capacity, self.kv_width)

@@ -1,4 +1,4 @@
-"""The network of every model that is described: cells made of its description."""
+"""The decoder network: MindSpore cells built from a model description."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from lite_runner.weights.quantization.quantized import QuantizedTensor
 
 Dense: TypeAlias = Linear | QuantizedLinear
 
-# What exported graphs call the weights of a layer, where it is not their role: those that read
-# graphs, ours among them, know models by these.
+# Parameter names in exported graphs where they differ from the role. They are an ABI: readers of
+# graphs, ours included, identify models by them.
 _PLAIN: dict[Role, str] = {
     "attention_norm": "norm1",
     "query": "q",
@@ -53,7 +53,7 @@ _GATED: dict[Role, str] = {
 
 
 class Parts:
-    """Makes the cells of a model, each of the weights of its role and layer."""
+    """Builds a model's cells from the weights of a role and layer."""
 
     def __init__(self, model: Decoder, weights: Weights, options: BuildOptions) -> None:
         self.model, self.options = model, options
@@ -62,7 +62,7 @@ class Parts:
         self._norm = layers_for(options, model).norm
 
     def name(self, role: Role, layer: int | None = None) -> str:
-        """Of a weight, the canonical one."""
+        """Canonical name of a weight."""
         return self._parameters[role, layer, "weight"].name
 
     def tensor(self, role: Role, layer: int | None = None, kind: Part = "weight") -> Array:
@@ -76,23 +76,23 @@ class Parts:
 
     def dense(self, role: Role, layer: int, *, bias: bool, combine: Combine | None = None) -> Dense:
         weight: Array | QuantizedTensor = self.tensor(role, layer)
-        turned = self._parameters[role, layer, "weight"].layout == "in_out"
-        if turned and not isinstance(weight, QuantizedTensor):  # these are [out, in] all of them
+        transposed = self._parameters[role, layer, "weight"].layout == "in_out"
+        if transposed and not isinstance(weight, QuantizedTensor):  # quantized: always [out, in]
             weight = weight.T
         bias_of = self.tensor(role, layer, "bias") if bias else None
         return linear(self.options, weight, bias_of, combine)
 
     def lora(self, layer: int, cells: dict[Role, Dense]) -> Lora:
-        """What adapters add to layers that share an input."""
+        """The LoRA deltas of layers that share an input."""
         widths = {self.name(role, layer): cell.widths for role, cell in cells.items()}
         return Lora(self.options.lora, widths, self.options.dtype)
 
 
 class BlockCell(nn.Cell):
-    """Attention and the feed-forward, each behind a norm and added to the residual stream."""
+    """Pre-norm attention and feed-forward with residual connections."""
 
     def __init__(self, parts: Parts, layer: int, inputs: int) -> None:
-        """`inputs`: which of the step's score biases is this layer's."""
+        """`inputs`: index of this layer's score bias among the step's."""
         super().__init__()
         options, block = parts.options, parts.model.blocks[layer]
         attention, feed_forward = block.attention, block.feed_forward
@@ -157,7 +157,7 @@ class BlockCell(nn.Cell):
         return x + self.down(h, self.down_lora(h, step)[0])
 
     def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Each head's query and key behind its norm: q [n, H * D], k [n, K * D]."""
+        """Per-head query/key norm: q [n, H * D], k [n, K * D]."""
         if self.query_norm is None or self.key_norm is None:
             return q, k
         q = self.query_norm(q.reshape(-1, self.head_dim))
@@ -173,16 +173,16 @@ class BlockCell(nn.Cell):
 
 
 class DecoderCell(nn.Cell):
-    """Tokens and their place -> logits after each row's last token."""
+    """Tokens and positions -> logits after each row's last token."""
 
     def __init__(self, model: Decoder, weights: Weights, options: BuildOptions) -> None:
-        """`model` is this rank's part, and `weights` give its tensors by their canonical names."""
+        """`model` is this rank's shard; `weights` maps canonical names to its tensors."""
         super().__init__()
         parts = Parts(model, weights, options)
         cache, parallel = options.cache, options.parallel
         self.embedding = Embedding(options, parts.tensor("embedding"))
         self.position_embedding = self.embedding_norm = self.angles = self.head = None
-        if model.learned_positions:  # short, and so whole on every rank
+        if model.learned_positions:  # small: replicated on every rank
             whole = replace(options, parallel=None)
             self.position_embedding = Embedding(whole, parts.tensor("positions"))
         if model.embedding_norm is not None:
@@ -203,9 +203,9 @@ class DecoderCell(nn.Cell):
             ]
         )
         for layer, block in enumerate(self.blocks):
-            words = _GATED if model.blocks[layer].feed_forward.gated else _PLAIN
-            for role, word in words.items():
-                getattr(block, role).update_parameters_name(f"blocks.{layer}.{word}.")
+            names = _GATED if model.blocks[layer].feed_forward.gated else _PLAIN
+            for role, name in names.items():
+                getattr(block, role).update_parameters_name(f"blocks.{layer}.{name}.")
         self.norm = parts.norm(model.norm, "norm")
         if not model.tie_word_embeddings:
             weight = parts.tensor("head")
@@ -224,11 +224,11 @@ class DecoderCell(nn.Cell):
         adapter_slot: Tensor | None = None,
         every: bool = False,
     ) -> Tensor:
-        """tokens [R, T], position, length and adapter slot [R] -> logits [R, vocab], or
-        [n, vocab] after `every` token."""
+        """tokens [R, T], position, length and adapter slot [R] -> logits [R, vocab], or with
+        `every` [n, vocab] after each token."""
         positions, rows, bias = self.inputs[0](tokens, position, length, slot)
         biases: tuple[Tensor, ...] = (bias,)
-        for inputs in self.inputs[1:]:  # of other windows; positions and rows are the same
+        for inputs in self.inputs[1:]:  # other windows; positions and rows are the same
             biases = (*biases, inputs(tokens, position, length, slot)[2])
         angles = None if self.angles is None else self.angles(positions, length)
         step = self.adapters(adapter_slot, slot)
@@ -247,7 +247,7 @@ class DecoderCell(nn.Cell):
 
 
 def _slopes(model: Decoder, options: BuildOptions) -> Array:
-    """ALiBi's, of this rank's heads."""
+    """ALiBi slopes of this rank's heads."""
     if options.parallel is None:
         return alibi_slopes(model.num_heads)
     heads = model.num_heads * options.parallel.ranks.tensor

@@ -1,4 +1,4 @@
-"""Which layers a network is built of: stock operators, or those that Ascend has fused."""
+"""Selects a network's layers: stock operators, or Ascend's fused ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lite_runner.weights.quantization.quantized import QuantizedTensor
 
 @dataclass(frozen=True)
 class Layers:
-    """The cells that stand for the layers of a network."""
+    """Cell classes of a network."""
 
     norm: Callable[[Array, float], nn.Cell]
     inputs: Callable[[BuildOptions, int, int, Array | None, int | None], nn.Cell]
@@ -42,14 +42,14 @@ FUSED = Layers(FusedRMSNorm, PagedInputs, FusedAttention)
 
 
 def layers_for(options: BuildOptions, config: Decoder) -> Layers:
-    """The fused ones, where the device has them and they can compute this network."""
+    """The fused layers if the device has them and they support this network."""
     return FUSED if options.fused and supports(options.dtype, config) else STOCK
 
 
 def inputs_for(
     options: BuildOptions, config: Decoder, slopes: Array | None, window: int | None
 ) -> nn.Cell:
-    """See StepInputs; `slopes` [H]: ALiBi's; `window`: of the layers that they are for."""
+    """See StepInputs; `slopes` [H]: ALiBi's; `window`: sliding window of these layers."""
     build = layers_for(options, config).inputs
     return build(options, config.num_heads, config.n_kv_heads, slopes, window)
 
@@ -66,7 +66,7 @@ def linear(
     bias: Array | None = None,
     combine: Combine | None = None,
 ) -> Linear | QuantizedLinear:
-    """See Linear; `weight` [out, in] may be integers where the device has the operators."""
+    """See Linear; `weight` [out, in] may be quantized if the device has the operators."""
     if isinstance(weight, QuantizedTensor):
         return QuantizedLinear(options, weight, bias, combine)
     return Linear(options, weight, bias, combine)

@@ -1,15 +1,15 @@
-"""What the architectures share: linear layers, norms, attention over a cache, and its inputs.
+"""Shared layers: linear, norms, attention over a KV cache, and its inputs.
 
-Shapes: R rows (cache slots in this step), T new tokens a row, n = R * T, H heads, K key/value
-heads, G = H / K heads a group, D head_dim, S positions that a slot holds.
+Shapes: R rows (cache slots in this step), T new tokens per row, n = R * T, H heads, K key/value
+heads, G = H / K heads per group, D head_dim, S positions per slot.
 
 Two kinds of step use the same layers. A *prefill* has rows of T tokens, where T may be a dynamic
-shape, and `slot` [R] says whose they are; a *decode* has one token for every slot, and `slot` is
-None. Hidden states are [n, hidden_size] in both, and the branches fold away when MindSpore
-compiles. What stands in a prefill's row behind the row's own length is padding.
+shape, with cache slots `slot` [R]; a *decode* has one token for every slot, and `slot` is None.
+Hidden states are [n, hidden_size] in both; MindSpore folds the branches at compile time. A prefill
+row is padded beyond its length.
 
-Stock CPU operators are slow wherever they broadcast (20 times a plain product of that size), so
-what is broadcast is either spread once a step for all layers, or written as a MatMul.
+Stock CPU operators are slow when they broadcast (20 times a plain product of that size), so
+broadcasts are either materialized once per step for all layers, or written as a MatMul.
 """
 
 from __future__ import annotations
@@ -31,54 +31,54 @@ from lite_runner.networks.tensor_parallel import (
     shared_logits,
 )
 
-MASKED = -1.0e9  # far below any score, yet finite: a row of nothing else stays a number
+MASKED = -1.0e9  # far below any score, but finite: a fully masked row gives no NaN
 Array = NDArray[np.float32]
-Weights = Callable[[str], Array]  # gives a tensor by its MindFormers name, once
+Weights = Callable[[str], Array]  # a tensor by its canonical name; each can be taken once
 
 
 @dataclass(frozen=True)
 class CacheSize:
-    """Room of the key/value cache."""
+    """Size of the KV cache."""
 
     slots: int
-    length: int  # positions a slot; the last is scratch for padding and slots that sit a step out
+    length: int  # positions per slot; the last is scratch for padding and inactive slots
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How a network is laid out, whatever its architecture."""
+    """Build options of a network, independent of its architecture."""
 
-    cache: CacheSize | None  # None: every step computes all positions anew (use_past=False)
+    cache: CacheSize | None  # None: every step recomputes all positions (use_past=False)
     dtype: ms.Type  # of weights, cache and matrix products; the rest is float32
-    parallel: TensorParallel | None = None  # None: the whole model is here
+    parallel: TensorParallel | None = None  # None: no tensor parallelism
     lora: LoraSize | None = None  # None: no adapters
-    fused: bool = False  # by Ascend's fused operators: see device_layers
-    integer_input: bool = False  # a8w8: what is multiplied with int8 weights is rounded too
+    fused: bool = False  # use Ascend's fused operators: see device_layers
+    integer_input: bool = False  # a8w8: the inputs of int8 weights are quantized too
 
 
 @runtime_checkable
 class Resizable(Protocol):
-    """A cell of which something is as large as the cache."""
+    """A cell with state sized by the cache."""
 
     def resize(self, cache: CacheSize) -> None:
-        """Make that anew; what is in the cache is lost, and graphs want to be compiled again."""
+        """Reallocate it; the cache's contents are lost, and graphs must be recompiled."""
         ...
 
 
 def resize(network: nn.Cell, cache: CacheSize) -> None:
-    """Give a network another cache, which is empty; its weights stay."""
+    """Reallocate a network's cache, empty; the weights stay."""
     for _, cell in network.cells_and_names():
         if isinstance(cell, Resizable):
             cell.resize(cache)
 
 
 def weights_by_column(cache: CacheSize | None) -> bool:
-    """Whether weights are held [in, out]: twice as fast for 4 to 32 rows, slower for one."""
+    """Whether weights are stored [in, out]: twice as fast for 4 to 32 rows, slower for one."""
     return cache is not None and cache.slots > 1
 
 
 def parameter(values: Array, name: str, dtype: ms.Type = ms.float32) -> Parameter:
-    """A Parameter of a type; for float32 it shares the array's memory."""
+    """A Parameter of the given type; float32 shares the array's memory."""
     if dtype == ms.bfloat16:
         return Parameter(Tensor(values).astype(dtype), name, False)
     kind = np.float16 if dtype == ms.float16 else np.float32
@@ -87,9 +87,9 @@ def parameter(values: Array, name: str, dtype: ms.Type = ms.float32) -> Paramete
 
 
 def make_cache(attention: nn.Cell, shape: tuple[int, ...]) -> None:
-    """Its parameters `keys` and `values`, of zeros; those that it had are gone."""
+    """Set its parameters `keys` and `values` to zeros of this shape."""
     for name in ("keys", "values"):
-        # A name that the network has given it, with what the layer is in, stays.
+        # Keep the full name, prefix included, that the network has given it.
         full = getattr(attention, name).name if hasattr(attention, name) else name
         setattr(attention, name, parameter(np.zeros(shape, np.float32), full, attention.dtype))
 
@@ -97,7 +97,7 @@ def make_cache(attention: nn.Cell, shape: tuple[int, ...]) -> None:
 class Linear(nn.Cell):
     """[n, in] -> [n, out] by a weight [out, in] and an optional bias [out].
 
-    `combine` makes one product of those of several ranks, before the bias is added.
+    `combine` reduces or gathers the products of several ranks, before the bias is added.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Linear(nn.Cell):
             self.matmul = ops.MatMul(transpose_b=not self.by_column)
 
     def construct(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        """`added` [n, out]: what an adapter makes of x, of this rank's part of it."""
+        """`added` [n, out]: this rank's LoRA delta."""
         y = self.matmul(x.astype(self.dtype), self.weight).astype(ms.float32)
         if added is not None:
             y = y + added
@@ -135,8 +135,7 @@ class Linear(nn.Cell):
 
 
 class Embedding(nn.Cell):
-    """Rows of a table [vocab, hidden], of which each rank may hold a part; `logits` is the output
-    head that is tied to it."""
+    """Embedding table [vocab, hidden], possibly vocabulary-parallel; `logits` is the tied head."""
 
     def __init__(self, options: BuildOptions, table: Array) -> None:
         super().__init__()
@@ -188,7 +187,7 @@ class LayerNorm(nn.Cell):
 
 
 class GELU(nn.Cell):
-    """The tanh form; spelled out, since the stock operator takes eight times as long."""
+    """Tanh GELU from elementary operators: the stock one takes eight times as long."""
 
     def construct(self, x: Tensor) -> Tensor:
         inner = x * (x * x * 0.044715 + 1.0) * 0.7978845608028654  # sqrt(2 / pi)
@@ -198,7 +197,7 @@ class GELU(nn.Cell):
 def row_positions(
     tokens: Tensor, position: Tensor, length: Tensor, cache: CacheSize | None
 ) -> Tensor:
-    """Where the tokens of a prefill stand [R, T]; padding has the scratch place of a cache."""
+    """Position ids of a prefill [R, T]; padding gets the cache's scratch position."""
     positions = position.reshape(-1, 1) + ops.arange(tokens.shape[1]).astype(ms.int32)
     if cache is None:
         return positions
@@ -206,7 +205,7 @@ def row_positions(
 
 
 class StepInputs(nn.Cell):
-    """Where the tokens of a step stand, worked out once for all layers."""
+    """Position ids, cache rows and score biases of a step, computed once for all layers."""
 
     def __init__(
         self,
@@ -216,8 +215,8 @@ class StepInputs(nn.Cell):
         slopes: Array | None = None,
         window: int | None = None,
     ) -> None:
-        """`slopes` [H]: ALiBi's, one a head; the score falls by slope x distance. `window`: latest
-        keys that a token sees, its own among them; None: all."""
+        """`slopes` [H]: ALiBi's, one per head. `window`: sliding window in tokens, the current one
+        included; None: full."""
         super().__init__()
         self.window = window
         self.kv_heads, self.group = kv_heads, heads // kv_heads
@@ -236,8 +235,8 @@ class StepInputs(nn.Cell):
     def construct(
         self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """tokens [R, T], position and length [R] -> positions [n], cache rows to write [n * K],
-        score bias [R * K, T * G, S]: 0 or ALiBi's where a key may be seen, very low elsewhere."""
+        """tokens [R, T], position and length [R] -> position ids [n], cache rows to write [n * K],
+        score bias [R * K, T * G, S]: 0 or ALiBi's for visible keys, MASKED elsewhere."""
         kv, group, count = self.kv_heads, self.group, tokens.shape[0]
         if slot is None:
             positions, owner = position.reshape(-1, 1), self.slot_index
@@ -250,11 +249,11 @@ class StepInputs(nn.Cell):
             rows = (owner.reshape(-1, 1, 1) * kv + self.head_index) * self.cache.length
             rows = (rows + positions.reshape(count, -1, 1)).reshape(-1)
         positions = positions.reshape(-1)
-        distance = keys - positions.reshape(-1, 1)  # [n, S], at most 0 for what may be seen
-        seen = distance <= 0
+        distance = keys - positions.reshape(-1, 1)  # [n, S], at most 0 for visible keys
+        visible = distance <= 0
         if self.window is not None:
-            seen = ops.logical_and(seen, distance > -self.window)
-        bias = ops.select(seen, self.zero, self.masked)
+            visible = ops.logical_and(visible, distance > -self.window)
+        bias = ops.select(visible, self.zero, self.masked)
         span = distance.shape[1]
         if self.slopes is None:
             bias = bias.reshape(count, 1, -1, 1, span)
@@ -267,7 +266,7 @@ class StepInputs(nn.Cell):
 
 
 class LastToken(nn.Cell):
-    """The hidden state of each row's last token in a prefill [n, hidden] -> [R, hidden]."""
+    """Hidden state of each row's last token in a prefill: [n, hidden] -> [R, hidden]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,16 +274,16 @@ class LastToken(nn.Cell):
 
     def construct(self, x: Tensor, tokens: Tensor, position: Tensor, length: Tensor) -> Tensor:
         count, step = tokens.shape
-        # A chunk of a longer prompt ends before the row's length, a padded row behind it.
+        # A chunk of a longer prompt ends before the row's length, a padded row after it.
         last = ops.minimum(ops.maximum(length - position, 1), step) - 1
         return self.gather(x, last + ops.arange(count).astype(ms.int32) * step, 0)
 
 
 class Attention(nn.Cell):
-    """Softmax attention of grouped heads over the row's own keys, cached or not.
+    """Grouped-query softmax attention over the row's own keys, cached or not.
 
-    With a cache, the new keys and values are first written into it in place. It is a Parameter
-    [slots * K * S, D]: a step writes K short rows a token, and reads a slot without moving it.
+    With a cache, new keys and values are first written to it in place. It is a Parameter
+    [slots * K * S, D]: a step writes K short rows per token, and reads a slot without copying.
     """
 
     def __init__(self, options: BuildOptions, heads: int, kv_heads: int, head_dim: int) -> None:
@@ -310,15 +309,15 @@ class Attention(nn.Cell):
         """q [n, H * D], k and v [n, K * D], the rest from StepInputs -> [n, H * D]."""
         kv, group, dim = self.kv_heads, self.group, self.head_dim
         q, k, v = (q * self.scale).astype(self.dtype), k.astype(self.dtype), v.astype(self.dtype)
-        count = bias.shape[0] // kv  # rows; those of a network without a cache are one
+        count = bias.shape[0] // kv  # rows; 1 without a cache
         if self.cached:
             k = ops.depend(self.keys, self.update(self.keys, rows, k.reshape(-1, dim)))
             v = ops.depend(self.values, self.update(self.values, rows, v.reshape(-1, dim)))
-            k, v = self.of_slot(k, slot), self.of_slot(v, slot)
+            k, v = self.gather_slots(k, slot), self.gather_slots(v, slot)
         else:
             k = k.reshape(-1, kv, dim).transpose(1, 0, 2)
             v = v.reshape(-1, kv, dim).transpose(1, 0, 2)
-        if slot is None:  # one token a row: its heads stand in order already
+        if slot is None:  # one token per row: the heads are in order already
             q = q.reshape(-1, group, dim)
         else:
             q = q.reshape(count, -1, kv, group * dim).transpose(0, 2, 1, 3)
@@ -329,8 +328,8 @@ class Attention(nn.Cell):
             x = x.reshape(count, kv, -1, group * dim).transpose(0, 2, 1, 3)
         return x.reshape(-1, self.heads * dim)
 
-    def of_slot(self, cache: Tensor, slot: Tensor | None) -> Tensor:
-        """The cached keys or values of some slots, or of all: [R * K, S, D]."""
+    def gather_slots(self, cache: Tensor, slot: Tensor | None) -> Tensor:
+        """Cached keys or values of the given slots, or of all: [R * K, S, D]."""
         if slot is not None:
             cache = self.gather(cache.reshape(self.slots, -1), slot, 0)
         return cache.reshape(-1, self.length, self.head_dim)

@@ -1,11 +1,11 @@
-"""LoRA adapters in a network: a pool of them on the device, a different one for each row.
+"""Multi-LoRA: a pool of adapters on the device, a different one per row.
 
-P adapters are loaded at a time, each in a slot of the pool, their ranks filled up with zeros to R;
-the scale is folded into B. A decode step multiplies every row with the A of all slots, blanks the
-columns of the others' (a mask, made once a step) and multiplies that with the B of all slots: two
-products and no gather, whatever the rows. A prefill, of one row, takes its adapter out of the pool.
+P adapters are loaded at a time, one per adapter slot, their ranks zero-padded to R; the scale is
+folded into B. A decode step multiplies every row by the A of all slots, masks the columns of other
+slots (a mask computed once per step) and multiplies by the B of all slots: two products and no
+gather, whatever the rows. A prefill, of one row, gathers its adapter from the pool.
 
-A row of the base model adds exact zeros to what the layer computes without adapters.
+For a row of the base model the delta is exactly zero.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from lite_runner.native.lora_pool import LoraSize
 
-SIDE_BY_SIDE = 3  # layers at most that share an input: q, k and v
+SIDE_BY_SIDE = 3  # maximum number of layers that share an input: q, k and v
 
-# (adapter slots of the rows, masks for 1, 2 and 3 layers, blocks of A for as many layers or None)
+# (adapter slots of the rows, masks for 1, 2 and 3 layers, blocks of A for 1, 2 and 3 layers or
+# None)
 Step: TypeAlias = tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...] | None]
 
 
@@ -30,11 +31,11 @@ def zeros(shape: tuple[int, int], name: str, dtype: ms.Type) -> Parameter:
 
 
 class LoraInputs(nn.Cell):
-    """Which of the pool is for whom in a step, worked out once for all layers."""
+    """Adapter masks and indices of a step, computed once for all layers."""
 
     def __init__(self, size: LoraSize) -> None:
         super().__init__()
-        own = np.eye(1 + size.slots, size.slots, -1, dtype=np.float32)  # by slot; first the base
+        own = np.eye(1 + size.slots, size.slots, -1, dtype=np.float32)  # row 0: the base model
         some = own.any(axis=1, keepdims=True).astype(np.float32)
         counts = range(1, SIDE_BY_SIDE + 1)
         decode = np.repeat(own, size.rank, axis=1)
@@ -46,8 +47,8 @@ class LoraInputs(nn.Cell):
         self.gather = ops.Gather()
 
     def construct(self, adapter_slot: Tensor, slot: Tensor | None) -> Step:
-        """Slots of the rows' adapters [R], below 0 the base; of one row if a cache `slot` is
-        named, however many tokens it has."""
+        """Adapter slots of the rows [R], below 0 the base model; with a cache `slot` (a prefill) of
+        one row, whatever its number of tokens."""
         if slot is None:
             return adapter_slot, self.chosen(self.decode_masks, adapter_slot), None
         first = ops.maximum(adapter_slot, 0)
@@ -64,12 +65,13 @@ class LoraInputs(nn.Cell):
 
 
 class Lora(nn.Cell):
-    """What adapters add to linear layers that share an input [n, in]: [n, out] for each layer."""
+    """LoRA deltas [n, out] of linear layers that share an input [n, in]."""
 
     def __init__(
         self, size: LoraSize | None, layers: Mapping[str, tuple[int, int]], dtype: ms.Type
     ) -> None:
-        """`layers`: canonical name -> [in, out] here; None is added to those without a target."""
+        """`layers`: canonical name -> [in, out] on this rank; the delta of an untargeted one is
+        None."""
         super().__init__()
         self.names = [name for name in layers if size is not None and name in size.targets]
         self.nothing = (None,) * len(layers)
@@ -85,8 +87,8 @@ class Lora(nn.Cell):
             zeros((self.slots * self.rank, out), f"b{index}", dtype)
             for index, out in enumerate(self.widths)
         )
-        self.down, self.up = ops.MatMul(transpose_b=True), ops.MatMul()
-        self.split = ops.Split(1, self.count)  # a slice takes twice as long
+        self.matmul_a, self.matmul_b = ops.MatMul(transpose_b=True), ops.MatMul()
+        self.split = ops.Split(1, self.count)  # slicing takes twice as long
         self.gather = ops.Gather()
 
     def construct(self, x: Tensor, step: Step | None) -> tuple[Tensor | None, ...]:
@@ -97,7 +99,7 @@ class Lora(nn.Cell):
         if blocks is not None:
             height, width = self.count * self.slots, self.a.shape[1]
             a = self.gather(a.reshape(height, -1), blocks[self.count - 1], 0).reshape(-1, width)
-        h = self.down(x.astype(self.dtype), a).astype(ms.float32) * masks[self.count - 1]
+        h = self.matmul_a(x.astype(self.dtype), a).astype(ms.float32) * masks[self.count - 1]
         parts = self.split(h) if self.count > 1 else (h,)
         added: tuple[Tensor | None, ...] = ()
         for index in self.order:
@@ -108,20 +110,23 @@ class Lora(nn.Cell):
                 if blocks is not None:
                     b = self.gather(b.reshape(self.slots, -1), blocks[0], 0)
                     b = b.reshape(self.rank, -1)
-                added = (*added, self.up(parts[index].astype(self.dtype), b).astype(ms.float32))
+                added = (
+                    *added,
+                    self.matmul_b(parts[index].astype(self.dtype), b).astype(ms.float32),
+                )
         return added
 
 
 class EmbeddingLora(nn.Cell):
-    """What adapters add to the rows of an embedding: [n, hidden] for tokens [n].
+    """LoRA deltas of an embedding: [n, hidden] for tokens [n].
 
-    A is kept as a table, a row of R for each token and slot.
+    A is a table with a row [R] per token and adapter slot.
     """
 
     def __init__(
         self, size: LoraSize | None, name: str, shape: tuple[int, int], dtype: ms.Type
     ) -> None:
-        """`shape`: vocabulary and hidden size of the whole embedding."""
+        """`shape`: vocabulary and hidden size of the unsharded embedding."""
         super().__init__()
         self.names = [name] if size is not None and name in size.targets else []
         self.dtype = dtype
@@ -135,7 +140,7 @@ class EmbeddingLora(nn.Cell):
         self.gather, self.matmul = ops.Gather(), ops.MatMul()
 
     def construct(self, x: Tensor, tokens: Tensor, step: Step | None) -> Tensor:
-        """x [n, hidden], what the base's embedding gives."""
+        """x [n, hidden]: the base embedding."""
         if step is None or not self.names:
             return x
         adapter_slots, masks, blocks = step
@@ -151,7 +156,7 @@ class EmbeddingLora(nn.Cell):
 
 
 class Adapters(nn.Cell):
-    """What a network has of adapters beside those of its blocks: the step, embedding and head."""
+    """A network's LoRA cells outside its blocks: step inputs, embedding and head."""
 
     def __init__(
         self,
@@ -161,8 +166,8 @@ class Adapters(nn.Cell):
         head_rows: int,
         dtype: ms.Type,
     ) -> None:
-        """`table`: canonical name of the embedding, of `shape` [vocab, hidden]; `head_rows`: of
-        the logits that this rank computes."""
+        """`table`: canonical name of the embedding, of `shape` [vocab, hidden]; `head_rows`: logits
+        that this rank computes."""
         super().__init__()
         self.inputs = None if size is None else LoraInputs(size)
         self.embedding = EmbeddingLora(size, table, shape, dtype)

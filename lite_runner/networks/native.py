@@ -1,8 +1,8 @@
-"""Every network that our own operators can compute, out of three of them, for CPU.
+"""The network of the native CPU kernels, which has three operators.
 
-A step takes any number of tokens up to its capacity, whosever they are: the prompts of some slots
-and the next tokens of others. What is behind the live ones is neither read nor written, so that
-one graph serves them all.
+A step takes any number of tokens up to its capacity, of any slots: prompts and new tokens together
+(continuous batching). Tokens beyond the live ones are neither read nor written, so one graph serves
+all steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lite_runner.native.packed_model import Weights, pack
 from lite_runner.native.packing import aligned, format_of
 from lite_runner.native.structs import PANEL
 
-CHUNK = 128  # keys that are summed up together: a cache's length is a multiple
+CHUNK = 128  # keys that are reduced together: the cache length is a multiple
 CACHE_TYPES: dict[CacheType, type[np.generic]] = {
     "fp32": np.float32,
     "fp16": np.float16,
@@ -31,18 +31,18 @@ CACHE_TYPES: dict[CacheType, type[np.generic]] = {
 
 
 def cached_positions(length: int) -> int:
-    """Positions that a slot's cache has, for rows of at most `length` tokens."""
+    """Cache positions per slot for rows of at most `length` tokens."""
     return -(-length // CHUNK) * CHUNK
 
 
 @dataclass(frozen=True)
 class NativeSizes:
-    """What a fused network has room for."""
+    """Sizes and precision of a native network."""
 
     slots: int
-    length: int  # positions of a slot, a multiple of CHUNK
+    length: int  # positions per slot, a multiple of CHUNK
     cache: CacheType
-    integer_input: bool  # products of integers by integers, where the weights are int8
+    integer_input: bool  # a8w8: inputs of int8 weights are quantized too
     lora: LoraSize | None = None  # None: no adapters
     dequantize: bool = False  # integers that the weights have become float32
 
@@ -64,7 +64,7 @@ def _pool(slots: int, layout: PoolLayout | None) -> NDArray[np.generic]:
 
 
 def _operator(name: str, width: int, rows: int) -> ops.Custom:
-    """One of the operators, which gives [rows, width] float32."""
+    """One of the operators; its output is float32 [rows, width]."""
     return ops.Custom(
         f"{LIBRARY}:{name}",
         out_shape=lambda *shapes: (rows, width),
@@ -74,7 +74,7 @@ def _operator(name: str, width: int, rows: int) -> ops.Custom:
 
 
 class NativeNetwork(nn.Cell):
-    """What steps of all capacities share: packed weights and the cache.
+    """State shared by steps of all capacities: packed weights and the KV cache.
 
     Keys of layer l: [slots * kv_heads, length / 32, head_dim, 32]; values: [slots * kv_heads,
     head_dim / 32, length, 32]; their scales, with int8: [slots * kv_heads, length].
@@ -96,7 +96,7 @@ class NativeNetwork(nn.Cell):
             _parameter(layer.block, f"layer{index}") for index, layer in enumerate(layers)
         )
         self.format = format_of(one.block for pair in model.blocks for one in pair)
-        # By layer: the slots of its adapters [slots, numbers]; one number where there are none.
+        # Per layer: adapter pool [slots, width]; a single element if it is not targeted.
         self.layouts: list[PoolLayout | None] = [layer.adapters for layer in layers]
         slots = 0 if sizes.lora is None else sizes.lora.slots
         self.pools = ParameterTuple(
@@ -106,7 +106,7 @@ class NativeNetwork(nn.Cell):
         self.resize(sizes)
 
     def resize(self, sizes: NativeSizes) -> None:
-        """Make the caches anew, empty: of as many slots as `sizes` say, and as long."""
+        """Reallocate the caches, empty, for these sizes."""
         config = self._config
         rows, dim = sizes.slots * config.n_kv_heads, config.head_dim
         panels = -(-dim // PANEL)
@@ -127,20 +127,20 @@ class NativeNetwork(nn.Cell):
 
     @property
     def adapters(self) -> list[tuple[PoolLayout, Parameter]]:
-        """The pools of all layers that adapters change."""
+        """The pools of all targeted layers."""
         pairs = zip(self.layouts, self.pools, strict=True)
         return [(layout, pool) for layout, pool in pairs if layout is not None]
 
     @property
     def caches(self) -> list[Parameter]:
-        """All that holds something of a slot; the first axis goes by slots."""
+        """All cache parameters; their first axis is slot-major."""
         found = [*self.keys, *self.values]
         scales = [*self.key_scales, *self.value_scales]
         return found + (scales if scales[0].shape[1] > 1 else [])
 
 
 class NativeStep(nn.Cell):
-    """A step of up to `capacity` tokens, with the logits after `wanted` of them at most."""
+    """A step of up to `capacity` tokens, with logits after at most `wanted` of them."""
 
     def __init__(self, network: NativeNetwork, capacity: int, wanted: int) -> None:
         super().__init__(auto_prefix=False)
@@ -150,8 +150,8 @@ class NativeStep(nn.Cell):
         self.predict = _operator("Head", network.vocab, wanted)
 
     def construct(self, step: Tensor, rope: Tensor, adapter_slots: Tensor) -> Tensor:
-        """`step`: see Step in kernels/src/layers.h; `rope` [rows, head_dim], cos and then sin;
-        `adapter_slots` [capacity] of the tokens, below 0 the base -> logits [wanted, vocab]."""
+        """`step`: see Step in native/src/layers.h; `rope` [rows, head_dim], cos then sin;
+        `adapter_slots` [capacity] per token, below 0 the base model -> logits [wanted, vocab]."""
         net = self.network
         last = len(net.layers) - 1
         x = self.embed(step, adapter_slots, net.layers[0], *self.pool(0))
@@ -175,5 +175,5 @@ class NativeStep(nn.Cell):
         )
 
     def pool(self, layer: int) -> tuple[Tensor, ...]:
-        """The further input of a layer that adapters change."""
+        """The extra input of a targeted layer."""
         return () if self.network.layouts[layer] is None else (self.network.pools[layer],)

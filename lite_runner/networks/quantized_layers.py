@@ -1,8 +1,8 @@
-"""Linear layers of integers, by MindSpore's fused operators for Ascend.
+"""Quantized linear layers with MindSpore's fused operators for Ascend.
 
-Those compute (q + offset) * scale, with scale and offset of the type of x, a column of the weight
-or a group of it at a time. They take at most 65535 outputs, which vocabularies exceed: embedding
-and head stay floats, those that their integers stand for.
+They compute (q + offset) * scale, with scale and offset in the type of x, per column of the weight
+or per group. They support at most 65535 outputs, which vocabularies exceed: embedding and head use
+dequantized weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lite_runner.weights.tensor import widened
 
 
 class LinearIntegers:
-    """The weights of a network by name, each once: integers where its linear layers have them."""
+    """A network's weights by name, each taken once: quantized for linear layers if available."""
 
     def __init__(self, weights: QuantizedWeights, config: Decoder) -> None:
         table = parameters(config)
@@ -53,22 +53,22 @@ def integers(values: NDArray[np.int8], name: str) -> Parameter:
 
 
 def nibbles(values: NDArray[np.int8], name: str) -> Parameter:
-    """Pairs of 4 bits as MindSpore tells them from bytes; the shape stays that of the bytes."""
+    """Packed 4-bit pairs as MindSpore's qint4x2; the shape is that of the bytes."""
     return Parameter(Tensor(values, dtype=ms.qint4x2), name, False)
 
 
 def signed_nibbles(weight: QuantizedTensor) -> tuple[NDArray[np.int8], Array, Array]:
-    """4 bits as (q + offset) * scale: q from -8 to 7 [in, out / 2], a pair of outputs a byte, the
-    even one low; scales and offsets [groups, out].
+    """4-bit weights as (q + offset) * scale: q from -8 to 7 [in, out / 2], two outputs per byte,
+    the even one in the low nibble; scales and offsets [groups, out].
 
-    A group of which all values are equal has no scale: its value becomes the scale, of q = -8.
+    A group of equal values has no scale: its value becomes the scale, with q = -8.
     """
-    assert weight.minimums is not None  # 4 bits have them
+    assert weight.minimums is not None  # 4-bit weights have them
     scales = weight.scales.astype(np.float32)
     minimums = weight.minimums.astype(np.float32)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         offsets = minimums / scales + 8
-    # Of a range so far below the minimum float16 would leave nothing.
+    # Such an offset would overflow float16: the group is constant to its precision.
     level = ~(np.abs(offsets) < 60000)
     scales = np.where(level, minimums / -8, scales)
     offsets = np.where(level, 0, offsets)
@@ -81,12 +81,12 @@ def signed_nibbles(weight: QuantizedTensor) -> tuple[NDArray[np.int8], Array, Ar
 
 
 class WeightQuantProduct(nn.Cell):
-    """x [n, in] by a weight of integers [out, in] -> [n, out], all of the type of `options`."""
+    """x [n, in] by a quantized weight [out, in] -> [n, out], in the type of `options`."""
 
     def __init__(self, options: BuildOptions, weight: QuantizedTensor) -> None:
         super().__init__()
         rows, columns = weight.shape
-        grouped = weight.group not in (0, columns)  # one group is none to the operator
+        grouped = weight.group not in (0, columns)  # one group means none to the operator
         offsets = None
         if weight.bits == 4:
             pairs, scales, offsets = signed_nibbles(weight)
@@ -100,7 +100,7 @@ class WeightQuantProduct(nn.Cell):
             offsets = None if offsets is None else offsets[0]
         self.scales = parameter(scales, "scales", options.dtype)
         self.offsets = None if offsets is None else parameter(offsets, "offsets", options.dtype)
-        # As the weight is held: [out, in] is the faster order by column, [in, out] that by group.
+        # Layout of the weight: [out, in] is faster per column, [in, out] per group.
         out_major = weight.bits == 8 and not grouped
         group = weight.group if grouped else 0
         self.matmul = WeightQuantBatchMatmul(False, out_major, group)
@@ -110,13 +110,13 @@ class WeightQuantProduct(nn.Cell):
 
 
 class IntegerProduct(nn.Cell):
-    """As WeightQuantProduct, integers by integers: each row of x is rounded to its own scale."""
+    """As WeightQuantProduct with int8 inputs: each row of x is quantized with its own scale."""
 
     def __init__(self, options: BuildOptions, weight: QuantizedTensor) -> None:
         super().__init__()
         rows, columns = weight.shape
         if weight.group not in (0, columns):
-            # The operator has no groups; a file's own are rounded again, to a scale a row.
+            # The operator has no groups: group-quantized weights are requantized per row.
             weight = quantize(weight.float32(), 8, 0)
         values: NDArray[Any] = weight.values
         self.weight = integers(values, "weight")
@@ -130,7 +130,7 @@ class IntegerProduct(nn.Cell):
 
 
 class QuantizedLinear(nn.Cell):
-    """As Linear, by a weight of integers."""
+    """As Linear, with a quantized weight."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class QuantizedLinear(nn.Cell):
         self.combine = combine
 
     def construct(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        """`added` [n, out]: what an adapter makes of x, of this rank's part of it."""
+        """`added` [n, out]: this rank's LoRA delta."""
         y = self.product(x.astype(self.dtype)).astype(ms.float32)
         if added is not None:
             y = y + added

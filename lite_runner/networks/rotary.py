@@ -1,4 +1,4 @@
-"""Rotary positions: the angles of a step, worked out once for all layers."""
+"""Rotary position embedding: the angles of a step, computed once for all layers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lite_runner.networks.layers import CacheSize
 
 
 class Angles(nn.Cell):
-    """cos and sin for the queries and keys of every layer, spread over the heads once a step."""
+    """cos and sin for queries and keys, broadcast over the heads once per step."""
 
     def __init__(self, model: Decoder, rotary: Rotary, length: int) -> None:
-        """`length`: positions that there may be."""
+        """`length`: number of position ids."""
         super().__init__()
         frequencies, factor = rope.frequencies(rotary, model.head_dim)
         self.heads = model.num_heads + model.n_kv_heads
@@ -41,17 +41,17 @@ class Angles(nn.Cell):
         self.sin = Tensor(np.concatenate([-sin, sin], 1).astype(np.float32))
 
     def construct(self, positions: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [n], length [R] -> two times [n, H + K, D]; sin's first half is negated."""
+        """positions [n], length [R] -> cos and sin [n, H + K, D]; sin's first half is negated."""
         if self.dynamic:
-            cos, sin = self.stretched(positions, length)
+            cos, sin = self.dynamic_angles(positions, length)
         else:
             cos, sin = ops.gather(self.cos, positions, 0), ops.gather(self.sin, positions, 0)
         shape = (cos.shape[0], self.heads, self.head_dim)
         cos, sin = cos.reshape(-1, 1, self.head_dim), sin.reshape(-1, 1, self.head_dim)
         return ops.broadcast_to(cos, shape), ops.broadcast_to(sin, shape)
 
-    def stretched(self, positions: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """Dynamic NTK: the base grows with the row's own length once that is past the original."""
+    def dynamic_angles(self, positions: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+        """Dynamic NTK: the base grows with the row's length beyond the original one."""
         length = ops.maximum(length.astype(ms.float32), float(self.original))
         ratio = length * (self.factor / self.original) - (self.factor - 1.0)
         frequencies = self.frequencies * ops.pow(ratio.reshape(-1, 1), self.exponents)
@@ -65,7 +65,7 @@ class Angles(nn.Cell):
 
 
 class Rotate(nn.Cell):
-    """Queries and keys turned by the angles of their positions."""
+    """Applies rotary position embedding to queries and keys."""
 
     def __init__(self, query_width: int, head_dim: int) -> None:
         """`query_width`: H * D."""
@@ -76,7 +76,7 @@ class Rotate(nn.Cell):
     def construct(
         self, q: Tensor, k: Tensor, angles: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """q [n, H * D], k [n, K * D] -> the same shapes, both in one go."""
+        """q [n, H * D], k [n, K * D] -> the same shapes; both are rotated together."""
         cos, sin = angles
         x = self.side_by_side((q, k)).reshape(cos.shape)
         x = x * cos + self.swap((x[:, :, self.half :], x[:, :, : self.half])) * sin

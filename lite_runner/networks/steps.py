@@ -1,4 +1,4 @@
-"""The network of a model, and the steps that it is compiled for."""
+"""A model's network and the step graphs compiled from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Network = Callable[[Decoder, Weights, BuildOptions], nn.Cell]
 
 
 def network_of(model: Decoder, weights: Weights, options: BuildOptions) -> nn.Cell:
-    """The network of a model, or the one that it was registered with."""
+    """The network of a model: a DecoderCell or its custom network."""
     own = custom_network(model)
     build = DecoderCell if own is None else own.network
     cell: nn.Cell = build(model, weights, options)
@@ -23,7 +23,7 @@ def network_of(model: Decoder, weights: Weights, options: BuildOptions) -> nn.Ce
 
 
 class _Step(nn.Cell):
-    """A graph of the network, whose parameters keep their names."""
+    """A step graph; the network's parameters keep their names."""
 
     def __init__(self, network: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
@@ -31,17 +31,17 @@ class _Step(nn.Cell):
 
 
 class Prefill(_Step):
-    """Rows of any number of tokens, each of the slot that is named for it."""
+    """Rows of any number of tokens, each with its cache slot."""
 
     def construct(self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor) -> Tensor:
         return self.network(tokens, position, length, slot)
 
 
 class Decode(_Step):
-    """Every slot, one token each.
+    """One token for every slot.
 
-    MindSpore's PagedAttention reads the lengths on the host, from the graph's input of just this
-    name; those that a graph computes it does not see.
+    MindSpore's PagedAttention reads the lengths on the host, from the graph input of exactly this
+    name; lengths computed inside the graph are not seen.
     """
 
     def construct(self, tokens: Tensor, position: Tensor, batch_valid_length: Tensor) -> Tensor:
@@ -49,14 +49,14 @@ class Decode(_Step):
 
 
 class Score(_Step):
-    """Prefill of one row, with the logits after every token [T, vocab]."""
+    """Prefill of one row with logits after every token [T, vocab]."""
 
     def construct(self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor) -> Tensor:
         return self.network(tokens, position, length, slot, None, True)
 
 
 class LoraScore(_Step):
-    """As Score, by the adapter in its slot [1], below 0 the base."""
+    """As Score, with the row's adapter slot [1], below 0 the base model."""
 
     def construct(
         self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor, adapter_slot: Tensor
@@ -65,7 +65,7 @@ class LoraScore(_Step):
 
 
 class LoraPrefill(_Step):
-    """Prefill of one row, by the adapter in its slot [1], below 0 the base."""
+    """Prefill of one row with its adapter slot [1], below 0 the base model."""
 
     def construct(
         self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor, adapter_slot: Tensor
@@ -74,7 +74,7 @@ class LoraPrefill(_Step):
 
 
 class LoraDecode(_Step):
-    """As Decode, every row by the adapter in its slot [slots], below 0 the base."""
+    """As Decode, with adapter slots [slots], below 0 the base model."""
 
     def construct(
         self, tokens: Tensor, position: Tensor, batch_valid_length: Tensor, adapter_slot: Tensor

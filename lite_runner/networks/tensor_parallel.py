@@ -1,8 +1,8 @@
-"""What ranks that share a copy of a model do together: sums and joins over their parts.
+"""Tensor parallelism: the collectives between the ranks of a replica.
 
-Layers are cut by hand, with AllReduce (sum) and AllGather only: that is all that MindSpore has on
-CPU, where its own sharding refuses to work. Which tensor is cut where says
-`lite_runner.weights.sharding.partition`.
+Layers are sharded manually with AllReduce (sum) and AllGather only: MindSpore has no others on CPU,
+and its own sharding does not work there. `lite_runner.weights.sharding.partition` defines how each
+tensor is sharded.
 """
 
 from __future__ import annotations
@@ -15,47 +15,48 @@ from mindspore import Tensor, nn, ops
 
 from lite_runner.config.ranks import Ranks
 
-Combine = Callable[[Tensor], Tensor]  # makes one tensor of those of several ranks
+Combine = Callable[[Tensor], Tensor]  # a collective over the ranks' tensors
 
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """This rank's place among those that share its copy of the model."""
+    """This rank's position in its tensor-parallel group."""
 
     ranks: Ranks
-    group: str  # of communication: the ranks of this copy
-    gathers: bool  # whether AllGather works in the group; on CPU only in that of all ranks
-    cut_vocabulary: bool  # False: the embedding and the head are whole on every rank
+    group: str  # communication group: the ranks of this replica
+    gathers: bool  # whether AllGather works in the group; on CPU only in the world group
+    vocab_parallel: bool  # False: embedding and head are replicated
 
     def heads(self, local: int) -> slice:
-        """Which of the model's heads this rank's `local` ones are."""
+        """The indices of this rank's `local` heads among the model's."""
         return slice(self.ranks.tensor_index * local, (self.ranks.tensor_index + 1) * local)
 
 
 class SharedEmbedding(nn.Cell):
-    """Looks up rows of a table [vocab, hidden] of which this rank holds an equal part."""
+    """Vocabulary-parallel embedding lookup in a table [vocab, hidden]."""
 
     def __init__(self, parallel: TensorParallel, rows: int) -> None:
-        """`rows`: of this rank's part."""
+        """`rows`: of this rank's shard."""
         super().__init__()
         self.start, self.rows = parallel.ranks.tensor_index * rows, rows
         self.gather = ops.Gather()
         self.sum = ops.AllReduce(group=parallel.group)
 
     def construct(self, table: Tensor, indices: Tensor) -> Tensor:
-        """Indices [n] into the whole table -> [n, hidden] float32: one rank's row and zeros."""
-        place = indices - self.start
-        inside = ops.logical_and(place >= 0, place < self.rows)
-        place = ops.minimum(ops.maximum(place, 0), self.rows - 1)
-        found = self.gather(table, place, 0).astype(ms.float32)
+        """Indices [n] into the full table -> [n, hidden] float32; each row is on one rank, the
+        others add zeros."""
+        local = indices - self.start
+        inside = ops.logical_and(local >= 0, local < self.rows)
+        local = ops.minimum(ops.maximum(local, 0), self.rows - 1)
+        found = self.gather(table, local, 0).astype(ms.float32)
         return self.sum(found * inside.astype(ms.float32).reshape(-1, 1))
 
 
 class JoinedLogits(nn.Cell):
-    """Parts of logits [n, vocab / ranks] -> [n, vocab], the same bits on every rank."""
+    """Gathers logit shards [n, vocab / ranks] -> [n, vocab], bit-identical on every rank."""
 
     def __init__(self, parallel: TensorParallel, part: int) -> None:
-        """`part`: the length of this rank's."""
+        """`part`: vocabulary size of this rank's shard."""
         super().__init__()
         self.count, self.part = parallel.ranks.tensor, part
         self.gather = ops.AllGather(group=parallel.group) if parallel.gathers else None
@@ -66,14 +67,14 @@ class JoinedLogits(nn.Cell):
 
     def construct(self, x: Tensor) -> Tensor:
         if self.gather is None:
-            return self.sum(self.pad(x))  # adding zeros changes no bit
+            return self.sum(self.pad(x))  # adding zeros is exact
         joined = self.gather(x).reshape(self.count, -1, self.part)
         return joined.transpose(1, 0, 2).reshape(-1, self.count * self.part)
 
 
 class FirstLogits(nn.Cell):
-    """The first rank's logits [n, vocab] for all: unlike processors may differ in the last bit,
-    and ranks that chose different tokens would wait for each other for ever."""
+    """Broadcasts the first rank's logits [n, vocab]: different processors may differ in the last
+    bit, and ranks that choose different tokens would deadlock."""
 
     def __init__(self, parallel: TensorParallel) -> None:
         super().__init__()
@@ -85,19 +86,20 @@ class FirstLogits(nn.Cell):
 
 
 def summed(parallel: TensorParallel | None) -> Combine | None:
-    """The sum over the ranks, for a layer that is cut along its inputs; None for one rank."""
+    """All-reduce for a row-parallel layer; None for one rank."""
     return None if parallel is None else ops.AllReduce(group=parallel.group)
 
 
 def shared_logits(parallel: TensorParallel | None, rows: int) -> Combine | None:
-    """What makes logits whole behind a head of `rows` outputs here; None for one rank."""
+    """The collective behind a head with `rows` outputs on this rank; None for one rank."""
     if parallel is None:
         return None
-    return JoinedLogits(parallel, rows) if parallel.cut_vocabulary else FirstLogits(parallel)
+    return JoinedLogits(parallel, rows) if parallel.vocab_parallel else FirstLogits(parallel)
 
 
 def shared_embedding(parallel: TensorParallel | None, rows: int) -> nn.Cell | None:
-    """The look-up in an embedding of which `rows` are here; None where it is whole."""
-    if parallel is None or not parallel.cut_vocabulary:
+    """The lookup in a vocabulary-parallel embedding with `rows` on this rank; None if
+    replicated."""
+    if parallel is None or not parallel.vocab_parallel:
         return None
     return SharedEmbedding(parallel, rows)

@@ -60,7 +60,7 @@ def main() -> None:
     launcher.done()
 
 
-def logits(case: str, ranks: Ranks, cut_vocabulary: bool, use_past: bool) -> NDArray[np.float32]:
+def logits(case: str, ranks: Ranks, vocab_parallel: bool, use_past: bool) -> NDArray[np.float32]:
     """[prompts, steps + 1, vocab]: all prompts together, then the forced tokens."""
     folder = REFERENCE / case
     expected = dict(np.load(folder / "expected.npz"))
@@ -71,14 +71,14 @@ def logits(case: str, ranks: Ranks, cut_vocabulary: bool, use_past: bool) -> NDA
     forced = expected["continuations"].astype(np.int32)
     config = model_config_of(folder)
     assert config is not None
-    tensors = pieces(open_checkpoint(folder, config), config, ranks, vocab_parallel=cut_vocabulary)
+    tensors = pieces(open_checkpoint(folder, config), config, ranks, vocab_parallel=vocab_parallel)
     options = MindSporeOptions(
         slots=len(prompts),
         length=max(map(len, prompts)) + forced.shape[1],
         threads=1,
         use_past=use_past,
         ranks=ranks,
-        vocab_parallel=cut_vocabulary,
+        vocab_parallel=vocab_parallel,
     )
     model = MindSporeBackend(config, ReadAhead(tensors), options)
     found = [model.forward([Row(slot, prompt, 0) for slot, prompt in enumerate(prompts)])]

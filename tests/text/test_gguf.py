@@ -217,7 +217,7 @@ def assert_same(one: Tokenizer, other: Tokenizer, texts: list[str]) -> None:
 
 
 def test_a_gguf_without_tokenizer(write_gguf: Write) -> None:
-    with pytest.raises(ArtifactError, match=r"no list of strings tokenizer\.ggml\.tokens") as caught:
+    with pytest.raises(ArtifactError, match=r"no list of strings tokenizer") as caught:
         load_tokenizer(write_gguf(), model_vocab=None)
     assert "processor.tokenizer.tokenizer_file=" in caught.value.hint
 
