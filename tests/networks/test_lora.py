@@ -371,7 +371,7 @@ def test_what_bfloat16_does_not_hold_finds_no_room_beside_what_it_does() -> None
     assert network.adapters is not None
     with pytest.raises(ConfigError, match="got values that bfloat16 does not hold") as caught:
         network.adapters.add(exact)
-    assert "adapter_dtype=bf16 rounds any" in caught.value.hint
+    assert "adapter_dtype=bf16 rounds all adapters" in caught.value.hint
     cells = backend(model, weights, [half])
     rounding = backend(model, weights, [half], fused=True, rounded=True)
     prompts = np.arange(5, dtype=np.int32)[None]
