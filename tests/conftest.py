@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -15,11 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import yaml
-from filelock import FileLock
 from hypothesis import settings
 from numpy.typing import NDArray
 
 from lite_runner import run_modes
+from tests import checkout
 from tests.paths import ROOT
 
 if TYPE_CHECKING:
@@ -39,17 +40,45 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """One cache for a session, which its workers inherit: what a user's cache holds decides
+    nothing, but a model that it has is not downloaded again, nor one that the tests download."""
+    if hasattr(config, "workerinput"):
+        return
+    from lite_runner.weights.source import cache_dir
+
+    downloads = cache_dir() / "pypi"  # named by their sha256, and never written again
+    downloads.mkdir(parents=True, exist_ok=True)
+    session = tempfile.TemporaryDirectory(prefix="lite_runner-tests-")
+    config.add_cleanup(session.cleanup)
+    (Path(session.name) / "pypi").symlink_to(downloads)
+    os.environ["LITE_RUNNER_CACHE"] = session.name
+    config.stash[checkout.BEFORE] = checkout.files()
+
+
 def pytest_collection_finish() -> None:
-    """MindSpore collects garbage at each compile; tests and what they import are no garbage."""
+    """MindSpore collects garbage at each compile; tests and what they import are no garbage. And
+    its first operator starts the runtime as it is set up then, whichever test that is of."""
     gc.freeze()
+    if "mindspore" in sys.modules:
+        from lite_runner.backends.device import set_device
+
+        set_device("CPU", 0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What fixtures of many tests write to the working folder is not written to the checkout."""
+    os.chdir(tmp_path_factory.mktemp("session"))
 
 
 @pytest.fixture(autouse=True)
-def own_state() -> Iterator[None]:
-    """What a test leaves behind of the environment, as a run on Ascend does, and of verbosity is
-    not the next test's."""
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test starts in its tmp_path. What it leaves behind of the environment, as a run on Ascend
+    does, and of verbosity is not the next test's."""
     from lite_runner import progress
 
+    monkeypatch.chdir(tmp_path)
     before = dict(os.environ)
     yield
     progress.configure(1)
@@ -269,13 +298,11 @@ def other_operators(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """SmolLM2-135M as a GGUF of 98 MB, from the cache; downloaded once where it is not there."""
-    from lite_runner.weights.source import cache_dir, fetch
+    from lite_runner.weights.source import fetch
 
     model = yaml.safe_load((ROOT / "conf/model/smollm2_135m.yaml").read_text(encoding="utf-8"))
     uri = model["model"]["model_config"]["checkpoint_name_or_path"]
-    cache_dir().mkdir(parents=True, exist_ok=True)
-    with FileLock(cache_dir() / ".tests.lock"):  # the other test process waits, then finds it
-        return Path(fetch(uri, report=print))
+    return Path(fetch(uri, report=print))
 
 
 # What setup.sh says where there is no Python 3.7, and the reason of the tests that are left out.
@@ -297,8 +324,24 @@ def lite_python() -> Path:
     return ROOT / ".venv-lite/bin/python"
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tests that write to the checkout fail all of them: which one it was, no worker knows."""
+    before = session.config.stash.get(checkout.BEFORE, None)
+    if before is not None:
+        changed = checkout.changes(before, checkout.files())
+        session.config.stash[checkout.CHANGED] = changed
+        if changed:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the tests that were left out for want of MindSpore Lite, and what to do."""
+    """Name what the tests changed in the checkout, and those that were left out for want of
+    MindSpore Lite, and what to do."""
+    changed = terminalreporter.config.stash.get(checkout.CHANGED, [])
+    if changed:
+        terminalreporter.section("the checkout changed during the tests", red=True, bold=True)
+    for line in changed:
+        terminalreporter.line(line)
     skipped = [
         report
         for report in terminalreporter.stats.get("skipped", [])

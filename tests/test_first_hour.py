@@ -63,9 +63,8 @@ def complaints(command: dict[str, Any], code: int, out: str, err: str) -> list[s
 
 
 def test_the_first_hour(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     lay_out()
     commands = yaml.safe_load(COMMANDS.read_text(encoding="utf-8"))
     assert len(commands) >= 40

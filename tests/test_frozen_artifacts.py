@@ -24,7 +24,6 @@ def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
     if found in LITE:
         lite_python = request.getfixturevalue("lite_python")
         monkeypatch.setenv("LITE_RUNNER_LITE_PYTHON", str(lite_python))
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
     return found
 

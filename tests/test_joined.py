@@ -200,7 +200,6 @@ def test_what_cannot_be_joined_is_refused_before_anything_is_done(
     code: int,
     says: str,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     environ = {"MS_ROLE": role, "MS_WORKER_NUM": "2", "MS_SCHED_PORT": "8118", "RANK_ID": "0"}
     if code == 2:
         environ["MS_SCHED_HOST"] = "127.0.0.1"

@@ -21,7 +21,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_tiny_llama: Writ
     def no_network(*arguments: object) -> Path:
         raise AssertionError("a dry run fetches nothing")
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(source, "_fetch_from_hub", no_network)
     monkeypatch.setattr(source, "_fetch_from_package", no_network)

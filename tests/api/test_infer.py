@@ -120,7 +120,6 @@ def test_graphs_from_elsewhere_say_what_ours_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pair with its manifest, without it by name, and with a yaml only."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
     export = ["run_mode=export", "model=tiny_bloom", "export.layout=static_pair"]
     assert main([*export, "infer.infer_seq_length=48", "export_output=x"]) == 0

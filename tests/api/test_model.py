@@ -193,11 +193,8 @@ def test_settings_of_the_command_line(greedy: list[list[int]], cli_tokens: list[
 
 
 @pytest.fixture
-def cli_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> list[list[int]]:
+def cli_tokens(capsys: pytest.CaptureFixture[str]) -> list[list[int]]:
     """What the command line makes of the two prompts, in float32 and in a16w4."""
-    monkeypatch.chdir(tmp_path)
     found = []
     for more in ([], ["quant=a16w4"]):
         line = ["model=tiny_llama", "predict_data=['I love Beijing, because','LLaMA']", *more]
@@ -328,7 +325,6 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(source, "_fetch_from_hub", fail)
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
     return tried
 
 

@@ -342,7 +342,6 @@ def test_the_command_line_and_the_api_know_it(
     folder: Path, tmp_path: Path, arrays: Arrays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register_toy()
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
     prompt = list(b"some words")
     tokens = list(prompt)

@@ -47,10 +47,7 @@ def test_export_then_run_what_was_written(
     assert with_lite(["some words", "others"], **options) == online
 
 
-def test_the_batch_size_of_the_model_holds_for_the_graphs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_batch_size_of_the_model_holds_for_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     exported = []
     monkeypatch.setattr("lite_runner.launch.launch", exported.append)
     model = AutoModel.from_pretrained("tiny_llama", batch_size=3)

@@ -24,8 +24,7 @@ model:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(tmp_path: Path) -> Path:
     return tmp_path
 
 

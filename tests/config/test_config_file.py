@@ -30,9 +30,8 @@ model:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(tmp_path: Path) -> Path:
     """A folder of groups of the user's own, in the current folder."""
-    monkeypatch.chdir(tmp_path)
     folder = tmp_path / "my 'conf'"
     for group in ("model", "parallel"):
         (folder / group).mkdir(parents=True)

@@ -77,22 +77,16 @@ def test_the_system_message(resolve: Resolve) -> None:
 )
 def test_what_is_wrong_shows_before_anything_is_read(
     resolve: Resolve,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     settings: list[str],
     expected: str,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("notes.md").write_text("x")
     with pytest.raises(ConfigError) as caught:
         resolve("model=tiny_llama", *settings)
     assert expected in str(caught.value)
 
 
-def test_a_text_is_no_file_for_looking_like_one(
-    resolve: Resolve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_text_is_no_file_for_looking_like_one(resolve: Resolve, tmp_path: Path) -> None:
     (tmp_path / "folder.json").mkdir()
     for text in ("what is package.json", "folder", "~nobody/x", "~ about", "x" * 5000, "a.b"):
         assert requests(resolve, f"predict_data={text}") == [Request(text)]

@@ -22,9 +22,8 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 
 
 @pytest.fixture
-def read(resolve: Resolve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
+def read(resolve: Resolve, tmp_path: Path) -> Read:
     """The prompts of a file of this name and content, in a run with these settings."""
-    monkeypatch.chdir(tmp_path)
 
     def read(name: str, content: str | bytes, *settings: str) -> list[str | Request]:
         data = content.encode() if isinstance(content, str) else content

@@ -29,10 +29,7 @@ def test_random_weights_stay_what_they_were(resolve: Resolve) -> None:
     assert with_seed(resolve(*SAMPLING, "weights_seed=7")).checkpoint_seed == 7
 
 
-def test_a_prompt_of_its_own_may_sample(
-    resolve: Resolve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_prompt_of_its_own_may_sample(resolve: Resolve) -> None:
     Path("p.jsonl").write_text('{"prompt": "x", "do_sample": true}')
     Path("greedy.jsonl").write_text('{"prompt": "x"}')
     inline = "predict_data=[a, {prompt: x, do_sample: true}]"

@@ -24,9 +24,8 @@ SUFFIX = "300_8"
 
 
 @pytest.fixture
-def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Decoder:
+def trained() -> Decoder:
     """output/checkpoint and output/strategy as a training on 2 cards leaves them."""
-    monkeypatch.chdir(tmp_path)
     config = model_config_in(BLOOM)
     assert config is not None
     tensors = open_checkpoint(BLOOM, config)

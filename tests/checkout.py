@@ -1,0 +1,47 @@
+"""Whether the tests leave the checkout as it was."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.paths import ROOT
+
+# What makes tools faster, or is set up for them.
+CACHES = {".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
+ENVIRONMENTS = (".venv", ".python")  # how their names begin
+
+# path -> time of the last change in ns and size, or a link's target
+State = dict[str, tuple[int, int] | str]
+BEFORE: pytest.StashKey[State] = pytest.StashKey()
+CHANGED: pytest.StashKey[list[str]] = pytest.StashKey()
+
+
+def files(root: Path = ROOT) -> State:
+    """All files, links and folders below `root` but those of tools; a folder is its own name."""
+    found: State = {}
+    for folder, folders, names in os.walk(root):
+        folders[:] = [
+            name for name in folders if name not in CACHES and not name.startswith(ENVIRONMENTS)
+        ]
+        for path in (Path(folder, name) for name in [*folders, *names]):
+            name = str(path.relative_to(root))
+            if path.is_symlink():
+                found[name] = str(path.readlink())
+            elif path.is_file():
+                about = path.stat()
+                found[name] = (about.st_mtime_ns, about.st_size)
+            else:
+                found[name] = name
+    return found
+
+
+def changes(before: State, after: State) -> list[str]:
+    """One line for each path that is new, changed or gone."""
+    return [
+        f"{'new' if path not in before else 'gone' if path not in after else 'changed'}: {path}"
+        for path in sorted(before.keys() | after.keys())
+        if before.get(path) != after.get(path)
+    ]
