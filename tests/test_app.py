@@ -17,6 +17,7 @@ from lite_runner.config.prompts import read_prompts
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
 from tests.paths import ROOT
+from tests.refusals import refused
 
 TINY = "model=tiny_llama"
 
@@ -89,15 +90,13 @@ def test_both_styles_start_the_same_run(launched: Launched, argv: list[str]) -> 
 def test_bad_input_ends_in_2_and_starts_nothing(
     launched: Launched,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     argv: list[str],
     expected: str,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.yaml").write_text("a: [", encoding="utf-8")
     (tmp_path / "empty.yaml").touch()
-    assert app.main(argv) == 2
+    refused(argv, 2)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("error: ") and expected in captured.err
@@ -111,7 +110,7 @@ def test_a_bad_prompt_file_ends_in_2(
 ) -> None:
     launched.effect = lambda config: len(read_prompts(config))
     (tmp_path / "p.txt").write_bytes(content)
-    assert app.main([TINY, f"predict_data={tmp_path}/p.txt"]) == 2
+    refused([TINY, f"predict_data={tmp_path}/p.txt"], 2)
     assert "predict_data: " in capsys.readouterr().err
 
 
@@ -168,10 +167,7 @@ def test_sigterm_ends_a_run_and_the_handler_is_put_back(launched: Launched) -> N
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_notes_are_a_line_and_the_rest_is_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_notes_are_a_line_and_the_rest_is_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     Path("f.yaml").write_text("optimizer: {lr: 1}\ncallbacks: []\n", encoding="utf-8")
     argv = ["--config", "f.yaml", TINY, "predict_data=x", "max_new_tokens=1", "stream=false"]
     note = "note: 2 keys of f.yaml change nothing here"
@@ -202,7 +198,7 @@ def test_cfg_job_prints_the_config(capsys: pytest.CaptureFixture[str]) -> None:
     raw = yaml.safe_load(capsys.readouterr().out)
     assert (raw["predict_data"], raw["seed"]) == ("${x}: 我", 3)
     assert run_modes.from_dict(raw).model_name == "tiny_gpt2"
-    assert app.main(["--cfg", "job", "sed=3"]) == 2
+    refused(["--cfg", "job", "sed=3"], 2)
 
 
 def test_info_and_the_other_parts_of_the_config(
@@ -231,7 +227,7 @@ def test_multirun_runs_every_job_and_returns_the_worst(
         return {1: 0, 2: 4, 3: 1}[config.seed]
 
     monkeypatch.setattr(app, "run_apart", run)
-    assert app.main(["-m", TINY, "predict_data=a, b", "seed=1,2,3"]) == 4
+    refused(["-m", TINY, "predict_data=a, b", "seed=1,2,3"], 4)
     assert seeds == [1, 2, 3]
     assert "job 2 of 3: seed=2" in capsys.readouterr().err
 
@@ -253,7 +249,7 @@ def test_multirun_stops_when_interrupted(
 def test_multirun_checks_all_jobs_first(
     launched: Launched, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert app.main(["-m", TINY, "predict_data=x", "seed=1,x"]) == 2
+    refused(["-m", TINY, "predict_data=x", "seed=1,x"], 2)
     assert "seed=x: seed: got 'x'" in capsys.readouterr().err
     assert launched.configs == []
 

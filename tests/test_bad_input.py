@@ -20,10 +20,10 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from lite_runner import app
 from lite_runner.plan import operators
 from lite_runner.system import memory
 from tests.paths import ROOT
+from tests.refusals import refused
 
 HI = "predict_data=hi"
 Fails = Callable[..., str]
@@ -41,11 +41,8 @@ def unwrapped(errors: str) -> str:
 
 
 @pytest.fixture
-def fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Fails:
+def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fails:
     """`fails(4, "load_checkpoint=x")` runs a command line and gives the message it ends with."""
-    monkeypatch.chdir(tmp_path)
 
     def read_weights(*_arguments: object) -> NoReturn:
         raise AssertionError("weights were read")
@@ -55,9 +52,8 @@ def fails(
 
     def run(code: int, *overrides: str) -> str:
         capsys.readouterr()
-        ended = app.main(["model=tiny_llama", *overrides])
+        refused(["model=tiny_llama", *overrides], code)
         captured = capsys.readouterr()
-        assert ended == code, captured.err
         assert captured.out == ""
         return unwrapped(captured.err)
 

@@ -20,6 +20,7 @@ from lite_runner.model import model_files
 from lite_runner.model.exported_model import exported_model, graphs_in
 from lite_runner.run_modes import heads, resolve
 from tests.paths import ROOT
+from tests.refusals import refused
 
 PREFILL, INCREMENT = "tiny_llama_prefill_graph.mindir", "tiny_llama_inc_graph.mindir"
 PREDICT = ["predict_data=some words", "max_new_tokens=6", "eos_token_id=[]"]
@@ -71,7 +72,6 @@ def refusal(*settings: str) -> str:
 @pytest.fixture
 def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     """The ids that a command line generates."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
 
     def run(*settings: str) -> list[int]:
@@ -186,7 +186,7 @@ def test_two_yaml_files_in_a_folder_end_in_4(
     (foreign / "another.yaml").touch()
     for model in ([], ["model=tiny_llama"]):
         given = ["backend=mslite", f"infer.model_dir={foreign}", *PREDICT, *model]
-        assert main(given) == 4
+        refused(given, 4)
         assert "2 yaml files (another.yaml, tiny_llama.yaml)" in capsys.readouterr().err
 
 

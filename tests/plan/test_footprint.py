@@ -22,6 +22,7 @@ from lite_runner.weights.derive import cast
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.random import random_checkpoint
 from tests.paths import ROOT
+from tests.refusals import refused
 
 HALF = "model.model_config.compute_dtype=float16"
 Dry = Callable[..., str]
@@ -149,7 +150,7 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(
     told = capsys.readouterr().out
     assert "but 600.0 MB is free: NOT enough: the run would be refused" in told
     assert "to fit        quant=a16w4 would need" in told
-    assert main(run) == 3
+    refused(run, 3)
     error = capsys.readouterr().err
     assert "error: memory: the run needs 1.1 GB (weights 538.1 MB" in error
     assert "-> quant=a16w4 would need" in error and "make random weights" not in error
@@ -175,6 +176,6 @@ def test_memory_that_fails_in_the_run_is_the_machines_fault(
         raise error
 
     monkeypatch.setattr("lite_runner.run_modes.predict.load", fail)
-    assert main(["model=tiny_llama", "predict_data=hi", f"output_dir={tmp_path}"]) == 3
+    refused(["model=tiny_llama", "predict_data=hi", f"output_dir={tmp_path}"], 3)
     told = capsys.readouterr().err
     assert f"error: memory: there is not enough: {error}" in told and "Traceback" not in told

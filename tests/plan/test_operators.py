@@ -30,13 +30,9 @@ from lite_runner.sizing.need import cache_bytes
 from lite_runner.system import environment, memory
 from lite_runner.weights.checkpoint import model_config_of
 from tests.paths import REFERENCE
+from tests.refusals import refused
 
 SHORT = ["model=tiny_llama", "predict_data=['some words','more']", "max_new_tokens=6"]
-
-
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def result() -> dict:
@@ -124,7 +120,7 @@ def test_what_no_operators_compute_is_refused_before_it_is_loaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(limits, "unsupported", lambda model: ["its heads are odd"])
-    assert main([*SHORT, "context.kernels=false"]) == 2
+    refused([*SHORT, "context.kernels=false"], 2)
     told = capsys.readouterr().err
     assert "nor this project's own can compute the model: its heads are odd" in told
     assert "make random weights" not in told
@@ -178,14 +174,14 @@ def test_operators_of_other_sources_do_not_compute(
     assert tokens() == expected
     why = "not this project's: they were built from other sources than those beside them -> build"
     assert capsys.readouterr().err.count(why) == 1
-    assert main([*SHORT, "kv_cache=int8"]) == 2
+    refused([*SHORT, "kv_cache=int8"], 2)
     assert "do not serve here: they were built from other sources" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("cache", ["fp16", "int8"])
 def test_a_rounded_cache_needs_them(capsys: pytest.CaptureFixture[str], cache: str) -> None:
     assert main([*SHORT, f"kv_cache={cache}"]) == 0
-    assert main([*SHORT, f"kv_cache={cache}", "context.kernels=false"]) == 2
+    refused([*SHORT, f"kv_cache={cache}", "context.kernels=false"], 2)
     told = capsys.readouterr().err
     assert f"kv_cache={cache} needs this project's own operators" in told
     assert "context.kernels=false\n  -> context.kernels=true; or kv_cache=fp32" in told
@@ -196,9 +192,9 @@ def test_a_rounded_cache_is_refused_before_memory_is_asked_for_and_weights_are_r
 ) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 0)
     monkeypatch.setattr(memory, "resident", lambda: 0)
-    assert main([*SHORT, "kv_cache=int8"]) == 3
+    refused([*SHORT, "kv_cache=int8"], 3)
     assert "0 B is free" in capsys.readouterr().err
-    assert main([*SHORT, "kv_cache=int8", "context.kernels=false"]) == 2
+    refused([*SHORT, "kv_cache=int8", "context.kernels=false"], 2)
     told = capsys.readouterr().err
     assert "kv_cache=int8 needs this project's own operators" in told
     assert "make random weights" not in told
@@ -208,7 +204,7 @@ def test_a_rounded_cache_is_refused_before_any_rank_is_started(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(job, "run_ranks", lambda *_, **__: pytest.fail("ranks were started"))
-    assert main([*SHORT, "kv_cache=int8", "parallel=tp2"]) == 2
+    refused([*SHORT, "kv_cache=int8", "parallel=tp2"], 2)
     assert "which do not serve here: several ranks share the model" in capsys.readouterr().err
 
 
@@ -241,7 +237,7 @@ def test_integers_need_atlas_a2(
 ) -> None:
     monkeypatch.setattr(job, "run_ranks", lambda *_, **__: pytest.fail("ranks were started"))
     ascend("Ascend910A")
-    assert main([*SHORT, "quant=a16w8", f"parallel={parallel}"]) == 3
+    refused([*SHORT, "quant=a16w8", f"parallel={parallel}"], 3)
     told = capsys.readouterr().err
     assert "quant=a16w8: Ascend910A has no operators that multiply by integers" in told
     assert "quant=none, or on this machine's processor with context.device_target=CPU" in told

@@ -17,7 +17,6 @@ Run = Callable[..., dict[str, Any]]
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command line in an empty folder, with an empty cache; gives result.json."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
 
     def run(*overrides: str) -> dict[str, Any]:

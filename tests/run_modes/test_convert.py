@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 
 from lite_runner.app import main
+from tests.refusals import refused
 from tests.tiny_gguf import write_tiny_gguf
 
 TO_CKPT = ["convert_format=ckpt", "convert_output=to/x.ckpt"]
@@ -18,8 +19,7 @@ CONVERT = ["verbosity=0", "run_mode=convert", "convert_format=huggingface", "mod
 
 
 @pytest.fixture
-def model_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def model_gguf() -> None:
     write_tiny_gguf(Path("model.gguf"))
 
 
@@ -64,7 +64,7 @@ def test_a_named_tokenizer_takes_the_place_of_the_ggufs(
     assert json.loads(Path("hf/tokenizer.json").read_text())["model"]["vocab"] == {"a": 0, "b": 1}
     Path("words/tokenizer.json").write_text("{}")
     arguments = ["load_checkpoint=model.gguf", "convert_output=other", f"{key}=words"]
-    assert main([*CONVERT, *arguments]) == 4
+    refused([*CONVERT, *arguments], 4)
     assert "not a tokenizer" in capsys.readouterr().err
     assert not Path("other").exists()
 
@@ -97,7 +97,7 @@ def test_one_file_has_its_config_and_tokenizer_beside(capsys: pytest.CaptureFixt
     assert rows("load_checkpoint=y.ckpt") == plain
     Path("z.ckpt.files").mkdir()
     Path("z.ckpt.files/mine").touch()
-    assert main([*again, "convert_output=z.ckpt"]) == 2
+    refused([*again, "convert_output=z.ckpt"], 2)
     assert "z.ckpt.files: exists already" in capsys.readouterr().err
     assert main([*again, "convert_output=z.ckpt", "overwrite=true"]) == 0
     assert Path("z.ckpt.files/mine").exists()
@@ -113,12 +113,12 @@ def test_a_lone_file_takes_the_tokenizer_from_elsewhere(
     Path("to/x.ckpt.files").rename("files")
     arguments = ["model=auto", "load_checkpoint=to/x.ckpt", "predict_data=a", "max_new_tokens=2"]
     own = "model.model_config.checkpoint_name_or_path=model.gguf"
-    assert main(arguments) == 4
+    refused(arguments, 4)
     assert "no tokenizer in to" in capsys.readouterr().err
     assert main([*arguments, own]) == 0
     assert "tokenizer: of model.gguf, since none lies beside to/x.ckpt" in capsys.readouterr().err
     assert rows("load_checkpoint=to/x.ckpt", own) == plain
-    assert main([*arguments, own.replace("model.gguf", "gone.gguf")]) == 4
+    refused([*arguments, own.replace("model.gguf", "gone.gguf")], 4)
     assert "no tokenizer beside to/x.ckpt, and the model's own" in capsys.readouterr().err
     # MindFormers' folder of the family goes before the source.
     Path("checkpoint_download").mkdir()
@@ -137,14 +137,11 @@ def test_a_broken_file_is_told_before_a_missing_tokenizer(
         ("model.pt", b"\x80\x04\x95 not ours", "a pickle"),
     ):
         (folder / name).write_bytes(content)
-        assert main(["model=auto", f"load_checkpoint={folder / name}", "predict_data=hi"]) == 4
+        refused(["model=auto", f"load_checkpoint={folder / name}", "predict_data=hi"], 4)
         captured = capsys.readouterr().err
         assert told in captured and "tokenizer" not in captured
 
 
-def test_a_checkpoint_without_a_tokenizer_converts(
-    write_tiny_llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_checkpoint_without_a_tokenizer_converts(write_tiny_llama: Callable[..., Path]) -> None:
     write_tiny_llama("model")
     assert convert("hf", "load_checkpoint=model") == ["config.json", "model.safetensors"]

@@ -28,6 +28,7 @@ from lite_runner.run_modes.eval import evaluate, windows
 from lite_runner.text.tokenizer import byte_tokenizer
 from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
+from tests.refusals import refused
 
 TEXT = "A text, neither long nor short: 文字。\n"
 EVAL = ["verbosity=0", "run_mode=eval", "model=tiny_llama", "eval_data=text.txt"]
@@ -70,9 +71,8 @@ def of_places(tokens: int) -> NDArray[np.float32]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """Where the test runs, beside text.txt."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     return tmp_path
 
@@ -252,6 +252,6 @@ def test_a_text_that_cannot_be_scored_ends_in_2_before_loading(
 ) -> None:
     monkeypatch.setattr(evaluate_mode, "load", lambda *_: pytest.fail("loaded"))
     (folder / "text.txt").write_bytes(content)
-    assert main(EVAL) == 2
+    refused(EVAL, 2)
     assert expected in capsys.readouterr().err
     assert not Path("outputs/latest/result.json").exists()

@@ -12,6 +12,7 @@ import pytest
 
 from lite_runner.app import main
 from lite_runner.export import offline, verify
+from tests.refusals import refused
 
 Run = Callable[..., dict[str, Any]]
 LAYOUTS = {"resizable": "lite-worker", "dynamic": "graph-cell", "static_pair": "graph-cell"}
@@ -120,13 +121,13 @@ def test_a_changed_file_ends_in_4(
     content[len(content) // 2] ^= 1
     graph.chmod(0o600)
     graph.write_bytes(content)
-    assert main(["model=tiny_gpt2", "backend=mslite", f"infer.model_dir={folder}", *PREDICT]) == 4
+    refused(["model=tiny_gpt2", "backend=mslite", f"infer.model_dir={folder}", *PREDICT], 4)
     assert "another file than the one exported" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("run")
 def test_another_model_ends_in_4(gpt2: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["model=tiny_bloom", "backend=mslite", f"infer.model_dir={gpt2}", *PREDICT]) == 4
+    refused(["model=tiny_bloom", "backend=mslite", f"infer.model_dir={gpt2}", *PREDICT], 4)
     assert "an export of tiny_gpt2, another model than tiny_bloom" in capsys.readouterr().err
 
 
@@ -135,9 +136,9 @@ def test_more_than_was_exported_for_ends_in_2(
     gpt2: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["model=tiny_gpt2", "backend=mslite", f"infer.model_dir={gpt2}"]
-    assert main([*given, "predict_data=a", "max_new_tokens=40"]) == 2
+    refused([*given, "predict_data=a", "max_new_tokens=40"], 2)
     assert "made for 32 positions a row" in capsys.readouterr().err
-    assert main([*given, *PREDICT]) == 2
+    refused([*given, *PREDICT], 2)
     assert "predict_batch_size=1" in capsys.readouterr().err
 
 
@@ -146,7 +147,7 @@ def test_an_existing_folder_is_kept(
 ) -> None:
     export = ["run_mode=export", "model=tiny_gpt2", "export.layout=dynamic"]
     shutil.copytree(gpt2, "outputs/tiny_gpt2_dynamic")
-    assert main(export) == 2
+    refused(export, 2)
     assert "overwrite=true" in capsys.readouterr().err
     run(*export, "overwrite=true")
 
@@ -155,7 +156,7 @@ def test_what_computes_something_else_does_not_get_its_name(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(verify, "TOLERANCE", {"float32": -1.0})  # the logits are equal
-    assert main(["run_mode=export", "model=tiny_gpt2", "export.layout=dynamic"]) == 4
+    refused(["run_mode=export", "model=tiny_gpt2", "export.layout=dynamic"], 4)
     assert "computes something else in graph-cell" in capsys.readouterr().err
     assert not list(Path("outputs").glob("*tiny_gpt2_dynamic*"))
 
@@ -164,7 +165,7 @@ def test_a_model_too_large_ends_in_3_before_it_is_loaded(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     big = ["model=llama2_70b", "load_checkpoint=random"]
-    assert main(["run_mode=export", *big, "export.layout=dynamic"]) == 3
+    refused(["run_mode=export", *big, "export.layout=dynamic"], 3)
     message = capsys.readouterr().err
     assert "memory: the run needs 552.6 GB (weights 275.9 GB" in message
     assert "export llama2_70b" not in message
@@ -183,7 +184,7 @@ def test_a_graph_that_samples_gives_the_same_tokens(
     assert tokens(run(*given, *PREDICT)) == tokens(run("model=tiny_bloom", *PREDICT))
     capsys.readouterr()
     for asked in ("do_sample=true", "repetition_penalty=1.1", "num_beams=2", "min_new_tokens=3"):
-        assert main([*given, *PREDICT, asked]) == 2
+        refused([*given, *PREDICT, asked], 2)
         message = capsys.readouterr().err
         assert "load tiny_bloom" not in message  # refused before anything is loaded
 
@@ -201,9 +202,9 @@ def test_an_encrypted_export(
     given = ["model=tiny_gpt2", "backend=mslite", f"infer.model_dir={folder}", *PREDICT]
     right = run(*given, "infer.enc_key=env:MY_KEY")
     assert tokens(right) == tokens(run("model=tiny_gpt2", *PREDICT))
-    assert main([*given, "infer.enc_key=fedcba9876543210"]) == 4
+    refused([*given, "infer.enc_key=fedcba9876543210"], 4)
     assert "does not open with this key" in capsys.readouterr().err
-    assert main(given) == 4
+    refused(given, 4)
     assert "the model is encrypted" in capsys.readouterr().err
 
 
@@ -240,7 +241,7 @@ def test_an_export_to_two_paths(run: Run, capsys: pytest.CaptureFixture[str]) ->
     assert {"bloom_prefill.mindir", "bloom_inc.mindir", "manifest.json", "mine.txt"} < names
     given = ["model=tiny_bloom", "backend=mslite", *paths, *PREDICT]
     assert tokens(run(*given)) == tokens(run("model=tiny_bloom", *PREDICT))
-    assert main(export) == 2
+    refused(export, 2)
     assert "exists already" in capsys.readouterr().err
     run(*export, "overwrite=true")
     assert (folder / "mine.txt").read_text() == "kept"

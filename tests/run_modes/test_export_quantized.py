@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lite_runner import native
-from lite_runner.app import main
 from lite_runner.native.packing import FORMAT
+from tests.refusals import refused
 
 Run = Callable[..., dict[str, Any]]
 PREDICT = ["predict_data=['some words','中文']", "max_new_tokens=6", "eos_token_id=[]"]
@@ -43,7 +43,7 @@ def test_an_export_is_a_folder_that_predict_takes(
     assert (auto["backend"], tokens(auto)) == ("mslite", tokens(offline))
 
     capsys.readouterr()
-    refused = {
+    faults = {
         "engine=lite": "engine=lite does not run the layout dynamic",
         "engine=lite-worker": "engine=lite-worker does not run the layout dynamic",
         "context.kernels=false": "a graph of this project's own operators",
@@ -51,10 +51,10 @@ def test_an_export_is_a_folder_that_predict_takes(
         "num_beams=2": "4 are asked for",
         "max_new_tokens=90": "made for 64 positions a row",
     }
-    for setting, message in refused.items():
-        assert main([*given, setting]) == 2
+    for setting, message in faults.items():
+        refused([*given, setting], 2)
         assert message in capsys.readouterr().err
-    assert main([*given, "quant=a8w8"]) == 4
+    refused([*given, "quant=a8w8"], 4)
     assert "exported with quant=a16w8, this run asks for quant=a8w8" in capsys.readouterr().err
 
 
@@ -76,7 +76,7 @@ def test_operators_of_another_format_end_in_4(run: Run, capsys: pytest.CaptureFi
     assert manifest["operators"]["format"] == 1  # what is no newer is read by older ones too
     manifest["operators"]["format"] = FORMAT + 1
     path.write_text(json.dumps(manifest), encoding="utf-8")
-    assert main(GIVEN) == 4
+    refused(GIVEN, 4)
     error = capsys.readouterr().err
     assert (
         f"packed in format {FORMAT + 1}, but the operators here read formats 1 to {FORMAT}" in error
@@ -84,7 +84,7 @@ def test_operators_of_another_format_end_in_4(run: Run, capsys: pytest.CaptureFi
     assert "export the model again" in error
     manifest["operators"] |= {"format": FORMAT, "capacity": 1 << 40}
     path.write_text(json.dumps(manifest), encoding="utf-8")
-    assert main(GIVEN) == 4
+    refused(GIVEN, 4)
     assert "not a manifest of this version" in capsys.readouterr().err
 
 
@@ -95,7 +95,7 @@ def test_without_operators_it_ends_in_3(
     monkeypatch.setattr(native, "LIBRARY", Path("operators.so").absolute())
     for command in (GIVEN, [*EXPORT, "overwrite=true"]):
         capsys.readouterr()
-        assert main(command) == 3
+        refused(command, 3)
         error = capsys.readouterr().err
         assert "this project's own operators, which were not built" in error
         assert "install a C++ compiler" in error
@@ -106,7 +106,7 @@ def test_the_graph_without_its_manifest_ends_in_4(
 ) -> None:
     run(*EXPORT)
     (FOLDER / "manifest.json").unlink()
-    assert main([*GIVEN, "model=tiny_llama"]) == 4
+    refused([*GIVEN, "model=tiny_llama"], 4)
     assert "not of a layout that is known" in capsys.readouterr().err
 
 
@@ -127,11 +127,11 @@ def test_the_graph_without_its_manifest_ends_in_4(
 def test_what_an_export_of_integers_cannot_be(
     run: Run, setting: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*EXPORT, setting]) == 2
+    refused([*EXPORT, setting], 2)
     key = setting if setting.startswith(("export", "engine")) else setting.partition("=")[0]
     assert f"quant=a16w8 is not available with {key}" in capsys.readouterr().err
 
 
 def test_a_rounded_cache_needs_our_operators(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run_mode=export", "model=tiny_llama", "kv_cache=int8"]) == 2
+    refused(["run_mode=export", "model=tiny_llama", "kv_cache=int8"], 2)
     assert "kv_cache=int8 of an export needs quantized weights" in capsys.readouterr().err

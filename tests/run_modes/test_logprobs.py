@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lite_runner.app import main
+from tests.refusals import refused
 
 Run = Callable[..., dict[str, Any]]
 TINY = ["verbosity=0", "model=tiny_llama", "eos_token_id=[]"]
@@ -129,9 +129,7 @@ def test_what_cannot_be_had_is_refused_before_anything_is_read(
     expected: str,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["model=smollm2_135m", "predict_data=x", *options]) == 2
+    refused(["model=smollm2_135m", "predict_data=x", *options], 2)
     assert expected in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
