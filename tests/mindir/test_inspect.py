@@ -23,20 +23,15 @@ from lite_runner.mindir.skim import read_model
 from lite_runner.mindir.write_dynamic import export_dynamic
 from lite_runner.mindir.write_resizable import export_resizable
 from lite_runner.mindir.write_static_pair import export_static_pair, stems_of
-from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
+from tests.models import reference_model
 from tests.paths import REFERENCE
 from tests.sizes import resized
 
 BATCH, LENGTH = 2, 48
 
 Export = tuple[Decoder, Path, dict[GraphName, Graph]]
-
-
-def model_of(case: str) -> Decoder:
-    model = model_config_of(REFERENCE / case)
-    assert model is not None
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +42,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Export]:
     def export(case: str, layout: str = "static_pair", **options: Any) -> Export:
         key = case, layout, *options.items()
         if key not in kept:
-            model, folder = model_of(case), tmp_path_factory.mktemp(f"{case}_{layout}")
+            model, folder = reference_model(case), tmp_path_factory.mktemp(f"{case}_{layout}")
             weights = ReadAhead(open_checkpoint(REFERENCE / case, model))
             settings = {"dtype": "float32", "enc_key": None, "seq_length": LENGTH, **options}
             if layout == "static_pair":
@@ -281,4 +276,4 @@ def test_another_network(tmp_path: Path) -> None:
     example = Tensor(np.zeros((1, 2), np.float32))
     ms.export(nn.Dense(2, 2), example, file_name=str(tmp_path / "x"), file_format="MINDIR")
     with pytest.raises(ArtifactError, match=r"x.mindir takes \(\w+ float32 \[1, 2\]\)\n  expected"):
-        foreign_manifest({"model": tmp_path / "x.mindir"}, model_of("llama"), "tiny")
+        foreign_manifest({"model": tmp_path / "x.mindir"}, reference_model("llama"), "tiny")

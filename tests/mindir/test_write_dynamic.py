@@ -13,8 +13,9 @@ from lite_runner.backends.engines.graph_cell import GraphCellEngine
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import Graph, GraphName
 from lite_runner.mindir.write_dynamic import export_dynamic
-from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
+from tests.models import reference_model
 from tests.paths import FIXTURES
 
 CASE = FIXTURES / "reference/llama"
@@ -22,8 +23,7 @@ KEY = b"0123456789abcdef"
 
 
 def export(folder: Path, enc_key: bytes | None = None, length: int = 64) -> dict[GraphName, Graph]:
-    model = model_config_of(CASE)
-    assert model is not None
+    model = reference_model("llama")
     weights = ReadAhead(open_checkpoint(CASE, model))
     return export_dynamic(
         model,

@@ -9,23 +9,17 @@ import pytest
 from mindspore.train import mind_ir_pb2
 from numpy.typing import NDArray
 
-from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.engines.worker import WorkerEngine
 from lite_runner.mindir.manifest import Graph
 from lite_runner.mindir.write_resizable import export_resizable
-from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
+from tests.models import reference_model
 from tests.paths import REFERENCE
 
 
-def model_of(case: str) -> Decoder:
-    model = model_config_of(REFERENCE / case)
-    assert model is not None
-    return model
-
-
 def export(case: str, folder: Path, *, batch_size: int = 1, seq_length: int = 48) -> Graph:
-    config = model_of(case)
+    config = reference_model(case)
     tensors = open_checkpoint(REFERENCE / case, config)
     taken: list[str] = []
     weights = ReadAhead(tensors)
@@ -62,12 +56,12 @@ def test_what_is_described_is_what_was_written(
     assert [one.name for one in tmp_path.iterdir()] == ["tiny_graph.mindir"] == [graph.file]
     names = [spec.name for spec in graph.inputs]
     rows = ["tokens", "q_rows", "k_rows", "v_rows", "merge_rows", "last_rows", "bias"]
-    layers = model_of(case).num_layers
+    layers = reference_model(case).num_layers
     past = [f"past_{kind}.{layer}" for layer in range(layers) for kind in "kv"]
     assert names == [*rows, *places, *past]
     assert {spec.name: spec.shape for spec in graph.inputs if spec.name in places} == places
     assert [spec.name for spec in graph.outputs] == ["logits", "new"]
-    assert graph.outputs[0].shape == (-1, model_of(case).vocab_size)
+    assert graph.outputs[0].shape == (-1, reference_model(case).vocab_size)
 
     model = mind_ir_pb2.ModelProto()
     model.ParseFromString((tmp_path / graph.file).read_bytes())

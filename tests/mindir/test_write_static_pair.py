@@ -13,8 +13,9 @@ from lite_runner.backends.engines.graph_cell import GraphCellEngine
 from lite_runner.errors import ConfigError
 from lite_runner.mindir.manifest import Graph, GraphName
 from lite_runner.mindir.write_static_pair import export_static_pair, stems_of
-from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
+from tests.models import reference_model
 from tests.paths import REFERENCE
 
 BATCH, LENGTH = 2, 48
@@ -35,8 +36,7 @@ SHAPES = {
 def export(
     case: str, folder: Path, *, sampled: bool = False, length: int = LENGTH
 ) -> dict[GraphName, Graph]:
-    model = model_config_of(REFERENCE / case)
-    assert model is not None
+    model = reference_model(case)
     return export_static_pair(
         model,
         ReadAhead(open_checkpoint(REFERENCE / case, model)),

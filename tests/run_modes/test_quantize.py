@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 
 from lite_runner.app import main
-from lite_runner.architectures.spec import Decoder
 from lite_runner.config.argv import parse
 from lite_runner.model.model_files import locate
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.checkpoint import open_checkpoint
+from tests.models import model_named
+from tests.refusals import refused
 
 QUANTIZE = ["verbosity=0", "run_mode=quantize"]
 TINY = ["model=tiny_llama", "load_checkpoint=random"]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
@@ -43,13 +43,6 @@ def ids(*overrides: str) -> list[int]:
     result = json.loads(Path("outputs/latest/result.json").read_text(encoding="utf-8"))
     found: list[int] = result["results"][0]["token_ids"]
     return found
-
-
-def model_of(name: str) -> Decoder:
-    config, _ = resolve(parse([f"model={name}", "predict_data=x"], heads()))
-    model = config.model_config()
-    assert model is not None
-    return model
 
 
 @pytest.mark.parametrize(
@@ -76,8 +69,8 @@ def test_what_was_written_runs_as_what_is_rounded_on_the_way(
     # Converted, it is a plain checkpoint of those floats.
     convert = ["run_mode=convert", "convert_output=f.safetensors", "load_checkpoint=q"]
     assert main(["verbosity=0", f"model={model}", *convert]) == 0
-    floats = open_checkpoint(Path("f.safetensors"), model_of(model))
-    for name, one in open_checkpoint(Path("q"), model_of(model)).items():
+    floats = open_checkpoint(Path("f.safetensors"), model_named(model))
+    for name, one in open_checkpoint(Path("q"), model_named(model)).items():
         assert floats[name].integers is None
         np.testing.assert_array_equal(floats[name].read(), one.read())
 
@@ -101,11 +94,11 @@ def test_a_folder_of_its_own(write_tiny_llama: Callable[..., Path]) -> None:
     config, _ = resolve(parse(["model=auto", "load_checkpoint=q", "predict_data=x"], heads()))
     found = locate(config)
     assert found.quantization.quant == "a8w8"
-    assert found.model == model_of("tiny_llama")
+    assert found.model == model_named("tiny_llama")
 
 
 def fault(capsys: pytest.CaptureFixture[str], *overrides: str, code: int = 2) -> str:
-    assert main(["verbosity=0", *overrides]) == code
+    refused(["verbosity=0", *overrides], code)
     return capsys.readouterr().err
 
 

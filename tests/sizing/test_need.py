@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from lite_runner.architectures.spec import Decoder
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import EnvironmentFault
 from lite_runner.sizing.need import (
@@ -18,14 +17,9 @@ from lite_runner.sizing.need import (
     readable,
 )
 from lite_runner.system import memory
+from tests.models import model_named
 
 Resolve = Callable[..., RunConfig]
-
-
-def model_of(resolve: Resolve, name: str) -> Decoder:
-    model = resolve(f"model={name}", "predict_data=x").model_config()
-    assert model is not None
-    return model
 
 
 @pytest.mark.parametrize(
@@ -44,14 +38,12 @@ def model_of(resolve: Resolve, name: str) -> Decoder:
         ("smollm2_135m", 134_515_008),
     ],
 )
-def test_parameter_counts_are_the_published_ones(
-    resolve: Resolve, name: str, published: int
-) -> None:
-    assert parameter_count(model_of(resolve, name)) == published
+def test_parameter_counts_are_the_published_ones(name: str, published: int) -> None:
+    assert parameter_count(model_named(name)) == published
 
 
-def test_memory_of_weights_and_cache(resolve: Resolve) -> None:
-    model = model_of(resolve, "smollm2_135m")
+def test_memory_of_weights_and_cache() -> None:
+    model = model_named("smollm2_135m")
     need = memory_need(model, "float32", slots=8, length=256)
     assert need.weights == 134_515_008 * 4
     assert need.cache == 8 * 256 * 30 * 2 * 3 * 64 * 4
@@ -91,7 +83,7 @@ def test_the_plan_shows_what_the_run_takes(
     monkeypatch.setattr(memory, "free_memory", lambda: 10**9)
     monkeypatch.setattr(memory, "resident", lambda: 0)
     config = resolve("dry_run=true")
-    model = model_of(resolve, "smollm2_135m")
+    model = model_named("smollm2_135m")
     need = Memory(538_058_752, 11_796_480, process=300_000_000)
     held = "float32"
     text = "\n".join(plan(config, model, need, device="CPU", slots=1, length=256, held=held))
