@@ -172,6 +172,30 @@ MANY_IMPORTS = {
     "weights.sharding.shards": 13,
     "weights.write": 14,
 }
+# tests/NAME holds the tests of these folders, and every other one those of lite_runner/NAME.
+TESTED = {
+    "benchmarks": ROOT / "benchmarks",
+    "scripts": ROOT / "scripts",
+    "native": PACKAGE / "native/src",
+}
+# The tests of no single module: from the command line or across parts, and what others made.
+END_TO_END = {
+    ".": "architecture bad_input docs examples first_hour frozen frozen_artifacts frozen_runs"
+    " package packaging real_mindformers smollm2",
+    "api": "memory",
+    "ascend": "lite operators rank_environment rank_tables soc strategies",
+    "backends": "growing parallel",
+    "config": "frozen_keys mindformers_packages",
+    "distributed": "end_to_end exported_ranks interrupt",
+    "generation": "real_model",
+    "mindformers": "documents",
+    "mindir": "mindformers_graphs",
+    "native": "library sanitizers",
+    "run_modes": "adapters export_names export_quantized logprobs pretrained_folder slora",
+    "scripts": "rank_tables",
+    "system": "peaks",
+    "weights": "combine_ckpt gguf_models",
+}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "joblib"}
 UNSAFE_CALLS = {"eval", "exec", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load"}
 
@@ -385,3 +409,15 @@ def test_every_yaml_is_commented(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     first = next(line for line in lines if not line.startswith("# @package"))
     assert first.startswith("# "), f"begins with {first!r}: say first what it is for"
+
+
+def test_tests_lie_where_what_they_test_does() -> None:
+    """tests/PATH/test_X.py is of lite_runner/PATH/X, or one of END_TO_END."""
+    alone = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        folder, name = path.parent.relative_to(ROOT / "tests"), path.stem.removeprefix("test_")
+        places = [PACKAGE / folder, TESTED.get(str(folder), PACKAGE / folder)]
+        if not any(one.stem.strip("_") == name for place in places for one in place.glob("*")):
+            alone.append(f"{folder}/{name}")
+    listed = [f"{folder}/{name}" for folder, names in END_TO_END.items() for name in names.split()]
+    assert set(alone) == set(listed), set(alone) ^ set(listed)

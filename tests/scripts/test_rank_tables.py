@@ -145,7 +145,6 @@ def test_addresses_of_hccn_conf_where_hccn_tool_has_none(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     conf = tmp_path / "hccn.conf"
     lines = [
         f"address_{device}={ip}\nnetmask_{device}=255.0.0.0" for device, ip in documented.items()
@@ -175,7 +174,6 @@ def test_addresses_of_hccn_conf_where_hccn_tool_has_none(
 def test_a_machine_without_a_name_needs_an_address(
     tmp_path: Path, script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     fake_hccn_tool(tmp_path, {0: "1.1.1.1"})
     monkeypatch.setenv("PATH", str(tmp_path))
     flags = ["--device_num", "[0,1)"]
