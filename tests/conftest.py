@@ -20,7 +20,7 @@ from hypothesis import settings
 from numpy.typing import NDArray
 
 from lite_runner import run_modes
-from tests import checkout
+from tests import left_behind
 from tests.paths import ROOT
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(session.cleanup)
     (Path(session.name) / "pypi").symlink_to(downloads)
     os.environ["LITE_RUNNER_CACHE"] = session.name
-    config.stash[checkout.BEFORE] = checkout.files()
+    config.stash[left_behind.BEFORE] = left_behind.checkout()
 
 
 def pytest_collection_finish() -> None:
@@ -326,10 +326,10 @@ def lite_python() -> Path:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Tests that write to the checkout fail all of them: which one it was, no worker knows."""
-    before = session.config.stash.get(checkout.BEFORE, None)
+    before = session.config.stash.get(left_behind.BEFORE, None)
     if before is not None:
-        changed = checkout.changes(before, checkout.files())
-        session.config.stash[checkout.CHANGED] = changed
+        changed = left_behind.changes(before, left_behind.checkout())
+        session.config.stash[left_behind.CHANGED] = changed
         if changed:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -337,7 +337,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Name what the tests changed in the checkout, and those that were left out for want of
     MindSpore Lite, and what to do."""
-    changed = terminalreporter.config.stash.get(checkout.CHANGED, [])
+    changed = terminalreporter.config.stash.get(left_behind.CHANGED, [])
     if changed:
         terminalreporter.section("the checkout changed during the tests", red=True, bold=True)
     for line in changed:

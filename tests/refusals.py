@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lite_runner.app import main
-from tests import checkout
+from tests import left_behind
 
 # The run's folder with what it was told and said, but no result.
 RUN_FOLDER = re.compile(
-    r"(.*/)?\d{4}-\d\d-\d\d(/[^/]+(/(config\.yaml|run\.log))?)?|(.*/)?(latest|outputs)"
+    r"(.*/)?\d{4}-\d\d-\d\d(/[^/]+(/(config\.yaml|run\.log))?)?|(.*/)?(latest|out(puts)?)"
 )
 
 
 def refused(words: Sequence[str], code: int) -> None:
     """The command line ends in `code`, and writes to the working folder nothing but the run's own:
     no result, no artifact or a part of one, and no change to what is there."""
-    before = checkout.files(Path())
+    before = left_behind.files(Path())
     assert main(list(words)) == code
-    written = checkout.changes(before, checkout.files(Path()))
+    written = left_behind.changes(before, left_behind.files(Path()))
     assert [one for one in written if not RUN_FOLDER.fullmatch(one.partition(": ")[2])] == []

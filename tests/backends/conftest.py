@@ -8,13 +8,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from lite_runner.mindir.manifest import Graph, GraphName, Layout, Manifest
 from lite_runner.mindir.write_static_pair import export_static_pair, stems_of
 from lite_runner.weights.read_ahead import ReadAhead
 
+pytest.register_assert_rewrite("tests.backends.shared")
 ExportedPair = Callable[..., tuple[Manifest, dict[GraphName, Path]]]
+
+
+@pytest.fixture(scope="session")
+def tokens() -> NDArray[np.int32]:
+    """A prompt of 200."""
+    return np.random.default_rng(5).integers(0, 90, 200).astype(np.int32)
 
 
 @pytest.fixture(scope="session")

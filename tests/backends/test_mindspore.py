@@ -19,6 +19,7 @@ from lite_runner.native.lora_pool import pool_size
 from lite_runner.weights.lora.adapter import open_adapters
 from lite_runner.weights.read_ahead import ReadAhead
 from tests import references
+from tests.backends.shared import RowsKeepApart
 from tests.paths import REFERENCE
 
 CASES = references.every()
@@ -63,50 +64,11 @@ def test_float16_is_close(reference: Reference, relative_error: Error) -> None:
 @pytest.fixture(scope="module")
 def model(reference: Reference) -> MindSporeBackend:
     """3 slots; what each test needs in them, it writes itself."""
-    return reference("llama").online(3, 100)
+    return reference("llama").online(3, 200)
 
 
-@pytest.fixture(scope="module")
-def tokens() -> NDArray[np.int32]:
-    return np.random.default_rng(5).integers(0, 90, 80).astype(np.int32)
-
-
-def test_prefill_does_not_depend_on_the_other_rows(
-    model: MindSporeBackend, tokens: NDArray
-) -> None:
-    alone = model.forward([Row(1, tokens[:30], 0)])
-    others = [Row(0, tokens[:7], 0), Row(1, tokens[:30], 0), Row(2, tokens[3:60], 0)]
-    assert np.array_equal(model.forward(others)[1], alone[0])
-
-
-def test_decode_does_not_depend_on_the_other_rows(model: MindSporeBackend, tokens: NDArray) -> None:
-    model.forward([Row(slot, tokens[: 10 + slot], 0) for slot in range(3)])
-    one = Row(1, tokens[20:21], 11)
-    alone = model.forward([one])
-    together = model.forward([Row(0, tokens[3:4], 10), one, Row(2, tokens[9:10], 12)])
-    assert np.array_equal(together[1], alone[0])
-
-
-def test_a_slot_that_sits_out_keeps_its_cache(model: MindSporeBackend, tokens: NDArray) -> None:
-    model.forward([Row(0, tokens[:20], 0), Row(1, tokens[:9], 0)])
-    before = model.forward([Row(0, tokens[20:21], 20)])
-    model.forward([Row(1, tokens[9:10], 9)])
-    assert np.array_equal(model.forward([Row(0, tokens[20:21], 20)]), before)
-
-
-def test_rows_may_come_in_any_order(model: MindSporeBackend, tokens: NDArray) -> None:
-    model.forward([Row(slot, tokens[: 10 + slot], 0) for slot in range(3)])
-    rows = [Row(slot, tokens[20 + slot : 21 + slot], 10 + slot) for slot in range(3)]
-    forward, backward = model.forward(rows), model.forward(rows[::-1])
-    assert np.array_equal(forward, backward[::-1])
-
-
-def test_a_prompt_in_chunks_equals_the_whole(
-    model: MindSporeBackend, tokens: NDArray, relative_error: Error
-) -> None:
-    whole = model.forward([Row(0, tokens, 0)])
-    model.forward([Row(2, tokens[:33], 0)])
-    assert relative_error(model.forward([Row(2, tokens[33:], 33)]), whole) < 1e-5
+class TestRows(RowsKeepApart):
+    pass
 
 
 @pytest.mark.parametrize("case", ["mistral_long", "qwen2_window"])
@@ -123,14 +85,6 @@ def test_a_window_over_chunks_and_in_more_room(
     for start, end in ((0, 5), (5, 9), (9, len(prompt) - 2), (len(prompt) - 2, len(prompt))):
         logits = model.forward([Row(0, prompt[start:end], start)])
     assert relative_error(logits[0], known.logits[last, 0]) <= TOLERANCE
-
-
-def test_copy_reads_all_slots_before_it_writes(model: MindSporeBackend, tokens: NDArray) -> None:
-    model.forward([Row(0, tokens[:20], 0), Row(1, tokens[30:50], 0)])
-    rows = [Row(slot, tokens[60:61], 20) for slot in (0, 1)]
-    before = model.forward(rows)
-    model.copy([1, 0], [0, 1])
-    assert np.array_equal(model.forward(rows), before[::-1])
 
 
 def test_copy_without_a_cache(tokens: NDArray, reference: Reference, relative_error: Error) -> None:
@@ -181,6 +135,7 @@ def test_scores_in_chunks_equal_the_whole(
     scores: Scores,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    tokens = tokens[:80]
     model.forward([Row(0, tokens[::-1].copy(), 0)])  # what was in the slot does not count
     whole = scores(model, tokens)
     monkeypatch.setattr(mindspore, "rows_at_once", lambda *_: 16)

@@ -23,6 +23,7 @@ from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
 from lite_runner.weights.read_ahead import QuantizedWeights
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor
 from tests import references
+from tests.backends.shared import RowsKeepApart
 
 CASES = references.every()
 # float32 rounding over two layers; a wrong slope, scale or position is off by 1e-2 and more.
@@ -177,11 +178,15 @@ def test_integers_times_integers_are_close(
 @pytest.fixture(scope="module")
 def model(reference: Reference) -> NativeBackend:
     """3 slots; what each test needs in them, it writes itself."""
-    return reference("llama").fused(3, 100)
+    return reference("llama").fused(3, 200)
 
 
 def tokens(seed: int, count: int) -> NDArray[np.int32]:
     return np.random.default_rng(seed).integers(0, 96, count).astype(np.int32)
+
+
+class TestRows(RowsKeepApart):
+    pass
 
 
 def test_a_row_depends_on_its_own_tokens_only(model: NativeBackend) -> None:

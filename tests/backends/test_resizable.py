@@ -19,6 +19,7 @@ from lite_runner.mindir.manifest import Graph, Manifest
 from lite_runner.mindir.write_resizable import export_resizable
 from lite_runner.weights.read_ahead import ReadAhead
 from tests import references
+from tests.backends.shared import RowsKeepApart
 
 CASES = references.every()
 TOLERANCE = 1e-4  # of the largest logit; see test_online.py
@@ -78,51 +79,8 @@ def model(
     backend.close()
 
 
-@pytest.fixture(scope="module")
-def tokens() -> NDArray[np.int32]:
-    return np.random.default_rng(5).integers(0, 90, 200).astype(np.int32)
-
-
-def test_prefill_does_not_depend_on_the_other_rows(
-    model: ResizableBackend, tokens: NDArray
-) -> None:
-    alone = model.forward([Row(1, tokens[:30], 0)])
-    others = [Row(0, tokens[:7], 0), Row(1, tokens[:30], 0), Row(2, tokens[3:60], 0)]
-    assert np.array_equal(model.forward(others)[1], alone[0])
-
-
-@pytest.mark.parametrize("other", [12, 61, 62, 63, 140])  # beyond 62 the graph is resized
-def test_decode_does_not_depend_on_the_other_rows(
-    model: ResizableBackend, tokens: NDArray, other: int
-) -> None:
-    model.forward([Row(0, tokens[:10], 0), Row(1, tokens[:11], 0)])
-    one = Row(1, tokens[20:21], 11)
-    alone = model.forward([one])
-    model.forward([Row(2, tokens[:other], 0)])
-    together = model.forward([Row(0, tokens[3:4], 10), one, Row(2, tokens[9:10], other)])
-    assert np.array_equal(together[1], alone[0])
-
-
-def test_a_slot_that_sits_out_keeps_its_cache(model: ResizableBackend, tokens: NDArray) -> None:
-    model.forward([Row(0, tokens[:20], 0), Row(1, tokens[:9], 0)])
-    before = model.forward([Row(0, tokens[20:21], 20)])
-    model.forward([Row(1, tokens[9:10], 9)])
-    assert np.array_equal(model.forward([Row(0, tokens[20:21], 20)]), before)
-
-
-def test_rows_may_come_in_any_order(model: ResizableBackend, tokens: NDArray) -> None:
-    model.forward([Row(slot, tokens[: 10 + slot], 0) for slot in range(3)])
-    rows = [Row(slot, tokens[20 + slot : 21 + slot], 10 + slot) for slot in range(3)]
-    forward, backward = model.forward(rows), model.forward(rows[::-1])
-    assert np.array_equal(forward, backward[::-1])
-
-
-def test_a_prompt_in_chunks_equals_the_whole(
-    model: ResizableBackend, tokens: NDArray, relative_error: Error
-) -> None:
-    whole = model.forward([Row(0, tokens[:80], 0)])
-    model.forward([Row(2, tokens[:33], 0)])
-    assert relative_error(model.forward([Row(2, tokens[33:80], 33)]), whole) < 1e-5
+class TestRows(RowsKeepApart):
+    pass
 
 
 def test_token_by_token_equals_the_whole_across_resizes(
@@ -200,19 +158,6 @@ def test_a_chunk_is_rotated_by_the_length_of_its_text(
         last = model.forward([row])
     model.close()
     assert np.array_equal(last, whole)
-
-
-@pytest.mark.parametrize("decoded", [False, True], ids=["after_prefill", "while_decoding"])
-def test_copy_reads_all_slots_before_it_writes(
-    model: ResizableBackend, tokens: NDArray, decoded: bool
-) -> None:
-    model.forward([Row(0, tokens[:20], 0), Row(1, tokens[30:50], 0)])
-    rows = [Row(slot, tokens[60:61], 20) for slot in (0, 1)]
-    before = model.forward(rows)
-    if not decoded:
-        model.forward([Row(2, tokens[:5], 0)])
-    model.copy([1, 0], [0, 1])
-    assert np.array_equal(model.forward(rows), before[::-1])
 
 
 @pytest.mark.parametrize("length", [63, 64])

@@ -16,15 +16,12 @@ from lite_runner.backends.engines.graph_cell import GraphCellEngine
 from lite_runner.backends.static_pair import StaticPairBackend
 from lite_runner.errors import ConfigError
 from lite_runner.mindir.manifest import GraphName, Manifest
+from tests.backends.shared import TOLERANCE, LikeTransformers
 
-CASES = [
-    *("llama", "llama_rope_dynamic", "qwen2", "bloom", "gpt2"),
-    *("llama_biases", "mistral", "qwen2_window", "qwen3", "qwen3_tied"),
-]
-TOLERANCE = 1e-4  # as online
 BATCH, LENGTH = 4, 48
 Make = Callable[..., StaticPairBackend]
 Reference = Callable[[str], Any]
+Error = Callable[[NDArray, NDArray], float]
 
 
 @pytest.fixture(scope="module")
@@ -44,20 +41,19 @@ def model(make: Make) -> StaticPairBackend:
 
 
 @pytest.fixture(scope="module")
-def tokens() -> NDArray[np.int32]:
-    return np.random.default_rng(5).integers(0, 90, LENGTH).astype(np.int32)
+def tokens(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+    return tokens[:LENGTH]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_logits_and_tokens_equal_transformers(case: str, make: Make, reference: Reference) -> None:
-    known, backend = reference(case), make(case)
-    logits, wanted = known.run(backend), known.logits
-    assert np.abs(logits - wanted).max() <= TOLERANCE * np.abs(wanted).max()
-    assert np.array_equal(logits.argmax(-1), wanted.argmax(-1))
-    assert backend.compile_s > 0 and backend.info.engine == "graph-cell"
-    # Some of the rows only, in another order, over what the slots held before.
-    logits, wanted = known.run(backend, [3, 0, 2]), known.logits[:3]
-    assert np.abs(logits - wanted).max() <= TOLERANCE * np.abs(wanted).max()
+class TestLogits(LikeTransformers):
+    @pytest.mark.parametrize("case", LikeTransformers.CASES)
+    def test_some_rows_in_another_order(
+        self, case: str, make: Make, reference: Reference, relative_error: Error
+    ) -> None:
+        """Over what the slots held before."""
+        known, backend = reference(case), make(case)
+        known.run(backend)
+        assert relative_error(known.run(backend, [3, 0, 2]), known.logits[:3]) <= TOLERANCE
 
 
 def test_a_pair_that_samples_gives_the_token(make: Make, reference: Reference) -> None:

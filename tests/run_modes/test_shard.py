@@ -172,23 +172,22 @@ def test_transform_process_num_of_a_mindformers_yaml_means_nothing_in_predict() 
 
 # The child cuts a checkpoint whose tensors are slow to read, so that it can be killed anywhere.
 SLOW = """
-import sys, time
+import time
 from pathlib import Path
 from lite_runner.config.ranks import Ranks
 from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.sharding.shard_writer import Cutting, write_shards
 from lite_runner.weights.tensor import LazyTensor
-sys.path.insert(0, {tests!r})
-from test_shard import model_of
+from tests.models import model_named
 model = model_named("tiny_llama")
 def slow(tensor):
     def read():
         time.sleep(0.02)
         return tensor.read()
     return LazyTensor(tensor.shape, tensor.dtype, read)
-tensors = {{name: slow(tensor) for name, tensor in random_checkpoint(model, 1).items()}}
+tensors = {name: slow(tensor) for name, tensor in random_checkpoint(model, 1).items()}
 cutting = Cutting.of_model(model, Ranks(0, 1, 2), "ckpt", vocab_parallel=True)
-write_shards(Path("set"), tensors, cutting, extra={{}}, workers=1, overwrite=True,
+write_shards(Path("set"), tensors, cutting, extra={}, workers=1, overwrite=True,
              advance=lambda size: print(size, flush=True))
 print("written", flush=True)
 """
@@ -200,7 +199,7 @@ def test_killed_at_any_point_the_old_set_stands(reads: int) -> None:
     assert shard(TINY, "load_checkpoint=random", "parallel=tp4", "shard_output=set") == 0
     old = contents(Path("set"))
     child = subprocess.Popen(
-        [sys.executable, "-c", SLOW.format(tests=str(Path(__file__).parent))],
+        [sys.executable, "-c", SLOW],
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         text=True,

@@ -9,18 +9,25 @@ import pytest
 
 from tests.paths import ROOT
 
+# What people edit while tests run; a test that writes such files writes others beside them.
+EDITED = frozenset({".py", ".sh", ".md", ".cc", ".h", ".inl", ".yaml", ".toml", ".cfg"})
 # What makes tools faster, or is set up for them.
 CACHES = {".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
 ENVIRONMENTS = (".venv", ".python")  # how their names begin
 
-# path -> time of the last change in ns and size, or a link's target
+# path -> time of the last change in ns and size; a link's target; "" for a folder
 State = dict[str, tuple[int, int] | str]
 BEFORE: pytest.StashKey[State] = pytest.StashKey()
 CHANGED: pytest.StashKey[list[str]] = pytest.StashKey()
 
 
-def files(root: Path = ROOT) -> State:
-    """All files, links and folders below `root` but those of tools; a folder is its own name."""
+def checkout() -> State:
+    """What tests must leave as it is."""
+    return files(ROOT, EDITED)
+
+
+def files(root: Path, but: frozenset[str] = frozenset()) -> State:
+    """All files, links and folders below `root` but those of tools, and files that end in `but`."""
     found: State = {}
     for folder, folders, names in os.walk(root):
         folders[:] = [
@@ -30,11 +37,11 @@ def files(root: Path = ROOT) -> State:
             name = str(path.relative_to(root))
             if path.is_symlink():
                 found[name] = str(path.readlink())
-            elif path.is_file():
+            elif path.is_file() and path.suffix not in but:
                 about = path.stat()
                 found[name] = (about.st_mtime_ns, about.st_size)
-            else:
-                found[name] = name
+            elif path.is_dir():
+                found[name] = ""
     return found
 
 

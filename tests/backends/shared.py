@@ -1,0 +1,87 @@
+"""Tests that several backends pass. A module with fixtures `model` or `make` derives from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lite_runner.backends.base import Backend, Row
+
+TOLERANCE = 1e-4  # of the largest logit: rounding; a wrong scale or position is off by 1e-2
+Error = Callable[[NDArray, NDArray], float]
+
+
+class RowsKeepApart:
+    """Of `model`, with 3 slots of 200 tokens; each test writes what it needs in them."""
+
+    def test_prefill_does_not_depend_on_the_other_rows(
+        self, model: Backend, tokens: NDArray
+    ) -> None:
+        alone = model.forward([Row(1, tokens[:30], 0)])
+        others = [Row(0, tokens[:7], 0), Row(1, tokens[:30], 0), Row(2, tokens[3:60], 0)]
+        assert np.array_equal(model.forward(others)[1], alone[0])
+
+    @pytest.mark.parametrize("other", [12, 61, 62, 63, 140])  # `resizable` resizes beyond 62
+    def test_decode_does_not_depend_on_the_other_rows(
+        self, model: Backend, tokens: NDArray, other: int
+    ) -> None:
+        model.forward([Row(0, tokens[:10], 0), Row(1, tokens[:11], 0)])
+        one = Row(1, tokens[20:21], 11)
+        alone = model.forward([one])
+        model.forward([Row(2, tokens[:other], 0)])
+        together = model.forward([Row(0, tokens[3:4], 10), one, Row(2, tokens[9:10], other)])
+        assert np.array_equal(together[1], alone[0])
+
+    def test_a_slot_that_sits_out_keeps_its_cache(self, model: Backend, tokens: NDArray) -> None:
+        model.forward([Row(0, tokens[:20], 0), Row(1, tokens[:9], 0)])
+        before = model.forward([Row(0, tokens[20:21], 20)])
+        model.forward([Row(1, tokens[9:10], 9)])
+        assert np.array_equal(model.forward([Row(0, tokens[20:21], 20)]), before)
+
+    def test_rows_may_come_in_any_order(self, model: Backend, tokens: NDArray) -> None:
+        model.forward([Row(slot, tokens[: 10 + slot], 0) for slot in range(3)])
+        rows = [Row(slot, tokens[20 + slot : 21 + slot], 10 + slot) for slot in range(3)]
+        forward, backward = model.forward(rows), model.forward(rows[::-1])
+        assert np.array_equal(forward, backward[::-1])
+
+    def test_a_prompt_in_chunks_equals_the_whole(
+        self, model: Backend, tokens: NDArray, relative_error: Error
+    ) -> None:
+        whole = model.forward([Row(0, tokens[:80], 0)])
+        model.forward([Row(2, tokens[:33], 0)])
+        assert relative_error(model.forward([Row(2, tokens[33:80], 33)]), whole) < 1e-5
+
+    @pytest.mark.parametrize("decoded", [False, True], ids=["after_prefill", "while_decoding"])
+    def test_copy_reads_all_slots_before_it_writes(
+        self, model: Backend, tokens: NDArray, decoded: bool
+    ) -> None:
+        model.forward([Row(0, tokens[:20], 0), Row(1, tokens[30:50], 0)])
+        rows = [Row(slot, tokens[60:61], 20) for slot in (0, 1)]
+        before = model.forward(rows)
+        if not decoded:
+            model.forward([Row(2, tokens[:5], 0)])
+        model.copy([1, 0], [0, 1])
+        assert np.array_equal(model.forward(rows), before[::-1])
+
+
+class LikeTransformers:
+    """Of `make(case)`, a model that is exported for graph-cell."""
+
+    CASES = (
+        *("llama", "llama_rope_dynamic", "qwen2", "bloom", "gpt2"),
+        *("llama_biases", "mistral", "qwen2_window", "qwen3", "qwen3_tied"),
+    )
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_logits_and_tokens_equal_transformers(
+        self, case: str, make: Callable[[str], Any], reference: Callable[[str], Any]
+    ) -> None:
+        known, backend = reference(case), make(case)
+        logits, wanted = known.run(backend), known.logits
+        assert np.abs(logits - wanted).max() <= TOLERANCE * np.abs(wanted).max()
+        assert np.array_equal(logits.argmax(-1), wanted.argmax(-1))
+        assert backend.compile_s > 0 and backend.info.engine == "graph-cell"
