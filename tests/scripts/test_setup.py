@@ -344,7 +344,8 @@ def test_tests_go_without_lite_where_there_is_no_python_for_it(
 def test_tests_that_are_left_out_are_named(checkout: Path, no_python: dict[str, str]) -> None:
     tests = checkout / "tests"
     tests.mkdir()
-    shutil.copy(ROOT / "tests/conftest.py", tests)
+    for name in ("conftest.py", "left_behind.py", "paths.py"):
+        shutil.copy(ROOT / "tests" / name, tests)
     (tests / "test_some.py").write_text(
         "import pytest\n"
         "@pytest.mark.parametrize('layout', ['a', 'b'])\n"
