@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,8 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 def pytest_configure(config: pytest.Config) -> None:
     """One cache for a session, which its workers inherit: what a user's cache holds decides
     nothing, but a model that it has is not downloaded again, nor one that the tests download."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts it in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # tests press Ctrl-C
     if hasattr(config, "workerinput"):
         return
     from lite_runner.weights.source import cache_dir
