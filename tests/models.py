@@ -6,7 +6,7 @@ from functools import cache
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.argv import parse
-from lite_runner.config.compose import heads, resolve
+from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.checkpoint import model_config_of
 from tests.paths import REFERENCE
 

@@ -191,7 +191,7 @@ END_TO_END = {
     "mindformers": "documents",
     "mindir": "mindformers_graphs",
     "native": "library sanitizers",
-    "run_modes": "adapters export_names export_quantized logprobs pretrained_folder slora",
+    "run_modes": "adapters eval_config export_names export_quantized logprobs pretrained_folder",
     "scripts": "rank_tables",
     "system": "peaks",
     "weights": "combine_ckpt gguf_models",
