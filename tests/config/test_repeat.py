@@ -58,9 +58,12 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_it_is_the_same_run_without_a_note(write: Write, tmp_path: Path, name: str) -> None:
+def test_it_is_the_same_run_without_a_note(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     config = write(*LINES[name])
     expected = kept(config)
+    monkeypatch.chdir(tmp_path)
     again, notes = resolve(parse(["--config", "config.yaml"], heads()))
     assert (again.to_dict(), notes) == (expected, [])
     assert again.output_dir == str(tmp_path / "here/outputs")
