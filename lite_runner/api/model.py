@@ -14,7 +14,7 @@ from lite_runner.api.config import AutoConfig, PretrainedConfig, settings_of
 from lite_runner.api.ids import rows_of
 from lite_runner.api.options import OPTIONS, checked_options, merged_options
 from lite_runner.api.outputs import Steps, sequences_of
-from lite_runner.api.ranks import cut_by_hand, from_all, own_ranks, with_seed
+from lite_runner.api.ranks import from_all, manual_parallel, own_ranks, with_seed
 from lite_runner.api.streamers import InTurn, Streamer
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.backends.base import Backend
@@ -188,7 +188,7 @@ class PreTrainedModel:
         names = names_of(adapter_id, len(prompts))
         if not prompts:
             return []
-        with self._lock, cut_by_hand():
+        with self._lock, manual_parallel():
             self._locate()
             config = with_seed(config)
             if tokenizer is None:

@@ -14,7 +14,7 @@ from lite_runner.api.config import PretrainedConfig
 from lite_runner.api.ids import as_arrays
 from lite_runner.api.model import AutoModel, PreTrainedModel, lasting
 from lite_runner.api.parameters import Parameters
-from lite_runner.api.ranks import cut_by_hand, own_ranks
+from lite_runner.api.ranks import manual_parallel, own_ranks
 from lite_runner.architectures import architecture_of
 from lite_runner.backends.likelihood import logits_of_text
 from lite_runner.errors import ConfigError
@@ -98,7 +98,7 @@ class Network(PreTrainedModel, nn.Cell):
                 f"input_ids: got {ids.dtype} of shape {list(ids.shape)}, expected integers"
                 f" 0 to {vocab - 1} of shape [batch, n], n at most {context}"
             )
-        with self._lock, cut_by_hand():
+        with self._lock, manual_parallel():
             self._locate()
             config = self.config.run_config()
             job = Job((), (), config.generation(self._files.model), slots=1, length=ids.shape[1])

@@ -147,13 +147,13 @@ def own_ranks(config: RunConfig) -> Ranks:
     return replace(ranks, rank=_joined.rank) if _joined is not None and ranks.size > 1 else ranks
 
 
-def cut_by_hand() -> AbstractContextManager[None]:
+def manual_parallel() -> AbstractContextManager[None]:
     """Within, MindSpore's own way to cut networks is off; it is on for what scripts ask it."""
     if _joined is None:
         return nullcontext()
     from lite_runner.backends import collectives
 
-    return collectives.cut_by_hand()
+    return collectives.manual_parallel()
 
 
 def with_seed(config: Config) -> Config:

@@ -1,6 +1,6 @@
-"""What turns rows of tokens into logits."""
+"""Backends: compute logits for rows of tokens."""
 
 import os
 
-# MindSpore's own log, before it is imported: errors only, unless the user asks for more.
+# Set before MindSpore is imported: log errors only, unless the user asks for more.
 os.environ.setdefault("GLOG_v", "3")

@@ -1,4 +1,4 @@
-"""The adapters of a backend, by name: some of them in slots in memory, the others on disk."""
+"""A backend's adapters by name: some loaded in adapter slots, the others on disk (LRU)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from lite_runner.weights.lora.adapter import Adapter
 class LoraSlots:
     """See `lite_runner.backends.base.AdapterSlots`.
 
-    Which adapter is in which slot depends on the order of the calls alone.
+    Slot assignment depends only on the order of the calls.
     """
 
     def __init__(self, network: nn.Cell, adapters: Sequence[Adapter], size: LoraSize) -> None:
-        """`adapters`, which may be none, are this rank's pieces.
+        """`adapters` (may be empty) are this rank's shards.
 
-        Raises ArtifactError where the network has no room for one of the layers that they may
-        change, ConfigError for an adapter that does not fit the `size`.
+        Raises ArtifactError if the network does not support one of the targets, ConfigError for an
+        adapter that does not fit `size`.
         """
         cells = [cell for _, cell in network.cells_and_names()]
         self._layers = [cell for cell in cells if isinstance(cell, Lora) and cell.names]
@@ -38,16 +38,16 @@ class LoraSlots:
         self._pools = [
             pool for cell in cells if isinstance(cell, NativeNetwork) for pool in cell.adapters
         ]
-        there = {name for cell in self._layers for name in cell.names}
-        there |= {name for table in self._tables for name in table.names}
-        there |= {name for layout, _ in self._pools for name in layout.names}
-        if missing := size.targets - there:
+        supported = {name for cell in self._layers for name in cell.names}
+        supported |= {name for table in self._tables for name in table.names}
+        supported |= {name for layout, _ in self._pools for name in layout.names}
+        if missing := size.targets - supported:
             raise ArtifactError(
                 f"adapters: this network takes none for {len(missing)} of their "
                 f"{len(size.targets)} weights, such as {min(missing)}",
-                "a family of lite_runner.register has to add them itself",
+                "a custom network (lite_runner.register) has to add the LoRA deltas itself",
             )
-        # MindSpore's cells hold adapters in the type that they compute in.
+        # MindSpore cells store adapters in their compute type.
         self._size = size if self._pools else replace(size, bfloat16=False)
         self.slots = size.slots
         self.loads = 0
@@ -57,82 +57,83 @@ class LoraSlots:
         for table in self._tables:
             held += [table.a, table.b]
         self.nbytes = sum(one.nbytes for one in held)
-        self._known: dict[str, tuple[Adapter, int]] = {}  # with its version
+        self._known: dict[str, tuple[Adapter, int]] = {}  # name -> adapter, version
         self._versions = count(1)
-        self._held: dict[str, int] = {}  # slots by name, the least recently used first
+        self._loaded: dict[str, int] = {}  # name -> slot, least recently used first
         self._pins: Counter[str] = Counter()
         for adapter in adapters:
             self.add(adapter)
 
     def add(self, adapter: Adapter) -> None:
-        """Know an adapter from now on, in the place of one of its name.
+        """Register an adapter, replacing one of the same name.
 
-        Raises ConfigError where it does not fit a slot, or while the one of its name is pinned.
+        Raises ConfigError if it does not fit a slot, or while the one it replaces is pinned.
         """
         self._size.check(adapter)
         self._drop(adapter.name)
         self._known[adapter.name] = adapter, next(self._versions)
 
     def remove(self, name: str) -> None:
-        """Forget an adapter. Raises ConfigError where it is not known, or pinned."""
+        """Unregister an adapter. Raises ConfigError if it is unknown or pinned."""
         self._find(name)
         self._drop(name)
         del self._known[name]
 
     def version(self, name: str) -> int:
-        """A number that no other adapter has or had, not even of the same name.
+        """A number unique to this adapter, even among adapters of the same name over time.
 
-        Raises ConfigError for an unknown name, with the nearest known one.
+        Raises ConfigError for an unknown name, suggesting the nearest one.
         """
         return self._find(name)[1]
 
     def pin(self, name: str) -> int | None:
-        """The slot of an adapter, loaded if need be, which stays there until it is unpinned as
-        often; None while all slots are pinned. The least recently used makes room.
+        """The slot of an adapter, loaded if necessary; it stays until it is unpinned as often as
+        pinned. None while all slots are pinned; else the least recently used is evicted.
 
         Raises ConfigError for an unknown name.
         """
         adapter, _ = self._find(name)
-        if name not in self._held:
-            slot = self._room()
+        if name not in self._loaded:
+            slot = self._evict()
             if slot is None:
                 return None
             self._load(adapter, slot)
-            self._held[name] = slot
+            self._loaded[name] = slot
             self.loads += 1
         self._pins[name] += 1
-        return self._held[name]
+        return self._loaded[name]
 
     def unpin(self, name: str) -> None:
-        """Let another adapter have the slot when it needs one."""
+        """Allow the adapter to be evicted."""
         assert self._pins[name] > 0, f"adapter {name} is not pinned"
         self._pins[name] -= 1
-        self._held[name] = self._held.pop(name)  # used until now
+        self._loaded[name] = self._loaded.pop(name)  # most recently used
 
     def _find(self, name: str) -> tuple[Adapter, int]:
         if name not in self._known:
             listed = ", ".join(list(self._known)[:20])
             raise ConfigError(
                 f"no adapter {name!r}{did_you_mean(nearest(name, self._known))}",
-                f"there are: {listed}" if listed else "there is none so far: add it first",
+                f"known are: {listed}" if listed else "there is none so far: add it first",
             )
         return self._known[name]
 
     def _drop(self, name: str) -> None:
-        """Free the slot that an adapter may have."""
+        """Free the slot of an adapter, if loaded."""
         if self._pins[name]:
             raise ConfigError(
                 f"adapter {name} is in use, and stays until all requests for it are finished",
                 "try again then, or give the new one another name",
             )
-        self._held.pop(name, None)
+        self._loaded.pop(name, None)
 
-    def _room(self) -> int | None:
-        free = set(range(self.slots)) - set(self._held.values())
+    def _evict(self) -> int | None:
+        """A free slot, evicting the least recently used unpinned adapter if necessary."""
+        free = set(range(self.slots)) - set(self._loaded.values())
         if free:
             return min(free)
-        idle = next((name for name in self._held if not self._pins[name]), None)
-        return None if idle is None else self._held.pop(idle)
+        idle = next((name for name in self._loaded if not self._pins[name]), None)
+        return None if idle is None else self._loaded.pop(idle)
 
     def _load(self, adapter: Adapter, slot: int) -> None:
         for layout, pool in self._pools:
@@ -146,14 +147,14 @@ class LoraSlots:
             ]
             starts = (np.arange(len(parts)) * self.slots + slot) * rank
             rows = (starts[:, None] + span).reshape(-1)
-            _write(cell.a, rows, np.concatenate([down for down, _ in parts]))
-            for (_, up), b in zip(parts, cell.b, strict=True):
-                _write(b, slot * rank + span, up.T)
+            _write(cell.a, rows, np.concatenate([lora_a for lora_a, _ in parts]))
+            for (_, lora_b), b in zip(parts, cell.b, strict=True):
+                _write(b, slot * rank + span, lora_b.T)
         for table in self._tables:
             tokens = table.vocabulary
-            down, up = adapter.padded(table.names[0], rank, tokens, table.b.shape[1])
-            _write(table.a, slot * tokens + np.arange(tokens), down.T)
-            _write(table.b, slot * rank + span, up.T)
+            lora_a, lora_b = adapter.padded(table.names[0], rank, tokens, table.b.shape[1])
+            _write(table.a, slot * tokens + np.arange(tokens), lora_a.T)
+            _write(table.b, slot * rank + span, lora_b.T)
 
 
 def _write(target: Parameter, rows: NDArray[np.int64], values: NDArray[Any]) -> None:

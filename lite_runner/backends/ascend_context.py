@@ -1,6 +1,6 @@
-"""MindFormers' settings of an Ascend card, for the MindSpore of this process.
+"""MindFormers' settings of an Ascend device, for this process's MindSpore.
 
-They are chosen before MindSpore is imported, and take effect when it is pointed at the card.
+They are chosen before MindSpore is imported, and applied when its device is set.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _chosen = _applied = AscendSettings()
 
 
 def choose(settings: AscendSettings, device: str, *, tell: bool = True) -> None:
-    """Have the next `apply` set what is asked of the card; on another device a note (unless `tell`
-    is off) says that it has no effect.
+    """Choose the settings that the next `apply` sets; on another device a note (unless `tell` is
+    false) says that they have no effect.
 
-    As in MindFormers 1.3 to 2.1 MindSpore's allocator does without virtual memory, unless the
-    environment says otherwise.
+    As in MindFormers 1.3 to 2.1, MindSpore's allocator does not use virtual memory unless the
+    environment enables it.
     """
     global _chosen
     if device == "Ascend":
@@ -32,7 +32,7 @@ def choose(settings: AscendSettings, device: str, *, tell: bool = True) -> None:
 
 
 def apply() -> None:
-    """Set them, once they changed. Raises ConfigError for what MindSpore refuses."""
+    """Apply changed settings. Raises ConfigError for what MindSpore rejects."""
     global _applied
     if _chosen == _applied:
         return
@@ -60,4 +60,4 @@ def _set_memory(size: str) -> None:
     except RuntimeError as error:
         if "repeatedly" not in str(error):
             raise
-        progress.note(f"context.max_device_memory={size} comes too late: MindSpore has a size")
+        progress.note(f"context.max_device_memory={size} comes too late: it is set already")

@@ -1,4 +1,4 @@
-"""The Backend protocol: all that generation knows of the thing that computes logits."""
+"""The Backend protocol between generation and what computes logits."""
 
 from __future__ import annotations
 
@@ -11,127 +11,126 @@ from numpy.typing import NDArray
 
 from lite_runner.weights.lora.adapter import Adapter
 
-BASE = -1  # the adapter slot of the base model
+BASE = -1  # adapter slot of the base model
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Work for one cache slot in one step."""
+    """The work of one cache slot in a step."""
 
     slot: int
-    tokens: NDArray[np.int32]  # [n], n >= 1: a prompt, a chunk of one, or one new token
-    position: int  # tokens before these; what the slot holds from here on is dropped
+    tokens: NDArray[np.int32]  # [n], n >= 1: a prompt, a prompt chunk, or one new token
+    position: int  # position id of the first token; cached tokens from here on are overwritten
     adapter_slot: int = BASE
-    logits: int = 1  # after how many of the last tokens logits are wanted, 0 to n
-    length: int = 0  # tokens of the whole prompt, where this is a chunk of it; 0: it ends here
+    logits: int = 1  # number of last tokens to return logits for, 0 to n
+    length: int = 0  # length of the whole prompt if this is a chunk of it; else 0
 
     @property
     def end(self) -> int:
-        """Tokens of the text that the row's last token is seen with: of a chunk the prompt's."""
+        """Sequence length for dynamic RoPE scaling: for a chunk the prompt's."""
         return max(self.length, self.position + len(self.tokens))
 
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """What a backend is, and what it can do."""
+    """A backend's sizes and capabilities."""
 
-    engine: str  # what computes; stands in result.json
+    engine: str  # name of the engine in result.json
     vocab_size: int
-    slots: int  # rows that it holds at a time
-    max_length: int  # tokens that fit a slot: prompt and all generated
-    budget: int  # tokens that a step takes at best
-    # A prompt is cut at multiples of it. 1: anywhere, for a row's logits depend on its own tokens
-    # alone, to the bit, however they are cut and whatever is computed beside them.
+    slots: int  # cache slots
+    max_length: int  # tokens per slot, prompt and generated
+    budget: int  # preferred maximum of tokens per step
+    # Prompts are chunked at multiples of it. 1: anywhere, since logits are batch-invariant: a row's
+    # are bit-identical however it is chunked and whatever else is in the batch.
     chunk: int
-    most_logits: int = 0  # after tokens that are not a row's last: how many a step gives
-    can_copy: bool = True  # a slot's content to another
-    # Whether what a slot holds depends on its own tokens alone, not on how long their text is, so
-    # that any text that begins alike can go on from it.
+    most_logits: int = 0  # maximum logits per step after tokens other than a row's last
+    can_copy: bool = True  # slots can be copied
+    # Prefix caching: cached keys depend on the prefix only, not on the sequence length, so that any
+    # sequence with that prefix can continue from it.
     can_continue: bool = True
 
     @property
     def exact(self) -> bool:
-        """Whether a row's logits are the same to the bit in any company."""
+        """Whether logits are batch-invariant (bit-identical in any batch)."""
         return self.chunk == 1
 
 
 class AdapterSlots(Protocol):
-    """The adapters of a backend, known by name; a row's must be in one of few slots in memory."""
+    """A backend's adapters by name; a row's adapter must be loaded in one of a few slots."""
 
     slots: int
-    loads: int  # into a slot, so far
-    nbytes: int  # that the slots take
+    loads: int  # loads into a slot so far
+    nbytes: int  # size of all slots
 
     def add(self, adapter: Adapter) -> None:
-        """Know an adapter from now on, in the place of one of its name.
+        """Register an adapter, replacing one of the same name.
 
-        Raises ConfigError where it does not fit what the slots were made for, or while the one of
-        its name is pinned.
+        Raises ConfigError if it does not fit a slot, or while the one it replaces is pinned.
         """
         ...
 
     def remove(self, name: str) -> None:
-        """Forget an adapter. Raises ConfigError where it is not known, or pinned."""
+        """Unregister an adapter. Raises ConfigError if it is unknown or pinned."""
         ...
 
     def version(self, name: str) -> int:
-        """A number that no other adapter has or had, not even of the same name.
+        """A number unique to this adapter, even among adapters of the same name over time.
 
-        Raises ConfigError for an unknown name, with the nearest known one.
+        Raises ConfigError for an unknown name, suggesting the nearest one.
         """
         ...
 
     def pin(self, name: str) -> int | None:
-        """The slot of an adapter, loaded if need be, which stays there until it is unpinned as
-        often; None while all slots are pinned. The least recently used makes room."""
+        """The slot of an adapter, loaded if necessary; it stays until it is unpinned as often as
+        pinned. None while all slots are pinned; else the least recently used is evicted."""
         ...
 
     def unpin(self, name: str) -> None:
-        """Let another adapter have the slot when it needs one."""
+        """Allow the adapter to be evicted."""
         ...
 
 
 class Backend(Protocol):
-    """Rows over cache slots. A row's logits never depend on the other rows; see `exact`."""
+    """Computes rows over cache slots. A row's logits do not depend on other rows; see `exact`."""
 
     @property
     def info(self) -> BackendInfo: ...
 
     @property
     def adapters(self) -> AdapterSlots | None:
-        """None: it has the base model alone."""
+        """None: base model only."""
         ...
 
     @property
     def compile_s(self) -> float:
-        """Seconds spent on compiling so far, within whichever call that happened."""
+        """Seconds spent compiling so far, in any call."""
         ...
 
     def prepare(self) -> None:
-        """Do now what the first token would wait for; `forward` does it where this was not."""
+        """Compile ahead of the first token; else `forward` does it."""
         ...
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        """Logits [sum of row.logits, vocab_size], in the order of the rows and of their tokens.
+        """Logits [sum of row.logits, vocab_size], in the order of rows and tokens.
 
-        A slot occurs once. More than one row of logits for a row is only asked of a backend that
-        has `most_logits`, and then at most so many in all.
+        A slot occurs at most once. A row may ask for more than one row of logits only if the
+        backend has `most_logits`, which bounds their total.
         """
         ...
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Slot targets[i] becomes slot sources[i]; all are read before any is written."""
+        """Copy slot sources[i] to targets[i]; all are read before any is written."""
         ...
 
     def close(self) -> None:
-        """Release what the backend holds; calling it twice is harmless."""
+        """Release all resources; idempotent."""
         ...
 
 
 @runtime_checkable
 class Growing(Backend, Protocol):
-    """A backend whose cache can be made anew while its weights stay."""
+    """A backend whose cache can be reallocated while its weights stay."""
 
     def grow(self, slots: int, length: int) -> None:
-        """Hold so many rows of so many tokens from now on; what was in the cache is gone."""
+        """Reallocate the cache for `slots` rows of `length` tokens; its contents are lost."""
         ...

@@ -1,8 +1,8 @@
-"""What a step of our own operators is told: tokens, whose they are, and where they stand."""
+"""Batch metadata of a native step: tokens with their cache slots and position ids."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,26 +15,26 @@ from lite_runner.mindir.manifest import TensorSpec
 
 
 @dataclass(frozen=True)
-class RowTokens:
-    """The tokens of some rows, one row after the other."""
+class TokenBatch:
+    """The tokens of all rows, concatenated (no padding)."""
 
     rows: Sequence[Row]
     tokens: NDArray[np.int32]
-    owner: NDArray[np.int64]  # index of each token's row
-    wanted: NDArray[np.int64]  # the places in `tokens` of those that logits are wanted after
+    owner: NDArray[np.int64]  # row index of each token
+    wanted: NDArray[np.int64]  # indices in `tokens` to return logits for
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> RowTokens:
+    def of(cls, rows: Sequence[Row]) -> TokenBatch:
         lengths = [len(row.tokens) for row in rows]
         tokens = np.concatenate([row.tokens for row in rows])
         owner = np.repeat(np.arange(len(rows)), lengths)
-        left = np.cumsum(lengths)[owner] - np.arange(len(tokens))  # of its row, from each token on
+        left = np.cumsum(lengths)[owner] - np.arange(len(tokens))  # remaining tokens of the row
         wanted = np.flatnonzero(left <= np.array([row.logits for row in rows])[owner])
         return cls(rows, tokens, owner, wanted)
 
     def parts(self, capacity: int, most: int) -> Iterator[tuple[slice, slice]]:
-        """Of each step of at most `capacity` tokens and `most` rows of logits: which of `tokens`
-        are its own, and which of `wanted`."""
+        """Split into steps of at most `capacity` tokens and `most` rows of logits: slices of
+        `tokens` and of `wanted`."""
         start = first = 0
         while start < len(self.tokens):
             end = min(start + capacity, len(self.tokens))
@@ -46,61 +46,79 @@ class RowTokens:
             start, first = end, last
 
 
+def forward_in_steps(
+    rows: Sequence[Row],
+    capacity: int,
+    most: int,
+    vocab: int,
+    step: Callable[[TokenBatch, slice, NDArray[np.int64]], NDArray[np.float32]],
+) -> NDArray[np.float32]:
+    """Logits [sum of row.logits, vocab] of rows that are computed in steps of at most `capacity`
+    tokens and `most` rows of logits; `step` computes a part of the tokens, and returns the logits
+    after its wanted ones."""
+    every = TokenBatch.of(rows)
+    logits = np.empty((len(every.wanted), vocab), np.float32)
+    for part, here in every.parts(capacity, most):
+        logits[here] = step(every, part, every.wanted[here])
+    return logits
+
+
 class BatchMetadata:
-    """Makes the inputs of steps: see Step in kernels/src/layers.h."""
+    """Builds the inputs of a step: see Step in native/src/layers.h."""
 
     def __init__(self, config: Decoder, length: int, capacity: int) -> None:
-        """`length`: positions of a slot; `capacity`: tokens of a step."""
+        """`length`: positions per slot; `capacity`: tokens per step."""
         self._vocab, self._capacity = config.vocab_size, capacity
         self._angles = _Angles(config, length, capacity)
 
     @property
     def table(self) -> NDArray[np.float32]:
-        """The rotary angles of every position [rows, head_dim], cos and then sin; with
-        `new_tables` only their shape counts."""
+        """Rotary table of all positions [rows, head_dim], cos then sin; with `new_tables` only its
+        shape is used."""
         return self._angles.table
 
     @property
     def new_tables(self) -> bool:
-        """Whether every step has a table of its own."""
+        """Whether every step has its own rotary table (dynamic scaling)."""
         return self._angles.dynamic
 
     def empty(self, most: int) -> NDArray[np.int32]:
-        """A step without tokens, with room for the logits of `most`."""
+        """The metadata of a step without tokens, sized for `most` logits."""
         return np.zeros(2 + 4 * self._capacity + most, np.int32)
 
     def specs(self, most: int) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-        """What a step without adapters takes."""
+        """Inputs of an exported step, which has no adapters."""
         return (
             TensorSpec("step", self.empty(most).shape, "int32"),
             TensorSpec("rope", self.table.shape, "float32"),
-            TensorSpec("places", (1,), "int32"),
+            TensorSpec("places", (1,), "int32"),  # the adapter slots; the name is in manifests
         )
 
     def of(
-        self, every: RowTokens, part: slice, wanted: NDArray[np.int64], most: int
+        self, every: TokenBatch, part: slice, wanted: NDArray[np.int64], most: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The words of a step over a part of the tokens, and its table; the logits after those
-        that are `wanted` are asked for. A token that the model does not have is a ValueError."""
+        """Metadata and rotary table of a step over a `part` of the tokens, with logits after the
+        `wanted` ones. Raises ValueError for a token outside the vocabulary."""
         tokens, owner = every.tokens[part], every.owner[part]
         if tokens.min() < 0 or tokens.max() >= self._vocab:
             raise ValueError(f"token ids must be 0 to {self._vocab - 1}")
         count, capacity, rows = len(tokens), self._capacity, every.rows
-        words = self.empty(most)
-        words[:2] = count, len(wanted)
-        token, slot, position, angle = words[2 : 2 + 4 * capacity].reshape(4, capacity)[:, :count]
+        metadata = self.empty(most)
+        metadata[:2] = count, len(wanted)
+        columns = metadata[2 : 2 + 4 * capacity].reshape(4, capacity)[:, :count]
+        token, slot, position, angle = columns
         token[:] = tokens
         slot[:] = np.array([row.slot for row in rows], np.int32)[owner]
         first = np.cumsum([0, *(len(row.tokens) for row in rows[:-1])])
         offset = np.array([row.position for row in rows]) - first
         position[:] = np.arange(part.start, part.stop) + offset[owner]
         table = self._angles.of(position, np.array([row.end for row in rows])[owner], angle)
-        words[2 + 4 * capacity :][: len(wanted)] = wanted - part.start
-        return words, table
+        metadata[2 + 4 * capacity :][: len(wanted)] = wanted - part.start
+        return metadata, table
 
 
 class _Angles:
-    """Rotary angles: a table by position, or with dynamic scaling of each token in a step."""
+    """Rotary tables: by position, or with dynamic scaling per token of a step."""
 
     def __init__(self, config: Decoder, length: int, capacity: int) -> None:
         self.dynamic = config.length_dependent
@@ -115,17 +133,17 @@ class _Angles:
             self._exponents = positions.dynamic_exponents(config.head_dim)
             self.table = np.zeros((capacity, config.head_dim), np.float32)
         else:
-            places = np.arange(length, dtype=np.float32)
-            self.table = _cos_and_sin(np.outer(places, self._frequencies)) * factor
+            position_ids = np.arange(length, dtype=np.float32)
+            self.table = _cos_and_sin(np.outer(position_ids, self._frequencies)) * factor
 
     def of(
         self, position: NDArray[np.int32], lengths: NDArray[np.int64], rows: NDArray[np.int32]
     ) -> NDArray[np.float32]:
-        """The table, after the row of each token in it was written to `rows`."""
+        """The table; the table row of each token is written to `rows`."""
         if not self.dynamic:
             rows[:] = position
             return self.table
-        # The base grows with the row's own length once that is past the original.
+        # Dynamic NTK: the base grows with the row's length beyond the original one.
         longest = np.maximum(lengths, self._original).astype(np.float32)
         ratio = longest * np.float32(self._factor / self._original) - np.float32(self._factor - 1)
         frequencies = self._frequencies * ratio[:, None] ** self._exponents

@@ -1,8 +1,8 @@
-"""What a network holds goes back to the system when the network goes.
+"""Returns a network's memory to the system when it is closed.
 
-Two of MindSpore's own references would keep it: a parameter and its description hold each other
-where Python's collector cannot see it, and the compiler holds the parameters of the last network
-that it saw. What MindSpore makes of a graph itself stays: see PreTrainedModel.close.
+Two of MindSpore's references would keep it: a reference cycle between a parameter and its C++
+description, invisible to Python's garbage collector, and the compiler's reference to the last
+network's parameters. Compiled graphs themselves stay: see PreTrainedModel.close.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from mindspore import nn
 from mindspore.graph.api import _cell_graph_executor
 
 
-def untie(network: nn.Cell) -> None:
-    """Let the parameters of a network go with it."""
+def break_cycles(network: nn.Cell) -> None:
+    """Break the reference cycles of a network's parameters."""
     for parameter in network.get_parameters():
         parameter.param_info.obj = None
 
 
-def give_back() -> None:
-    """To be called when networks have gone, or parts of them."""
+def release_memory() -> None:
+    """Release the memory of networks that were closed or resized."""
     _cell_graph_executor._graph_executor.set_weights_values({})
-    # Large arrays lie in the heap too once one of them was freed: malloc's threshold follows them.
+    # malloc's mmap threshold is dynamic: large arrays may be in the heap too.
     trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # musl has none, and needs none
+    if trim is not None:  # not in musl
         trim(0)

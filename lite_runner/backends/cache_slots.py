@@ -1,4 +1,4 @@
-"""Slots of the caches that are parameters of a network."""
+"""Copying slots of caches that are network parameters."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from mindspore import Parameter, Tensor, ops
 def copy_slots(
     caches: Iterable[Parameter], slots: int, sources: Sequence[int], targets: Sequence[int]
 ) -> None:
-    """Slot targets[i] becomes slot sources[i]; all are read before any is written.
+    """Copy slot sources[i] to targets[i]; all are read before any is written.
 
-    The first axis of each cache goes by slots, of which it holds `slots`.
+    The first axis of each cache is slot-major, with `slots` slots.
     """
     update, gather = ops.ScatterUpdate(), ops.Gather()
     for cache in caches:

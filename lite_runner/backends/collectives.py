@@ -1,6 +1,6 @@
-"""What the ranks of a job do together outside the network: meet, and gather what each has made.
+"""Collectives between the ranks of a job outside the network: rendezvous, and gathering results.
 
-Only AllGather over all ranks is used, which runs on CPU and Ascend alike.
+Only AllGather over all ranks is used, which works on both CPU and Ascend.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from lite_runner.config.ranks import Ranks
 from lite_runner.errors import EnvironmentFault
 from lite_runner.networks.tensor_parallel import TensorParallel
 
-# On CPU a collective fails when another rank comes later than this, 30 s by default; yet ranks
-# load, compile and (data parallel) generate for as long as they need. The launcher has timeouts.
+# On CPU a collective fails if another rank arrives later than this (30 s by default), but ranks may
+# load, compile and (data parallel) generate for longer. The launcher has timeouts.
 _PATIENCE = {"MS_CPU_COMM_OP_TIMEOUT": str(7 * 24 * 3600)}
 
 
 def meet(ranks: Ranks) -> None:
-    """Wait until all ranks are up; to be called once, when MindSpore knows the device.
+    """Wait until all ranks are up; call once, after the device is set.
 
-    Raises EnvironmentFault where they do not meet, or are others than `ranks` says.
+    Raises EnvironmentFault if the rendezvous fails, or rank or size differ from `ranks`.
     """
     found = join(f"rank {ranks.rank} of {ranks.size}")
     if found != (ranks.rank, ranks.size):
@@ -39,7 +39,7 @@ def meet(ranks: Ranks) -> None:
 
 
 def join(name: str) -> tuple[int, int]:
-    """Wait until all ranks are up; this process's rank and their number. See `meet`."""
+    """Wait until all ranks are up; this process's rank and the number of ranks. See `meet`."""
     os.environ.update(_PATIENCE)
     try:
         init()
@@ -53,13 +53,13 @@ def join(name: str) -> tuple[int, int]:
 
 
 def announce_semi_auto() -> None:
-    """What MindFormers' init_context leaves behind; Model.infer_predict_layout refuses without."""
+    """Set the mode that MindFormers' init_context sets; Model.infer_predict_layout requires it."""
     ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel")
 
 
 @contextmanager
-def cut_by_hand() -> Iterator[None]:
-    """Within, MindSpore does not cut networks, whose parts here know how they work together."""
+def manual_parallel() -> Iterator[None]:
+    """Disable MindSpore's automatic parallelism: the networks here are sharded manually."""
     before = ms.get_auto_parallel_context("parallel_mode")
     ms.set_auto_parallel_context(parallel_mode="stand_alone")
     try:
@@ -69,12 +69,12 @@ def cut_by_hand() -> Iterator[None]:
 
 
 def schedule() -> None:
-    """Be the scheduler of a job, through which its ranks meet; returns when they have left."""
+    """Run the scheduler process of a job's rendezvous; returns when all ranks have left."""
     init()
 
 
 def tensor_parallel(ranks: Ranks, *, vocab_parallel: bool) -> TensorParallel | None:
-    """How the network of this rank works with those that share its copy; None where none does."""
+    """The tensor-parallel group of this rank's replica; None without tensor parallelism."""
     if ranks.tensor == 1:
         return None
     world = GlobalComm.WORLD_COMM_GROUP
@@ -88,7 +88,7 @@ def tensor_parallel(ranks: Ranks, *, vocab_parallel: bool) -> TensorParallel | N
 
 
 def gather(payload: bytes) -> list[bytes]:
-    """The payloads of all ranks, on every rank, by rank; returns when the last has come."""
+    """All-gather: the payloads of all ranks, by rank, on every rank."""
     all_gather = ops.AllGather()
 
     def gathered(values: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -96,7 +96,7 @@ def gather(payload: bytes) -> list[bytes]:
         return joined.reshape(-1, len(values))
 
     sizes = gathered(np.array([len(payload)], np.int32))[:, 0]
-    words = np.zeros(-(-int(sizes.max()) // 4) + 1, np.int32)  # AllGather has no type of one byte
-    words.view(np.uint8)[: len(payload)] = np.frombuffer(payload, np.uint8)
-    rows = gathered(words).view(np.uint8)
+    buffer = np.zeros(-(-int(sizes.max()) // 4) + 1, np.int32)  # AllGather has no 1-byte type
+    buffer.view(np.uint8)[: len(payload)] = np.frombuffer(payload, np.uint8)
+    rows = gathered(buffer).view(np.uint8)
     return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]

@@ -1,4 +1,4 @@
-"""The device that MindSpore computes on."""
+"""Sets MindSpore's device."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from lite_runner.backends import ascend_context
 from lite_runner.errors import EnvironmentFault
 from lite_runner.system import environment
 
-CANN_KERNELS = "MS_DISABLE_INTERNAL_KERNELS_LIST"  # for these operators, in place of MindSpore's
+CANN_KERNELS = "MS_DISABLE_INTERNAL_KERNELS_LIST"  # operators that use CANN's kernels
 
 
 def set_device(
     device: str, device_id: int, threads: int | None = None, *, pynative: bool = False
 ) -> None:
-    """Point MindSpore at the device; an absent one is an EnvironmentFault.
+    """Set MindSpore's device. Raises EnvironmentFault if there is no such device.
 
-    `threads` None is MindSpore's own choice. With `pynative` operators run one by one, not as a
-    compiled graph.
+    `threads` None: MindSpore's default. `pynative`: operators run eagerly, not as a compiled graph.
     """
     if device == "CPU":
-        device_id = 0  # there is one, and DEVICE_ID may be of ranks or be left over
+        device_id = 0  # there is one; DEVICE_ID may belong to ranks or be left over
     jit_config = {"jit_level": "O0"}
     ms.set_context(mode=ms.PYNATIVE_MODE if pynative else ms.GRAPH_MODE, jit_config=jit_config)
     try:
         ms.set_device(device, device_id)
     except (RuntimeError, ValueError) as error:
-        # A script that has computed with tensors of its own has chosen the device by that.
+        # A script that has already computed with tensors has set the device by that.
         if (ms.get_context("device_target"), ms.get_context("device_id")) != (device, device_id):
             raise EnvironmentFault(
                 f"context.device_target={device}: MindSpore {ms.__version__} here has no such "
@@ -40,7 +39,7 @@ def set_device(
     if device == "Ascend":
         ascend_context.apply()
     if environment.has_fused_operators(device):
-        # PagedAttention and ReshapeAndCache are of MindSpore's kernels for inference.
+        # PagedAttention and ReshapeAndCache are inference kernels of MindSpore.
         ms.set_context(jit_config=jit_config | {"infer_boost": "on"})
     if threads is not None:
         ms.set_context(runtime_num_threads=threads)
@@ -65,10 +64,10 @@ def try_device(device: str) -> str:
 
 
 def choose_attention() -> None:
-    """Have CANN's kernel compute FlashAttentionScore, before a graph with it is compiled.
+    """Select CANN's FlashAttentionScore kernel; call before compiling a graph with it.
 
-    MindSpore's own takes other masks, and a shift only where queries and keys are as many. What
-    the user has set stays.
+    MindSpore's own kernel takes other masks, and a bias only if there are as many queries as keys.
+    A user's setting is kept.
     """
     listed = os.environ.setdefault(CANN_KERNELS, "FlashAttentionScore")
     if "FlashAttentionScore" not in listed.split(","):

@@ -1,4 +1,4 @@
-"""The backend over an artifact of the dynamic layout: one graph, one row at a time."""
+"""Backend for artifacts of the dynamic layout: one graph, one row at a time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.answers import wanted_of
 from lite_runner.backends.base import AdapterSlots, BackendInfo, Row
 from lite_runner.backends.engines.base import Engine
+from lite_runner.backends.graph_outputs import select_wanted
 from lite_runner.backends.step_sizes import chunk_length, step_budget
 from lite_runner.errors import ConfigError
 from lite_runner.mindir.manifest import Manifest
@@ -22,7 +22,7 @@ class DynamicBackend:
     adapters: AdapterSlots | None = None
 
     def __init__(self, manifest: Manifest, engine: Engine, slots: int) -> None:
-        """`slots`: rows held at once; more than were exported is a ConfigError."""
+        """`slots`: cache slots. Raises ConfigError if more than were exported."""
         check_slots(manifest, slots)
         chunk = chunk_length(manifest.model.num_heads, manifest.seq_length)
         self.info = BackendInfo(
@@ -39,28 +39,28 @@ class DynamicBackend:
         self._engine = engine
 
     def prepare(self) -> None:
-        """Compile the graph, before any row is in the cache."""
+        """Compile the graph while the cache is empty."""
         if self.compile_s == 0.0:
             start = time.perf_counter()
             self._run(np.zeros(2, np.int32), 0, 2, 0)
             self.compile_s = time.perf_counter() - start
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        """Logits [rows that want them, vocab] after each one's last token."""
+        """Logits [k, vocab] after the last token of each row that asks for them."""
         self.prepare()
         logits = np.empty((len(rows), self.info.vocab_size), np.float32)
         for index, row in enumerate(rows):
             for start in range(0, len(row.tokens), self.info.chunk):
                 piece = row.tokens[start : start + self.info.chunk]
                 logits[index] = self._run(piece, row.position + start, row.end, row.slot)
-        return wanted_of(logits, rows)
+        return select_wanted(logits, rows)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """A ConfigError: the cache is inside the graph."""
+        """Raises ConfigError: the cache is inside the graph."""
         raise ConfigError(*cannot_copy("dynamic"))
 
     def close(self) -> None:
-        """End the engine."""
+        """Close the engine."""
         self._engine.close()
 
     def _run(
@@ -74,7 +74,7 @@ class DynamicBackend:
 
 
 def check_slots(manifest: Manifest, slots: int) -> None:
-    """More rows than were exported are a ConfigError."""
+    """Raise ConfigError for more slots than were exported."""
     if slots > manifest.batch_size:
         raise ConfigError(
             f"{slots} rows at once, but {manifest.model_name} was exported for "
@@ -84,7 +84,7 @@ def check_slots(manifest: Manifest, slots: int) -> None:
 
 
 def cannot_copy(layout: str) -> tuple[str, str]:
-    """Message and hint where a layout's cache cannot be copied from row to row."""
+    """Message and hint for a layout whose cache slots cannot be copied."""
     return (
         f"beams and num_return_sequences copy the cache from row to row, which a graph of the "
         f"{layout} layout cannot: it keeps the cache to itself",

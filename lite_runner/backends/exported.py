@@ -1,4 +1,4 @@
-"""Exported models and the engines that run them: which there are, which is taken, and how."""
+"""Selects and starts the engine that runs an exported model."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ Device = Literal["CPU", "Ascend"]
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What an engine is started with."""
+    """Start options of an engine."""
 
     name: EngineName
     device: Device = "CPU"
     device_id: int = 0
-    rank_id: int = 0  # of this process, where several share the work
-    threads: int | None = None  # None: the engine's own choice
+    rank_id: int = 0  # of this process, with several ranks
+    threads: int | None = None  # None: the engine's default
     ge: GeConfig | None = None
-    key: bytes | None = None  # of an encrypted model
+    key: bytes | None = None  # decryption key of an encrypted model
 
 
-def absent(engine: EngineName, layout: Layout, device: Device) -> EnvironmentFault | None:
-    """Why an engine that knows a layout cannot run it on this machine; None: it can."""
+def why_unavailable(engine: EngineName, layout: Layout, device: Device) -> EnvironmentFault | None:
+    """Why an engine that supports a layout cannot run it on this machine; None: it can."""
     if layout == "resizable" and device != "CPU":
         return EnvironmentFault(
             "the layout resizable is made for a CPU",
@@ -63,10 +63,10 @@ def absent(engine: EngineName, layout: Layout, device: Device) -> EnvironmentFau
 def choose_engine(
     layout: Layout, asked: EngineName | Literal["auto"], device: Device
 ) -> EngineName:
-    """The engine that is asked for, or the first one here that runs the layout.
+    """The requested engine, or the first available one that runs the layout.
 
-    Raises ConfigError where the one asked for does not know the layout, EnvironmentFault where
-    it, or every one that does, is not here.
+    Raises ConfigError if the requested one does not support the layout, EnvironmentFault if it, or
+    every one that does, is unavailable.
     """
     engines = ENGINES[layout]
     if asked != "auto":
@@ -75,7 +75,7 @@ def choose_engine(
                 f"engine={asked} does not run the layout {layout}", f"engine={engines[-1]}"
             )
         engines = (asked,)
-    faults = [absent(engine, layout, device) for engine in engines]
+    faults = [why_unavailable(engine, layout, device) for engine in engines]
     for engine, fault in zip(engines, faults, strict=True):
         if fault is None:
             return engine
@@ -84,8 +84,8 @@ def choose_engine(
 
 
 def check_reads(engine: EngineName, layout: Layout) -> None:
-    """That an engine reads what MindSpore writes of a layout, else an EnvironmentFault."""
-    if engine == "lite" and layout != "resizable":  # which is rewritten for the oldest
+    """Raise EnvironmentFault if an engine cannot read the MindIR that MindSpore writes."""
+    if engine == "lite" and layout != "resizable":  # resizable is rewritten for the oldest Lite
         from mindspore.train import mind_ir_pb2
 
         lite.check_reads(max(mind_ir_pb2.Version.values()))
@@ -94,13 +94,13 @@ def check_reads(engine: EngineName, layout: Layout) -> None:
 def open_exported(
     graphs: Mapping[GraphName, Path], manifest: Manifest, options: EngineOptions, *, slots: int
 ) -> Backend:
-    """The model in its engine, with a cache of `slots` rows. RunnerError where it does not load."""
+    """Load the model with `slots` cache slots. Raises RunnerError if that fails."""
     if manifest.layout == "resizable":
         from lite_runner.backends.resizable import ResizableBackend
 
         return ResizableBackend(manifest, _engine(graphs, manifest, options), slots)
     if manifest.operators is not None:
-        return _open_fused(graphs, manifest, manifest.operators, options, slots)
+        return _open_native(graphs, manifest, manifest.operators, options, slots)
     from lite_runner.backends.dynamic import DynamicBackend
     from lite_runner.backends.no_cache import NoCacheBackend
     from lite_runner.backends.static_pair import StaticPairBackend
@@ -113,7 +113,7 @@ def open_exported(
     return DynamicBackend(manifest, engine, slots)
 
 
-def _open_fused(
+def _open_native(
     graphs: Mapping[GraphName, Path],
     manifest: Manifest,
     operators: Operators,
@@ -129,7 +129,7 @@ def _open_fused(
 
 
 def check_operators(what: str, device: Device) -> None:
-    """That what needs our own operators can have them, else an EnvironmentFault."""
+    """Raise EnvironmentFault unless `what` can use the native kernels on this device."""
     if device != "CPU":
         raise EnvironmentFault(
             f"{what} needs this project's own operators, which are made for a CPU; got {device}",

@@ -1,4 +1,4 @@
-"""Which GE options a run has on Ascend: its own, those beside the model, or its processor's."""
+"""GE options of a run on Ascend: the config's, the model folder's, or the processor's preset."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from lite_runner.system import environment
 
 
 def ge_of_run(config: ExportedOptions, beside: tuple[Path, ...] = ()) -> GeConfig | None:
-    """The options on this machine, which has an Ascend processor; `beside`: the config.ini in the
-    model's folder. None with ge=none, and for a processor that has no preset.
+    """The options for this machine's Ascend processor; `beside`: config.ini files of the model's
+    folder. None with ge=none, and for a processor without a preset.
 
-    Raises EnvironmentFault where the processor cannot be told.
+    Raises EnvironmentFault if the processor cannot be identified.
     """
     given, infer = ge_config(config), config.infer
     if infer.ge_config_path or infer.ge_preset is None:
@@ -29,12 +29,12 @@ def ge_of_run(config: ExportedOptions, beside: tuple[Path, ...] = ()) -> GeConfi
     if preset is None:
         return given
     options = compose_groups({"ge": preset})["infer"]["ge_options"]
-    laid = dataclasses.replace(infer, ge_options=_laid(options, infer.ge_options or {}))
+    laid = dataclasses.replace(infer, ge_options=_merged(options, infer.ge_options or {}))
     return ge_config(dataclasses.replace(config, infer=laid))
 
 
 def tell_ge(config: ExportedOptions, ge: GeConfig | None) -> None:
-    """Note where the options of a run on Ascend come from, and what they leave to Lite."""
+    """Note the source of the GE options, and which ones are left to Lite's defaults."""
     if ge is not None and config.infer.ge_preset == "auto" and not config.infer.ge_config_path:
         soc = environment.ascend_soc()
         files = ", ".join(map(str, ge.files))
@@ -44,7 +44,7 @@ def tell_ge(config: ExportedOptions, ge: GeConfig | None) -> None:
 
 
 def ge_to_write(config: ExportedOptions, target: str) -> GeConfig | None:
-    """The options that go beside exported graphs: those of this machine, if they are for it."""
+    """The options to write with exported graphs: this machine's if the target is Ascend."""
     if target != "Ascend" or not environment.ascend_devices():
         if target == "Ascend" and config.infer.ge_preset == "auto":
             progress.note(
@@ -55,11 +55,11 @@ def ge_to_write(config: ExportedOptions, target: str) -> GeConfig | None:
     return ge_of_run(config)
 
 
-def _laid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """One section over the other, name by name."""
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Deep-merge `above` over `below`."""
     laid = dict(below)
     for name, value in above.items():
         under = laid.get(name)
         both = isinstance(value, Mapping) and isinstance(under, Mapping)
-        laid[name] = _laid(under or {}, value) if both else value
+        laid[name] = _merged(under or {}, value) if both else value
     return laid

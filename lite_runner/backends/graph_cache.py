@@ -1,7 +1,7 @@
-"""Compiled graphs kept across runs.
+"""Cache of compiled graphs across runs.
 
-MindSpore's own key leaves out the input shapes, so that one graph can be served for another:
-every distinct graph gets a folder of its own here, named by a hash of all that shapes it.
+MindSpore's cache key omits the input shapes, so it can serve a wrong graph: here every distinct
+graph has its own folder, named by a hash of everything it depends on.
 """
 
 from __future__ import annotations
@@ -22,48 +22,47 @@ from lite_runner.weights.source import GRAPHS, cache_dir
 
 SEAL = ".sha256"
 
-_claimed = False  # by the first backend of this process; see GraphCache
+_claimed = False  # the first backend of this process has the cache; see GraphCache
 
 
 class GraphCache:
     """The cache folder of one backend's graphs.
 
-    MindSpore takes the folder that it is first told of for the whole process, and numbers the
-    graphs in it by the order in which they are compiled. So only the first backend of a process
-    gets a folder (a run has one), and it must compile its graphs in an order that never varies:
-    only those of the purpose that it compiles for first are kept.
+    MindSpore keeps the first folder for the whole process, and numbers the graphs in it by compile
+    order. So only the first backend of a process uses the cache (a run has one), and its compile
+    order must be fixed: only graphs of the first purpose are cached.
     """
 
     def __init__(self, network: Mapping[str, object]) -> None:
-        """`network`: all that the graphs depend on besides the code, as JSON has it."""
+        """`network`: everything the graphs depend on besides the code, JSON-serializable."""
         global _claimed
         described = {
             **network,
             "mindspore": ms.__version__,
             "code": code_digest(),
-            # MindSpore throws an entry away that another program has made.
+            # MindSpore discards entries of other programs.
             "program": str(_program()),
         }
         self._described = described
         self._active = not _claimed and _program().is_file()
         _claimed = True
-        self._purpose = ""  # of the graphs that are kept
+        self._purpose = ""  # of the cached graphs
         self._folder = Path()
         self._next = 0
 
     @contextmanager
     def entry(self, purpose: str = "generate") -> Iterator[bool]:
-        """Compile one graph within; yields whether it is read from the cache."""
+        """Context in which to compile one graph; yields whether it is a cache hit."""
         if self._active and not self._purpose:
             self._purpose = purpose
-            told = json.dumps(self._described | {"purpose": purpose}, sort_keys=True)
-            name = hashlib.sha256(told.encode()).hexdigest()[:32]
+            key = json.dumps(self._described | {"purpose": purpose}, sort_keys=True)
+            name = hashlib.sha256(key.encode()).hexdigest()[:32]
             self._folder = cache_dir() / GRAPHS / name
             self._active = _is_writable(self._folder)
         if not self._active or purpose != self._purpose:
             yield False
             return
-        # Under msrun MindSpore puts its role before the names.
+        # Under msrun MindSpore prefixes the names with its role.
         name = f"{os.environ.get('MS_ROLE', '')}compile_cache_{self._next}.mindir"
         graph = self._folder / "rank_0" / "graph_cache" / name
         self._next += 1
@@ -78,7 +77,7 @@ class GraphCache:
 
 
 def _is_whole(graph: Path) -> bool:
-    """Whether a kept graph is as it was written; MindSpore would not notice a changed constant."""
+    """Whether a cached graph is intact; MindSpore would not notice a changed constant."""
     try:
         if sha256_of(graph) == graph.with_suffix(SEAL).read_text():
             return True
@@ -89,18 +88,18 @@ def _is_whole(graph: Path) -> bool:
 
 
 def _seal(graph: Path) -> None:
-    with suppress(OSError):  # an entry without its seal is made anew
+    with suppress(OSError):  # an entry without a checksum is compiled again
         graph.with_suffix(SEAL).write_text(sha256_of(graph))
 
 
 def _program() -> Path:
-    """The file that MindSpore took for the program when it was imported; it reads that for its key,
-    so without one (`python -c`) there is no cache."""
+    """The file that MindSpore took for the main program at import; it is part of its key, so
+    without one (`python -c`) there is no cache."""
     return Path(getattr(graph_api, "entry_script_path", None) or "/")
 
 
 def _is_writable(folder: Path) -> bool:
-    """Whether graphs can be kept; a run does without the cache where they cannot."""
+    """Whether the folder is writable; else the run does not use the cache."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -1,4 +1,4 @@
-"""From logits to the log-probability of the token that follows, and of the most likely ones."""
+"""Log-probabilities of following tokens, and of the most likely ones, from logits."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.base import Backend, Row
 
-BLOCK_BYTES = 8 << 20  # logits worked on at a time: they stay in the processor's cache
-LOGITS_BYTES = 64 << 20  # logits that a backend makes at a time
+BLOCK_BYTES = 8 << 20  # logits processed at a time, to stay in the CPU cache
+LOGITS_BYTES = 64 << 20  # logits returned by a backend step
 
 
 def rows_at_once(vocab: int, longest: int) -> int:
-    """Tokens whose logits [n, vocab] a backend makes in one step: a power of two, or `longest`."""
+    """Tokens n whose logits [n, vocab] a step returns: a power of two, or `longest`."""
     fits = max(1, LOGITS_BYTES // (4 * vocab))
     return min(longest, 1 << (fits.bit_length() - 1))
 
 
 def logits_of_text(backend: Backend, tokens: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
-    """Logits of the base model after each of `tokens` [n], in parts [k, vocab] that together are
-    [n, vocab], by a backend that has `most_logits`. Slot 0 is overwritten."""
+    """Base-model logits after each of `tokens` [n], in chunks [k, vocab], from a backend with
+    `most_logits`. Overwrites slot 0."""
     step = backend.info.most_logits
     for start in range(0, len(tokens), step):
         part = tokens[start : start + step]
@@ -31,11 +31,11 @@ def logits_of_text(backend: Backend, tokens: NDArray[np.int32]) -> Iterator[NDAr
 def log_likelihoods(
     logits: NDArray[np.float32], following: NDArray[np.int32], top: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.float64]]:
-    """Natural log-softmax of logits [n, vocab]: at the tokens `following` [n]; and of the `top` k
-    most likely tokens, from the most likely on, the ids [n, k] and theirs [n, k].
+    """Natural log-softmax of logits [n, vocab] at the tokens `following` [n]; and ids [n, k] and
+    log-probabilities [n, k] of the `top` k tokens, most likely first.
 
-    The largest logit is subtracted and exp taken in float32; the sum is float64. Logits that are
-    not finite give NaN, and a vocabulary never takes more than one block of memory.
+    Max subtraction and exp are float32, the sum is float64. Non-finite logits give NaN. Memory is
+    bounded by a block.
     """
     count, vocab = logits.shape
     top = min(top, vocab)
@@ -57,10 +57,10 @@ def log_likelihoods(
 
 
 def _largest(block: NDArray[np.float32], top: int) -> NDArray[np.int64]:
-    """Places of the `top` largest of each row [n, top], the largest first; of equals the first."""
+    """Indices [n, top] of the `top` largest per row, largest first; ties by index."""
     least = np.partition(block, -top, axis=1)[:, -top]
     found = np.empty((len(block), top), np.int64)
     for index, row in enumerate(block):
-        places = np.flatnonzero(~(row < least[index]))  # more than `top`, where some are equal
-        found[index] = places[np.argsort(-row[places], kind="stable")[:top]]
+        near = np.flatnonzero(~(row < least[index]))  # more than `top` on ties
+        found[index] = near[np.argsort(-row[near], kind="stable")[:top]]
     return found

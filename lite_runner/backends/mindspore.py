@@ -1,9 +1,9 @@
-"""The online backend: a MindSpore network built from a checkpoint, on CPU or Ascend.
+"""The MindSpore backend: a network built from a checkpoint, on CPU or Ascend.
 
 Two graphs share the weights and the cache: *prefill* takes one row of any length (a dynamic
-shape), *decode* one token of every slot (a static shape, which runs a quarter faster). A row is
-prefilled alone, so what stands beside it cannot change its logits. A third, *score*, is a prefill
-that gives the logits after every token.
+shape), *decode* one token of every slot (a static shape, which runs a quarter faster). Each row is
+prefilled alone, so other rows cannot change its logits. A third, *score*, is a prefill with logits
+after every token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lite_runner.architectures import network_code
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.adapter_slots import LoraSlots
 from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row
-from lite_runner.backends.cache_memory import give_back, untie
+from lite_runner.backends.cache_memory import break_cycles, release_memory
 from lite_runner.backends.cache_slots import copy_slots
 from lite_runner.backends.collectives import tensor_parallel
 from lite_runner.backends.device import choose_attention, set_device
@@ -41,7 +41,7 @@ from lite_runner.system.signals import deferred
 from lite_runner.weights.lora.adapter import Adapter
 from lite_runner.weights.read_ahead import QuantizedWeights
 
-# The graphs, without adapters and with them.
+# Graphs without and with adapters.
 _CELLS: dict[str, tuple[type[nn.Cell], type[nn.Cell]]] = {
     "prefill": (steps.Prefill, steps.LoraPrefill),
     "decode": (steps.Decode, steps.LoraDecode),
@@ -51,27 +51,27 @@ _CELLS: dict[str, tuple[type[nn.Cell], type[nn.Cell]]] = {
 
 @dataclass(frozen=True)
 class MindSporeOptions:
-    """What an online backend is asked for."""
+    """Options of a MindSpore backend."""
 
-    slots: int  # rows that can be held at once
-    length: int  # tokens that the longest row may reach, prompt and new ones
+    slots: int  # cache slots
+    length: int  # maximum tokens per row, prompt and generated
     dtype: str = "float32"
     device: str = "CPU"
     device_id: int = 0
-    threads: int | None = None  # None: MindSpore's own choice
-    use_past: bool = True  # False: no cache, every step computes the whole row anew
+    threads: int | None = None  # None: MindSpore's default
+    use_past: bool = True  # False: no cache, every step recomputes the whole row
     ranks: Ranks = Ranks()  # noqa: RUF009  (frozen)
-    vocab_parallel: bool = True  # several ranks: the embedding and the head are cut too
-    lora: LoraSize | None = None  # room for adapters; None: the base model alone
-    integer_input: bool = False  # a8w8, where the weights are integers
-    pynative: bool = False  # operators one by one: nothing is compiled, and each step is slower
+    vocab_parallel: bool = True  # with several ranks: shard the embedding and the head too
+    lora: LoraSize | None = None  # adapter slots; None: base model only
+    integer_input: bool = False  # a8w8: inputs of int8 weights are quantized too
+    pynative: bool = False  # eager mode: nothing is compiled, and each step is slower
 
 
 class MindSporeBackend:
     """See `lite_runner.backends.base.Backend`.
 
-    Of several ranks each has a backend of its own; those that share a copy of the model get the
-    same rows in the same order, and compute the same logits.
+    Every rank has its own backend; the ranks of a replica get the same rows in the same order, and
+    compute the same logits.
     """
 
     def __init__(
@@ -81,11 +81,10 @@ class MindSporeBackend:
         options: MindSporeOptions,
         adapters: Sequence[Adapter] = (),
     ) -> None:
-        """`config` is the whole model's, `weights` give this rank's pieces, as do `adapters`, those
-        that are known from the start. QuantizedWeights are for Ascend, whose operators multiply by
-        integers.
+        """`config` is the unsharded model; `weights` and the initial `adapters` are this rank's
+        shards. QuantizedWeights need Ascend's quantized operators.
 
-        Several ranks must have met before: see `lite_runner.backends.collectives`.
+        Several ranks need a rendezvous first: see `lite_runner.backends.collectives`.
         """
         self._network: nn.Cell | None = None
         self._compiled: dict[str, nn.Cell] = {}
@@ -94,7 +93,7 @@ class MindSporeBackend:
         fused = environment.has_fused_operators(options.device)
         if fused:
             choose_attention()
-        self.compile_s = 0.0  # so far; a part of the forward that it happened in
+        self.compile_s = 0.0  # so far; included in the time of the forward that compiled
         length = cache_length(options.length, config.seq_length)
         size = CacheSize(options.slots, length) if options.use_past else None
         parallel = tensor_parallel(options.ranks, vocab_parallel=options.vocab_parallel)
@@ -117,11 +116,11 @@ class MindSporeBackend:
         self._use_past = options.use_past
         self._pynative = options.pynative
         self._ranks = options.ranks
-        self._lay_out(network, replace(options, length=length))
+        self._configure(network, replace(options, length=length))
 
-    def _lay_out(self, network: nn.Cell, options: MindSporeOptions) -> None:
-        """All that depends on the room which the network has."""
-        untie(network)
+    def _configure(self, network: nn.Cell, options: MindSporeOptions) -> None:
+        """Set everything that depends on the cache size."""
+        break_cycles(network)
         self._options, config = options, self._config
         chunk = most = options.length
         if self._use_past:
@@ -144,7 +143,7 @@ class MindSporeBackend:
                 "options": asdict(replace(options, lora=None)) | {"threads": None},
                 "fused": self._fused,
                 "adapters": lora and [lora.slots, lora.rank, sorted(lora.targets)],
-                # Integers, by column or by group, are multiplied by other operators than floats.
+                # Quantized weights, per column or per group, use other operators than floats.
                 "weights": [
                     [one.name, list(one.shape), str(one.dtype)] for one in network.get_parameters()
                 ],
@@ -153,7 +152,7 @@ class MindSporeBackend:
         )
 
     def grow(self, slots: int, length: int) -> None:
-        """Room for other rows, and as long ones; the weights and the adapters stay."""
+        """Reallocate the cache; the weights and the adapters stay."""
         assert self._network is not None
         self._compiled.clear()
         options = replace(
@@ -161,15 +160,15 @@ class MindSporeBackend:
         )
         if self._use_past:
             resize(self._network, CacheSize(options.slots, options.length))
-        self._lay_out(self._network, options)
-        give_back()
+        self._configure(self._network, options)
+        release_memory()
 
     def prepare(self) -> None:
-        """Compile what the first token needs; `forward` does it where this was not called.
+        """Compile what the first token needs; else `forward` does it.
 
-        Always prefill first, as the graph cache wants it. Decode can wait for the first token
-        where it is read from the cache; compiling it would interrupt the text for seconds. Of
-        several ranks one may have it in its cache and keep the others waiting.
+        Always prefill first, as the graph cache requires. On a cache hit decode is loaded lazily;
+        compiling it later would interrupt the output for seconds. With several ranks it is always
+        compiled here, since only some may have it cached.
         """
         if "prefill" in self._compiled:
             return
@@ -178,27 +177,26 @@ class MindSporeBackend:
             self._compile("decode")
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        """Logits [sum of row.logits, vocab], in the order of the rows and of their tokens.
-
-        Every rank computes the same.
+        """Logits [sum of row.logits, vocab], in the order of rows and tokens; the same on every
+        rank.
         """
         ends = np.cumsum([row.logits for row in rows])
         logits = np.empty((ends[-1], self.info.vocab_size), np.float32)
         decoded = []
         for index, row in enumerate(rows):
             one = self._use_past and row.position > 0 and len(row.tokens) == 1
-            if one and not row.length:  # no chunk of a prompt
+            if one and not row.length:  # not a prompt chunk
                 decoded.append(index)
             else:
                 self._prefill(row, logits[ends[index] - row.logits : ends[index]])
         if decoded:
             found = self._decode([rows[index] for index in decoded])
-            wanted = [place for place, index in enumerate(decoded) if rows[index].logits]
+            wanted = [at for at, index in enumerate(decoded) if rows[index].logits]
             logits[ends[decoded][wanted] - 1] = found[wanted]
         return logits
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Slot targets[i] becomes slot sources[i]; all are read before any is written."""
+        """Copy slot sources[i] to targets[i]; all are read before any is written."""
         if not self._use_past:
             self._history |= {
                 target: self._history[source]
@@ -211,30 +209,30 @@ class MindSporeBackend:
         copy_slots(caches, self.info.slots, sources, targets)
 
     def close(self) -> None:
-        """Let go of the network, and of its memory."""
+        """Release the network and its memory."""
         if self._network is not None:
             self._compiled.clear()
             self._history.clear()
             self._network = self.adapters = None
-            give_back()
+            release_memory()
 
-    # A default, since modules are emptied before the last objects are.
+    # Bound as a default: at interpreter shutdown module globals may be cleared first.
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not finalizing():
             self.close()
 
     def _prefill(self, row: Row, logits: NDArray[np.float32]) -> None:
-        """Compute a row, and fill in the logits [row.logits, vocab]."""
+        """Prefill a row and write its logits [row.logits, vocab]."""
         tokens, position = row.tokens, row.position
         if not self._use_past:
             tokens = np.concatenate([self._history.get(row.slot, tokens[:0])[:position], tokens])
             self._history[row.slot] = tokens
             position = 0
-        wanted = turn = len(tokens) - row.logits  # from here on
+        wanted = turn = len(tokens) - row.logits  # first token with logits
         if row.logits == 0 or (row.logits == 1 and self._compiled.keys() != {"score"}):
-            turn = len(tokens)  # a graph that gives the last one's logits will do
+            turn = len(tokens)  # the prefill graph suffices
         elif not self._use_past:
-            turn = 0  # it is computed whole
+            turn = 0  # recomputed as a whole
         adapter = np.array([row.adapter_slot], np.int32)
         for kind, first, end, step in (
             ("prefill", 0, turn, self.info.chunk),
@@ -252,7 +250,7 @@ class MindSporeBackend:
     def _decode(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         slots = [row.slot for row in rows]
         tokens = np.zeros((self.info.slots, 1), np.int32)
-        position = np.full(self.info.slots, self.info.max_length - 1, np.int32)  # the scratch place
+        position = np.full(self.info.slots, self.info.max_length - 1, np.int32)  # scratch position
         tokens[slots, 0] = [row.tokens[0] for row in rows]
         position[slots] = [row.position for row in rows]
         adapters = np.full(self.info.slots, BASE, np.int32)
@@ -272,12 +270,12 @@ class MindSporeBackend:
         return logits
 
     def _compile(self, kind: str) -> bool:
-        """Compile a graph, or read it from the cache, which the answer tells."""
+        """Compile a graph or load it from the cache; whether it was a cache hit."""
         start = time.perf_counter()
         graph: nn.Cell = _CELLS[kind][self.adapters is not None](self._network)
         rows = self.info.slots if kind == "decode" else 1
         each = Tensor(np.zeros(rows, np.int32))
-        # Position, length, slot but for the decoding, and adapter.
+        # Position, length, slot (not for decode) and adapter slot.
         each_row = [each] * (2 + (kind != "decode") + (self.adapters is not None))
         inputs = [Tensor(np.zeros((rows, 1 + (kind != "decode")), np.int32)), *each_row]
         if kind != "decode":
@@ -289,7 +287,7 @@ class MindSporeBackend:
         purpose = "score" if kind == "score" else "generate"
         with self._graphs.entry(purpose) as cached:
             shown = nullcontext() if cached else progress.step(f"compile the {kind} graph")
-            with shown, deferred():  # interrupted, MindSpore leaves a dump and goes on
+            with shown, deferred():  # an interrupt would leave a dump
                 graph.compile(*inputs)
         self._compiled[kind] = graph
         self.compile_s += time.perf_counter() - start

@@ -1,7 +1,7 @@
-"""The online backend on CPU, through our own operators (lite_runner.native).
+"""The native backend: our own CPU kernels (lite_runner.native).
 
-One graph serves prompts and new tokens alike: a step takes the tokens of any rows, up to its
-capacity. What a row's logits are depends on its own tokens only, to the last bit.
+One graph serves prefill and decode: a step takes tokens of any rows up to its capacity (continuous
+batching). Logits are batch-invariant: bit-identical whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from lite_runner import native, progress
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.adapter_slots import LoraSlots
 from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row
-from lite_runner.backends.batch_metadata import BatchMetadata, RowTokens
-from lite_runner.backends.cache_memory import give_back, untie
+from lite_runner.backends.batch_metadata import BatchMetadata, TokenBatch, forward_in_steps
+from lite_runner.backends.cache_memory import break_cycles, release_memory
 from lite_runner.backends.cache_slots import copy_slots
 from lite_runner.backends.device import set_device
 from lite_runner.backends.graph_cache import GraphCache
@@ -37,15 +37,15 @@ from lite_runner.weights.lora.adapter import Adapter
 
 @dataclass(frozen=True)
 class NativeOptions:
-    """What a fused backend is asked for."""
+    """Options of a native backend."""
 
-    slots: int  # rows that can be held at once
-    length: int  # tokens that the longest row may reach, prompt and new ones
-    threads: int | None = None  # None: as many as there are processors for this process
+    slots: int  # cache slots
+    length: int  # maximum tokens per row, prompt and generated
+    threads: int | None = None  # None: one per processor available to this process
     cache: CacheType = "fp32"
-    integer_input: bool = False  # a8w8: what is multiplied with int8 weights is rounded too
-    lora: LoraSize | None = None  # room for adapters; None: the base model alone
-    dequantize: bool = False  # quant=none: the integers of a file become float32
+    integer_input: bool = False  # a8w8: inputs of int8 weights are quantized too
+    lora: LoraSize | None = None  # adapter slots; None: base model only
+    dequantize: bool = False  # quant=none: a quantized file's weights become float32
 
 
 class NativeBackend:
@@ -58,9 +58,9 @@ class NativeBackend:
         options: NativeOptions,
         adapters: Sequence[Adapter] = (),
     ) -> None:
-        """`adapters` are those that are known from the start, where `options` have room."""
+        """`adapters`: the initial ones, if `options` have adapter slots."""
         self._network: NativeNetwork | None = None
-        self._steps: dict[int, NativeStep] = {}  # compiled, by the rows of logits they give
+        self._steps: dict[int, NativeStep] = {}  # compiled graphs by their rows of logits
         set_device("CPU", 0, options.threads)
         native.set_threads(options.threads)
         self.compile_s = 0.0
@@ -73,11 +73,11 @@ class NativeBackend:
         network = self._network = NativeNetwork(config, weights, sizes)
         self.adapters: AdapterSlots | None
         self.adapters = LoraSlots(network, adapters, lora) if lora else None
-        self._lay_out(network, sizes, options.length)
+        self._configure(network, sizes, options.length)
 
-    def _lay_out(self, network: NativeNetwork, sizes: NativeSizes, wanted: int) -> None:
-        """All that depends on the room which the network has, of rows of `wanted` tokens."""
-        untie(network)
+    def _configure(self, network: NativeNetwork, sizes: NativeSizes, wanted: int) -> None:
+        """Set everything that depends on the cache size; `wanted`: maximum tokens per row."""
+        break_cycles(network)
         self._sizes, config = sizes, self._config
         self._capacity = step_capacity(sizes.slots)
         self.info = BackendInfo(
@@ -90,8 +90,8 @@ class NativeBackend:
             most_logits=rows_at_once(config.vocab_size, self._capacity),
             can_continue=not config.length_dependent,
         )
-        self._words = BatchMetadata(config, self.info.max_length, self._capacity)
-        self._table = Tensor(self._words.table)
+        self._metadata = BatchMetadata(config, self.info.max_length, self._capacity)
+        self._table = Tensor(self._metadata.table)
         self._graphs = GraphCache(
             {
                 "operators": str(native.LIBRARY),  # MindSpore keeps the path in the graph
@@ -106,64 +106,64 @@ class NativeBackend:
         )
 
     def grow(self, slots: int, length: int) -> None:
-        """Room for other rows, and as long ones; the weights and the adapters stay."""
+        """Reallocate the cache; the weights and the adapters stay."""
         assert self._network is not None
         self._steps.clear()
         positions = cached_positions(cache_length(length, self._config.seq_length))
         sizes = replace(self._sizes, slots=slots, length=positions)
         self._network.resize(sizes)
-        self._lay_out(self._network, sizes, length)
-        give_back()
+        self._configure(self._network, sizes, length)
+        release_memory()
 
     def prepare(self) -> None:
-        """Compile the graph of all steps that give few logits."""
+        """Compile the graph for steps with few logits."""
         self._compiled(self.info.slots)
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        """Logits [sum of row.logits, vocab], in the order of the rows and of their tokens."""
-        every = RowTokens.of(rows)
-        logits = np.empty((len(every.wanted), self.info.vocab_size), np.float32)
+        """Logits [sum of row.logits, vocab], in the order of rows and tokens."""
         most = max(self.info.slots, self.info.most_logits)
-        for part, here in every.parts(self._capacity, most):
-            logits[here] = self._run(every, part, every.wanted[here])
-        return logits
+        return forward_in_steps(rows, self._capacity, most, self.info.vocab_size, self._run)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Slot targets[i] becomes slot sources[i]; all are read before any is written."""
+        """Copy slot sources[i] to targets[i]; all are read before any is written."""
         assert self._network is not None
         copy_slots(self._network.caches, self.info.slots, sources, targets)
 
     def close(self) -> None:
-        """Let go of the network, and of its memory."""
+        """Release the network and its memory."""
         if self._network is not None:
             self._steps.clear()
             self._network = self.adapters = None
-            give_back()
+            release_memory()
 
-    # A default, since modules are emptied before the last objects are.
+    # Bound as a default: at interpreter shutdown module globals may be cleared first.
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not finalizing():
             self.close()
 
-    def _run(self, every: RowTokens, part: slice, wanted: NDArray[np.int64]) -> NDArray[np.float32]:
-        """One step over a part of the tokens -> logits after those that are `wanted`."""
+    def _run(
+        self, every: TokenBatch, part: slice, wanted: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """One step over a part of the tokens -> logits after the `wanted` ones."""
         most = self._most(len(wanted))
-        words, angles = self._words.of(every, part, wanted, most)
-        table = Tensor(angles) if self._words.new_tables else self._table
+        metadata, angles = self._metadata.of(every, part, wanted, most)
+        table = Tensor(angles) if self._metadata.new_tables else self._table
         adapter_slots = self._adapter_slots(every.rows, every.owner[part])
         graph = self._compiled(most)
-        logits: NDArray[np.float32] = graph(Tensor(words), table, Tensor(adapter_slots)).asnumpy()
+        logits: NDArray[np.float32] = graph(
+            Tensor(metadata), table, Tensor(adapter_slots)
+        ).asnumpy()
         return logits[: len(wanted)]
 
     def _most(self, wanted: int) -> int:
-        """Rows of logits that the graph for a step gives which wants so many: the smaller of the
-        two, but for one that would have to be compiled where the larger has been."""
+        """Rows of logits of the graph to use for a step: the smaller of two sizes that suffices,
+        preferring a compiled one."""
         sizes = sorted({self.info.slots, self.info.most_logits})
         enough = [size for size in sizes if size >= wanted]
         return next((size for size in enough if size in self._steps), enough[0])
 
     def _adapter_slots(self, rows: Sequence[Row], owner: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The adapter slot of each token [capacity]."""
+        """Adapter slot per token [capacity]."""
         if self.adapters is None:
             return np.zeros(1, np.int32)
         found = np.full(self._capacity, BASE, np.int32)
@@ -177,12 +177,12 @@ class NativeBackend:
         start = time.perf_counter()
         graph = NativeStep(self._network, self._capacity, wanted)
         graph.set_train(False)
-        words = Tensor(self._words.empty(wanted))
+        metadata = Tensor(self._metadata.empty(wanted))
         with self._graphs.entry("generate" if wanted == self.info.slots else "score") as cached:
             shown = nullcontext() if cached else progress.step("compile the graph")
-            with shown, deferred():  # interrupted, MindSpore leaves a dump and goes on
+            with shown, deferred():  # an interrupt would leave a dump
                 slots = np.zeros(1 if self.adapters is None else self._capacity, np.int32)
-                graph.compile(words, self._table, Tensor(slots))
+                graph.compile(metadata, self._table, Tensor(slots))
         self._steps[wanted] = graph
         self.compile_s += time.perf_counter() - start
         return graph

@@ -1,4 +1,4 @@
-"""The backend over a graph of our own operators: rows together, as in the online one."""
+"""Backend for an exported graph of the native kernels; continuous batching as in NativeBackend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.backends.base import AdapterSlots, BackendInfo, Row
-from lite_runner.backends.batch_metadata import BatchMetadata, RowTokens
+from lite_runner.backends.batch_metadata import BatchMetadata, TokenBatch, forward_in_steps
 from lite_runner.backends.dynamic import cannot_copy, check_slots
 from lite_runner.backends.engines.base import Engine
 from lite_runner.errors import ArtifactError, ConfigError
@@ -24,7 +24,7 @@ class NativeGraphBackend:
     def __init__(
         self, manifest: Manifest, operators: Operators, engine: Engine, slots: int
     ) -> None:
-        """`slots`: rows held at once; more than were exported is a ConfigError."""
+        """`slots`: cache slots. Raises ConfigError if more than were exported."""
         check_slots(manifest, slots)
         self.info = BackendInfo(
             engine=engine.name,
@@ -38,9 +38,9 @@ class NativeGraphBackend:
         )
         self.compile_s = 0.0
         self._engine, self._capacity = engine, operators.capacity
-        self._most = manifest.batch_size  # rows of logits that the graph gives
-        self._words = BatchMetadata(manifest.model, manifest.seq_length, operators.capacity)
-        inputs = self._words.specs(self._most)
+        self._most = manifest.batch_size  # rows of logits per step
+        self._metadata = BatchMetadata(manifest.model, manifest.seq_length, operators.capacity)
+        inputs = self._metadata.specs(self._most)
         if manifest.graphs["model"].inputs != inputs:
             raise ArtifactError(
                 f"{manifest.graphs['model'].file}: takes {manifest.graphs['model'].inputs}, "
@@ -48,33 +48,36 @@ class NativeGraphBackend:
                 "export the model again",
             )
         self._inputs = engine.bind("model", [one.shape for one in inputs])
-        self._inputs[1][...] = self._words.table
+        self._inputs[1][...] = self._metadata.table
 
     def prepare(self) -> None:
-        """Compile the graph, before any row is in the cache."""
+        """Compile the graph while the cache is empty."""
         if self.compile_s == 0.0:
             start = time.perf_counter()
-            self._engine.run("model")  # a step without tokens
+            self._engine.run("model")  # an empty step
             self.compile_s = time.perf_counter() - start
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        """Logits [sum of row.logits, vocab], in the order of the rows."""
+        """Logits [sum of row.logits, vocab], in the order of rows and tokens."""
         self.prepare()
-        every = RowTokens.of(rows)
-        logits = np.empty((len(every.wanted), self.info.vocab_size), np.float32)
-        for part, here in every.parts(self._capacity, self._most):
-            wanted = every.wanted[here]
-            words, table = self._words.of(every, part, wanted, self._most)
-            self._inputs[0][...] = words
-            if self._words.new_tables:
-                self._inputs[1][...] = table
-            logits[here] = self._engine.run("model")[0][: len(wanted)]
-        return logits
+        vocab = self.info.vocab_size
+        return forward_in_steps(rows, self._capacity, self._most, vocab, self._run)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """A ConfigError: the cache is inside the graph."""
+        """Raises ConfigError: the cache is inside the graph."""
         raise ConfigError(*cannot_copy("dynamic"))
 
     def close(self) -> None:
-        """End the engine."""
+        """Close the engine."""
         self._engine.close()
+
+    def _run(
+        self, every: TokenBatch, part: slice, wanted: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """One step over a part of the tokens -> logits after the `wanted` ones."""
+        metadata, table = self._metadata.of(every, part, wanted, self._most)
+        self._inputs[0][...] = metadata
+        if self._metadata.new_tables:
+            self._inputs[1][...] = table
+        logits: NDArray[np.float32] = self._engine.run("model")[0][: len(wanted)]
+        return logits

@@ -1,6 +1,6 @@
-"""The backend over a graph without a cache: each step computes all that a row has, anew.
+"""Backend for a graph without KV cache: each step recomputes whole rows.
 
-Shapes: b rows of the batch, s positions that a row has at most. Row i of the batch is slot i.
+Shapes: b rows of the batch, s maximum positions per row. Row i of the batch is slot i.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.answers import logits_of, wanted_of
 from lite_runner.backends.base import AdapterSlots, BackendInfo, Row
 from lite_runner.backends.engines.base import Engine
+from lite_runner.backends.graph_outputs import logits_of, select_wanted
 from lite_runner.errors import ConfigError
 from lite_runner.mindir.manifest import Manifest
 
@@ -21,29 +21,29 @@ from lite_runner.mindir.manifest import Manifest
 class NoCacheBackend:
     """See `lite_runner.backends.base.Backend`.
 
-    The graph takes the ids [b, s] of whole texts, as MindFormers' use_past=False does.
+    The graph takes the ids [b, s] of whole sequences, as with MindFormers' use_past=False.
     """
 
     adapters: AdapterSlots | None = None
 
     def __init__(self, manifest: Manifest, engine: Engine) -> None:
-        self.info = whole_prompts(manifest, engine)
+        self.info = static_batch_info(manifest, engine)
         self.compile_s = 0.0
         self._engine = engine
-        # Of each slot, so far.
+        # Token ids of each slot so far.
         self._ids = np.zeros((self.info.slots, self.info.max_length), np.int32)
 
     def prepare(self) -> None:
-        """Compile the graph, on padding."""
+        """Compile the graph with padding."""
         if self.compile_s == 0.0:
             start = time.perf_counter()
             self._run(np.ones(self.info.slots, np.int32))
             self.compile_s = time.perf_counter() - start
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        """Logits [rows that want them, vocab] after each one's last token.
+        """Logits [k, vocab] after the last token of each row that asks for them.
 
-        A text longer than the exported sequence is a ConfigError.
+        Raises ConfigError for a row longer than the exported sequence length.
         """
         lengths = np.ones(self.info.slots, np.int32)
         for row in rows:
@@ -55,17 +55,17 @@ class NoCacheBackend:
                     "export it again with a larger sequence length, or shorten the prompt",
                 )
             self._ids[row.slot, row.position : length] = row.tokens
-            self._ids[row.slot, length:] = 0  # of a longer text that was here; seen by nothing
+            self._ids[row.slot, length:] = 0  # clear a previous, longer sequence
             lengths[row.slot] = length
         self.prepare()
-        return wanted_of(self._run(lengths)[[row.slot for row in rows]], rows)
+        return select_wanted(self._run(lengths)[[row.slot for row in rows]], rows)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Slot targets[i] becomes slot sources[i]."""
+        """Copy slot sources[i] to targets[i]."""
         self._ids[list(targets)] = self._ids[list(sources)]
 
     def close(self) -> None:
-        """End the engine."""
+        """Close the engine."""
         self._engine.close()
 
     def _run(self, lengths: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -75,9 +75,8 @@ class NoCacheBackend:
         return logits_of(found, self.info.slots, self.info.vocab_size, lengths - 1)
 
 
-def whole_prompts(manifest: Manifest, engine: Engine, *, can_copy: bool = True) -> BackendInfo:
-    """Of a backend over graphs whose steps run all rows of the exported batch, each prompt as
-    long as any may be."""
+def static_batch_info(manifest: Manifest, engine: Engine, *, can_copy: bool = True) -> BackendInfo:
+    """BackendInfo for graphs with a static batch and sequence length: no chunked prefill."""
     slots, length = manifest.batch_size, manifest.seq_length
     return BackendInfo(
         engine=engine.name,

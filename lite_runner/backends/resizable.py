@@ -1,9 +1,9 @@
-"""The offline backend of the `resizable` layout: one graph, its cache outside of it.
+"""Backend for the `resizable` layout: one graph with an external KV cache.
 
-The graph (lite_runner.mindir.resizable_inputs tells its inputs) is resized between two uses:
-a *prefill* has one row of any number of tokens, a *decode* one token of every slot. Resizing
-costs milliseconds, so a decode keeps its shape for as long as its rows fit: the arrays that the
-engine bound are the cache then, and are copied out only when another shape is due.
+The graph (inputs: lite_runner.mindir.resizable_inputs) is resized between two uses: a *prefill* has
+one row of any number of tokens, a *decode* one token of every slot. Resizing costs milliseconds, so
+a decode keeps its shape while its rows fit: meanwhile the bound input arrays are the cache, and are
+copied out only before the next resize.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.answers import wanted_of
 from lite_runner.backends.base import AdapterSlots, BackendInfo, Row
 from lite_runner.backends.engines.base import Engine
+from lite_runner.backends.graph_outputs import select_wanted
 from lite_runner.backends.step_inputs import Positions, gather_rows, score_bias
 from lite_runner.backends.step_sizes import LONGEST_CHUNK, chunk_length, step_budget
 from lite_runner.errors import ArtifactError
@@ -32,7 +32,7 @@ from lite_runner.mindir.resizable_inputs import (
 
 Array = NDArray[np.float32]
 
-SMALLEST_SPAN = 64  # keys of a decode; doubled when a row outgrows it
+SMALLEST_SPAN = 64  # keys of a decode; doubled when a row exceeds it
 
 
 class ResizableBackend:
@@ -41,7 +41,7 @@ class ResizableBackend:
     adapters: AdapterSlots | None = None
 
     def __init__(self, manifest: Manifest, engine: Engine, slots: int) -> None:
-        """Raises ArtifactError where the manifest's graph has other inputs than the layout."""
+        """Raises ArtifactError if the graph's inputs are not those of the layout."""
         self._model = model = manifest.model
         self._engine = engine
         length = manifest.seq_length
@@ -51,7 +51,7 @@ class ResizableBackend:
             slots=slots,
             max_length=length,
             budget=step_budget(slots, LONGEST_CHUNK),
-            chunk=LONGEST_CHUNK,  # see `pieces`
+            chunk=LONGEST_CHUNK,  # see `chunks`
             can_continue=not model.length_dependent,
         )
         self.compile_s = 0.0
@@ -64,32 +64,32 @@ class ResizableBackend:
                 f"expected {', '.join(wanted[:9])}, ... ({len(wanted)} in all)",
                 "export the model again",
             )
-        self._filled = np.zeros(slots, np.int64)  # positions of each slot that were written
-        room = (slots, model.n_kv_heads, decode_span(length - 1), model.head_dim)
-        # Pages of it exist only once they are written.
-        self._cache = [np.zeros(room, np.float32) for _ in range(2 * model.num_layers)]
-        self._decoding: Shape | None = None  # the bound arrays are the cache up to its `past`
-        self._past: list[Array] = []  # those arrays
+        self._filled = np.zeros(slots, np.int64)  # positions written per slot
+        shape = (slots, model.n_kv_heads, decode_span(length - 1), model.head_dim)
+        # Memory pages are allocated on first write.
+        self._cache = [np.zeros(shape, np.float32) for _ in range(2 * model.num_layers)]
+        self._decoding: Shape | None = None  # the bound `_past` is the cache up to its length
+        self._past: list[Array] = []  # bound cache inputs
         self._inputs: dict[str, NDArray[Any]] = {}
 
     def prepare(self) -> None:
         """Nothing is compiled."""
 
     def forward(self, rows: Sequence[Row]) -> Array:
-        """Logits [rows that want them, vocab] after each one's last token."""
+        """Logits [k, vocab] after the last token of each row that asks for them."""
         logits = np.empty((len(rows), self.info.vocab_size), np.float32)
         decoded = []
         for index, row in enumerate(rows):
-            if len(row.tokens) == 1 and not row.length:  # no chunk of a prompt
+            if len(row.tokens) == 1 and not row.length:  # not a prompt chunk
                 decoded.append(index)
             else:
                 logits[index] = self._prefill(row)
         if decoded:
             logits[decoded] = self._decode([rows[index] for index in decoded])
-        return wanted_of(logits, rows)
+        return select_wanted(logits, rows)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Slot targets[i] becomes slot sources[i]; all are read before any is written."""
+        """Copy slot sources[i] to targets[i]; all are read before any is written."""
         read, write = list(sources), list(targets)
         used = int(self._filled[read].max(initial=0))
         for cache in self._cache if self._decoding is None else self._past:
@@ -97,15 +97,15 @@ class ResizableBackend:
         self._filled[write] = self._filled[read]
 
     def close(self) -> None:
-        """End the engine; calling it twice is harmless."""
+        """Close the engine; idempotent."""
         self._inputs, self._past, self._cache = {}, [], []
         self._engine.close()
 
     def _prefill(self, row: Row) -> Array:
         logits: Array
         end = row.position + len(row.tokens)
-        for start, count in pieces(self._model.num_heads, row.position, end):
-            # A size of zero is none: a single position that the bias hides stands for it.
+        for start, count in chunks(self._model.num_heads, row.position, end):
+            # Axes cannot be empty: without a past, one masked position.
             self._bind(Shape(1, count, max(start, 1)))
             for past, cache in zip(self._past, self._cache, strict=True):
                 past[:] = cache[row.slot, :, : past.shape[2]]
@@ -121,7 +121,7 @@ class ResizableBackend:
 
     def _decode(self, rows: Sequence[Row]) -> Array:
         slots = [row.slot for row in rows]
-        # Slots that sit out compute something of a token at position 0, which nobody reads.
+        # Inactive slots compute token 0 at position 0; the result is not read.
         tokens, position = (
             np.zeros((self.info.slots, 1), np.int32),
             np.zeros(self.info.slots, np.int64),
@@ -143,12 +143,12 @@ class ResizableBackend:
         return outputs[0][slots]
 
     def _by_layer(self, new: Array) -> list[Array]:
-        """The keys and values of each layer in turn: [B, K, S, D] each."""
+        """Keys and values of each layer in turn: [B, K, S, D] each."""
         kv = self._model.n_kv_heads
         return [new[:, at : at + kv] for at in range(0, new.shape[1], kv)]
 
     def _bind(self, shape: Shape) -> None:
-        """Resize the graph; what depends on nothing but the shape is filled in."""
+        """Resize the graph and fill in the inputs that depend only on the shape."""
         if self._decoding is not None:
             for past, cache in zip(self._past, self._cache, strict=True):
                 cache[:, :, : self._decoding.past] = past
@@ -163,37 +163,38 @@ class ResizableBackend:
     def _run(
         self, tokens: NDArray[np.int32], start: NDArray[np.int64], length: NDArray[np.int64]
     ) -> list[Array]:
-        """tokens [B, S], start [B]: the position of each row's first, length [B]: of the row."""
+        """tokens [B, S], start [B]: position id of each row's first token, length [B]: of the
+        row."""
         inputs, model = self._inputs, self._model
         inputs["tokens"][:] = tokens.reshape(-1)
-        places = start[:, None] + np.arange(tokens.shape[1])
+        position_ids = start[:, None] + np.arange(tokens.shape[1])
         if model.rotary is not None:
-            cos, sin = self._positions.rotary(places, length)
+            cos, sin = self._positions.rotary(position_ids, length)
             rotated = model.num_heads + model.n_kv_heads
-            for name, values, still in (("cos", cos, 1.0), ("sin", sin, 0.0)):
-                inputs[name][:, :rotated] = values[:, None]
-                inputs[name][:, rotated:] = still  # the values are not rotated
+            for name, angles, identity in (("cos", cos, 1.0), ("sin", sin, 0.0)):
+                inputs[name][:, :rotated] = angles[:, None]
+                inputs[name][:, rotated:] = identity  # values are not rotated
         if model.learned_positions:
-            inputs["positions"][:] = places.reshape(-1)
+            inputs["positions"][:] = position_ids.reshape(-1)
         count, slopes = tokens.shape[1], self._positions.slopes
         for name, window in zip(bias_names(model), windows_of(model), strict=True):
             score_bias(inputs[name], start, count, slopes, window)
         return self._engine.run("model")
 
 
-def pieces(heads: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Where the pieces of a prompt's tokens start .. end begin that are computed at once, and how
-    many tokens each has. A prompt may be cut at multiples of LONGEST_CHUNK: they stay the same."""
+def chunks(heads: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Start and length of each prefill chunk of tokens start .. end. Splitting a prompt at
+    multiples of LONGEST_CHUNK does not change them."""
     while start < end:
-        keys = start + LONGEST_CHUNK  # the graph grows with what is cached
+        keys = start + LONGEST_CHUNK  # memory grows with the cached length
         count = min(end - start, chunk_length(heads, keys))
         yield start, count
         start += count
 
 
 def decode_span(position: int) -> int:
-    """Keys of a decode whose furthest token stands at `position`: a power of two, so few sizes.
+    """Keys of a decode whose last token is at `position`: a power of two, for few sizes.
 
-    One is the token's own; of the others, that are cached, one is where it will be written.
+    One is the token's own; the others are cached, with one position to write it to.
     """
     return int(max(SMALLEST_SPAN, 1 << math.ceil(math.log2(position + 2))))

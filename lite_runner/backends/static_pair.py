@@ -1,6 +1,6 @@
-"""The backend over a static pair: every step runs all rows of the exported batch.
+"""Backend for a static pair: every step runs all rows of the exported batch.
 
-Shapes: b rows of the batch, s positions that a row has at most. Row i of the batch is slot i.
+Shapes: b rows of the batch, s maximum positions per row. Row i of the batch is slot i.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.answers import logits_of, wanted_of
 from lite_runner.backends.base import AdapterSlots, Row
 from lite_runner.backends.dynamic import cannot_copy
 from lite_runner.backends.engines.base import Engine
-from lite_runner.backends.no_cache import whole_prompts
+from lite_runner.backends.graph_outputs import logits_of, select_wanted
+from lite_runner.backends.no_cache import static_batch_info
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.mindir.manifest import GraphName, Manifest, TensorSpec
 from lite_runner.mindir.pair_inputs import (
@@ -29,16 +29,15 @@ from lite_runner.mindir.pair_inputs import (
 class StaticPairBackend:
     """See `lite_runner.backends.base.Backend`.
 
-    A slot that sits a step out gets a padding row, which only touches the last position of its
-    slot; that one is never read before it is written. Of a pair that ends in greedy sampling the
-    logits are 1 for the token that was chosen, 0 for all others.
+    An inactive slot gets a padding row, which only writes the last position of its slot; that one
+    is never read before it is written. A pair with greedy sampling gives one-hot logits.
     """
 
     adapters: AdapterSlots | None = None
 
     def __init__(self, manifest: Manifest, engine: Engine) -> None:
-        """Raises ArtifactError for graphs whose inputs no class of pair_inputs gives."""
-        self.info = whole_prompts(manifest, engine, can_copy=False)
+        """Raises ArtifactError for graphs whose inputs no class of pair_inputs provides."""
+        self.info = static_batch_info(manifest, engine, can_copy=False)
         self.compile_s = 0.0
         self._engine = engine
         self._inputs = inputs_named([spec.name for spec in manifest.graphs["prefill"].inputs])
@@ -53,7 +52,7 @@ class StaticPairBackend:
                 )
 
     def prepare(self) -> None:
-        """Compile both graphs, on padding rows."""
+        """Compile both graphs with padding rows."""
         if self.compile_s == 0.0:
             start = time.perf_counter()
             self._prefill([])
@@ -61,10 +60,10 @@ class StaticPairBackend:
             self.compile_s = time.perf_counter() - start
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        """Logits [rows that want them, vocab] after each one's last token.
+        """Logits [k, vocab] after the last token of each row that asks for them.
 
-        A prompt longer than the exported sequence is a ConfigError. A chunk behind a row's first
-        one goes through the increment graph token by token.
+        Raises ConfigError for a row longer than the exported sequence length. Chunks after a row's
+        first one go through the increment graph token by token.
         """
         for row in rows:
             if (length := row.position + len(row.tokens)) > self.info.max_length:
@@ -85,14 +84,14 @@ class StaticPairBackend:
                 for row in (rows[index] for index in now)
             ]
             logits[now] = self._increment(pieces)
-        return wanted_of(logits, rows)
+        return select_wanted(logits, rows)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """A ConfigError: the cache is inside the graphs."""
+        """Raises ConfigError: the cache is inside the graphs."""
         raise ConfigError(*cannot_copy("static_pair"))
 
     def close(self) -> None:
-        """End the engine."""
+        """Close the engine."""
         self._engine.close()
 
     def _prefill(self, rows: Sequence[Row]) -> NDArray[np.float32]:
@@ -116,7 +115,7 @@ class StaticPairBackend:
     def _run(
         self, graph: GraphName, ids: NDArray[np.int32], valid: NDArray[np.int32]
     ) -> NDArray[np.float32]:
-        """Logits [b, vocab] for ids [b, s or 1] and the tokens in each row, these included [b]."""
+        """Logits [b, vocab] for ids [b, s or 1]; `valid` [b]: tokens per row, these included."""
         values = arrays_of(self._inputs, graph, ids, valid, self.info.max_length)
         bound = self._engine.bind(graph, self._shapes[graph])
         for array, value in zip(bound, values, strict=True):

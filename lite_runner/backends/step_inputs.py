@@ -1,4 +1,4 @@
-"""What a step of the `resizable` graph is told of places, in NumPy.
+"""Inputs of a step of the `resizable` graph that depend on positions, in NumPy.
 
 Shapes as in lite_runner.mindir.resizable_inputs: B rows, S new tokens a row, n = B * S, P cached
 positions, H heads, K key/value heads, G = H / K, D head_dim.
@@ -16,14 +16,14 @@ from lite_runner.mindir.resizable_inputs import Shape
 MASKED = np.float32(-1.0e9)  # far below any score, yet finite
 
 Array = NDArray[np.float32]
-Places = NDArray[np.int64]
+Ints = NDArray[np.int64]
 
 
 class Positions:
-    """A model's rotary angles and ALiBi slopes."""
+    """A model's rotary tables and ALiBi slopes."""
 
     def __init__(self, model: Decoder, length: int) -> None:
-        """`length`: positions that there are."""
+        """`length`: number of position ids."""
         self.slopes: Array | None = None  # [K, G]; None: no ALiBi
         self._cos = self._sin = np.empty((0, 0), np.float32)
         if model.attention.alibi:
@@ -35,24 +35,26 @@ class Positions:
         self._exponents = positions.dynamic_exponents(model.head_dim)
         self._dynamic = rotary.dynamic
         if self._dynamic is None:
-            places = np.arange(length, dtype=np.float32)
-            self._cos, self._sin = _halves(np.outer(places, self._frequencies), self._factor)
+            ids = np.arange(length, dtype=np.float32)
+            self._cos, self._sin = _cos_sin(np.outer(ids, self._frequencies), self._factor)
 
-    def rotary(self, places: Places, length: Places) -> tuple[Array, Array]:
-        """places [B, S], length [B] -> cos and sin [n, D]; sin's first half is negated."""
+    def rotary(self, position_ids: Ints, length: Ints) -> tuple[Array, Array]:
+        """position_ids [B, S], length [B] -> cos and sin [n, D]; sin's first half is negated."""
         if self._dynamic is None:
-            flat = places.reshape(-1)
+            flat = position_ids.reshape(-1)
             return self._cos[flat], self._sin[flat]
-        # Dynamic NTK: the base grows with the row's length once that is past the original.
+        # Dynamic NTK: the base grows with the row's length beyond the original one.
         factor, original = self._dynamic.factor, self._dynamic.original_seq_length
         ratio = np.maximum(length, original).astype(np.float32) * np.float32(factor / original)
         stretch = np.power((ratio - np.float32(factor - 1.0))[:, None], self._exponents)
-        angles = places.astype(np.float32)[:, :, None] * (self._frequencies * stretch)[:, None]
-        return _halves(angles.reshape(-1, angles.shape[-1]), 1.0)
+        angles = (
+            position_ids.astype(np.float32)[:, :, None] * (self._frequencies * stretch)[:, None]
+        )
+        return _cos_sin(angles.reshape(-1, angles.shape[-1]), 1.0)
 
 
 def gather_rows(model: Decoder, shape: Shape) -> dict[str, NDArray[np.int64]]:
-    """The inputs that say where each row's tokens and heads stand; of the shape alone.
+    """Gather indices of each row's tokens and heads; they depend on the shape only.
 
     Per token the fused projection holds H query, K key and K value heads, in that order.
     """
@@ -74,19 +76,19 @@ def gather_rows(model: Decoder, shape: Shape) -> dict[str, NDArray[np.int64]]:
 
 
 def score_bias(
-    bias: Array, start: Places, tokens: int, slopes: Array | None, window: int | None
+    bias: Array, start: Ints, tokens: int, slopes: Array | None, window: int | None
 ) -> None:
-    """Fill bias [B, 1 or K, S * G, S + P] for rows whose first new token stands at start [B].
+    """Fill bias [B, 1 or K, S * G, S + P] for rows whose first new token is at position start [B].
 
-    0 or ALiBi's where a key may be seen, very low elsewhere. The first S keys are the new ones.
-    A query sees the latest `window` keys, its own among them; None: all.
+    0 or ALiBi's for visible keys, MASKED elsewhere. The first S keys are the new ones. `window`:
+    sliding window in tokens, the current one included; None: full.
     """
     rows, heads, queries, keys = bias.shape
     new, cached = np.arange(tokens), np.arange(keys - tokens)
     values = np.empty((rows, tokens, keys), np.float32)
     values[:, :, :tokens] = np.where(new <= new[:, None], np.float32(0), MASKED)
     values[:, :, tokens:] = np.where(cached < start[:, None], np.float32(0), MASKED)[:, None]
-    distance = np.empty((rows, tokens, keys), np.float32)  # of the key from the query
+    distance = np.empty((rows, tokens, keys), np.float32)  # key position - query position
     if slopes is not None or window is not None:
         distance[:, :, :tokens] = new - new[:, None]
         distance[:, :, tokens:] = cached - (start[:, None] + new)[:, :, None]
@@ -98,8 +100,8 @@ def score_bias(
         spread += slopes[None, :, None, :, None] * distance[:, None, :, None]
 
 
-def _halves(angles: Array, factor: float) -> tuple[Array, Array]:
-    """cos and sin [n, D] of angles [n, D / 2], each half the same but for sin's sign."""
+def _cos_sin(angles: Array, factor: float) -> tuple[Array, Array]:
+    """cos and sin [n, D] of angles [n, D / 2], duplicated; sin's first half is negated."""
     cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
     return (
         np.concatenate([cos, cos], 1).astype(np.float32),

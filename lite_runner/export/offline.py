@@ -17,10 +17,10 @@ from lite_runner.backends.dynamic import cannot_copy
 from lite_runner.backends.exported import (
     Device,
     EngineOptions,
-    absent,
     check_operators,
     choose_engine,
     open_exported,
+    why_unavailable,
 )
 from lite_runner.backends.ge_options import ge_of_run, tell_ge
 from lite_runner.backends.step_sizes import cache_length, step_capacity
@@ -288,7 +288,7 @@ def _layout(config: ExportedOptions, model: Decoder, target: Device) -> Layout:
     named = config.engine != "auto" or config.infer.model_type == "mindir_lite"
     if resizable_inputs.unsupported(model) and not named:
         return "dynamic"
-    faults = [absent(engine, "resizable", target) for engine in ENGINES["resizable"]]
+    faults = [why_unavailable(engine, "resizable", target) for engine in ENGINES["resizable"]]
     if named or None in faults:
         return "resizable"
     assert isinstance(faults[-1], EnvironmentFault)

@@ -109,7 +109,7 @@ def test_adapters_come_and_go() -> None:
     slots.remove("a3")
     with pytest.raises(ConfigError, match=r"no adapter 'a22'; did you mean a2\?") as caught:
         slots.pin("a22")
-    assert caught.value.hint == "there are: a1, a2"
+    assert caught.value.hint == "known are: a1, a2"
     slots.add(other)
     versions.append(slots.version("a3"))
     assert len(set(versions)) == 5
@@ -122,9 +122,9 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     version = slots.version("a1")
     with pytest.raises(ConfigError, match=r"a1: .*: got rank 5, expected 4 at most"):
         slots.add(adapter(1, 5, "q"))
-    with pytest.raises(ConfigError, match=r"a2: .*: got 2 weights besides .* as k\n") as caught:
+    with pytest.raises(ConfigError, match=r"a2: .*: got 2 weights that .* as k\n") as caught:
         slots.add(adapter(2, 4, "q", "k", TABLE))
-    assert "load the model anew" in caught.value.hint
+    assert "load the model again" in caught.value.hint
     assert slots.version("a1") == version
     with pytest.raises(ConfigError, match="no adapter 'a2'"):
         slots.version("a2")
@@ -138,7 +138,7 @@ def test_none_is_known_at_the_start() -> None:
     assert "there is none so far" in caught.value.hint
     slots.add(adapter(1, 3, TABLE))
     assert slots.pin("a1") == 0
-    with pytest.raises(ConfigError, match="got rank 5, expected 4 at most; got 1 weights besides"):
+    with pytest.raises(ConfigError, match="got rank 5, expected 4 at most; got 1 weights that"):
         pool_size([adapter(1, 5, "k")], 1, rank=4, targets=["q"])
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.base import Row
 from lite_runner.backends.engines.worker import WorkerEngine
-from lite_runner.backends.resizable import ResizableBackend, decode_span, pieces
+from lite_runner.backends.resizable import ResizableBackend, chunks, decode_span
 from lite_runner.errors import ArtifactError
 from lite_runner.mindir.manifest import Graph, Manifest
 from lite_runner.mindir.write_resizable import export_resizable
@@ -105,14 +105,14 @@ def test_a_long_prompt_is_computed_in_chunks(
 
 @pytest.mark.parametrize("heads", [9, 32, 71])
 def test_pieces_meet_at_multiples_of_a_chunk(heads: int) -> None:
-    whole = list(pieces(heads, 0, 9001))
+    whole = list(chunks(heads, 0, 9001))
     assert len({count for _, count in whole[:-1]}) > 2  # they grow shorter
     assert sum(count for _, count in whole) == 9001
     for size in (512, 2048):
         cut = [
             piece
             for start in range(0, 9001, size)
-            for piece in pieces(heads, start, min(start + size, 9001))
+            for piece in chunks(heads, start, min(start + size, 9001))
         ]
         assert cut == whole
 

@@ -13,9 +13,9 @@ import pytest
 
 from lite_runner.api.infer import told_sizes
 from lite_runner.architectures.flat import ModelConfig
-from lite_runner.backends.answers import logits_of
 from lite_runner.backends.base import Row
 from lite_runner.backends.exported import EngineOptions, choose_engine, open_exported
+from lite_runner.backends.graph_outputs import logits_of
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.mindir.inspect import foreign_manifest
 from lite_runner.mindir.manifest import GraphName
