@@ -1,4 +1,4 @@
-"""Generation: which tokens follow a prompt. NumPy and a Backend; no text, no framework."""
+"""Token generation: scheduling, sampling and beam search over a Backend. NumPy only, no text."""
 
 from lite_runner.generation.generate import OnFinish, OnLogits, OnToken, generate
 from lite_runner.generation.lengths import check_lengths, longest_prompt, longest_sequence

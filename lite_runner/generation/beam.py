@@ -2,8 +2,8 @@
 
 The rules are those of transformers with early_stopping=False: scores are divided by
 length ** length_penalty (eos counts), and the search ends when the best running beam, at its
-length so far, no longer beats the worst of num_beams finished ones. Repetition penalty and
-min_new_tokens act on log-probabilities.
+current length, cannot beat the worst of num_beams finished ones. Repetition penalty and
+min_new_tokens apply to log-probabilities.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lite_runner.errors import RunnerError
 from lite_runner.generation.request import Completion, Event, Finished, Request
 from lite_runner.generation.sampling import Floats, check_finite, log_softmax, process_logits
 
-# Keeps the copies of the one beam there is at first from being chosen before its own tokens.
+# Initial score of all beams but the first, which are its copies.
 _UNLIKELY = -1e9
 
 
@@ -31,10 +31,10 @@ class _Hypothesis:
 
 
 class Beams:
-    """The beam search of one prompt. A `Search` of the scheduler, with a lane for each beam."""
+    """The beam search of one prompt. A `Search` of the scheduler, with a lane per beam."""
 
     def __init__(self, id: int, request: Request, limit: int) -> None:
-        """Completions have at most `limit` tokens."""
+        """`limit`: maximum tokens per completion."""
         self._id, self._request, self._limit = id, request, limit
         self._options = options = request.options
         self.width = options.num_beams
@@ -46,17 +46,17 @@ class Beams:
         self._done = False
 
     def begin(self, logits: NDArray[np.float32]) -> list[Event]:
-        """Choose the first tokens by `logits` [vocab], which follow the prompt."""
+        """Choose the first tokens from the prompt's last `logits` [vocab]."""
         events, _ = self.advance(np.broadcast_to(logits, (self.width, len(logits))))
         return events
 
     def newest(self) -> list[tuple[int, int, int]]:
-        """Of every beam: its lane, its newest token, and how many it has."""
+        """(lane, newest token, number of tokens) per beam."""
         return [(lane, self._tokens[lane][-1], len(self._tokens[lane])) for lane in self.lanes()]
 
     def advance(self, logits: NDArray[np.float32]) -> tuple[list[Event], list[tuple[int, int]]]:
-        """Choose the next beams by `logits` [num_beams, vocab]; also (lane, lane that follows it)
-        of those that go on from another's tokens."""
+        """Choose the next beams from `logits` [num_beams, vocab]; also (parent lane, lane) for
+        beams that continue another one."""
         try:
             parents = self._step(logits)
         except RunnerError as error:
@@ -66,11 +66,11 @@ class Beams:
         return [], [(parent, beam) for beam, parent in enumerate(parents) if parent != beam]
 
     def lanes(self) -> list[int]:
-        """Those that go on: all, or none."""
+        """Running lanes: all, or none."""
         return [] if self._done else list(range(self.width))
 
     def finish(self, reason: FinishReason, index: int | None = None) -> list[Finished]:
-        """End the search: the running beams are given as they are. No beam ends alone."""
+        """End the search with the running beams. A single beam cannot be ended."""
         if self._done or index is not None:
             return []
         self._finished = [
@@ -80,7 +80,7 @@ class Beams:
         return self._ended()
 
     def _ended(self, error: RunnerError | None = None) -> list[Finished]:
-        """The best of the finished ones."""
+        """The best finished hypotheses."""
         self._done = True
         best = self._finished
         if error is not None:
@@ -95,10 +95,10 @@ class Beams:
         ]
 
     def _step(self, logits: Floats) -> list[int]:
-        """Extend the beams by one token; gives each new beam's parent."""
+        """Extend the beams by one token; the parent of each new beam."""
         vocab = logits.shape[1]
         totals = (self._log_probabilities(logits) + self._scores[:, None]).ravel()
-        # One candidate more for every eos, so that `width` beams are left to go on.
+        # Enough candidates that `width` of them are not eos.
         wanted = max(2, 1 + len(self._eos)) * self.width
         top = _best_first(totals, min(wanted, len(totals)))
         length = len(self._tokens[0]) + 1
@@ -124,7 +124,7 @@ class Beams:
 
     def _log_probabilities(self, logits: Floats) -> Floats:
         generated = len(self._tokens[0])
-        # The largest tells of NaN anywhere in its row.
+        # The maximum is NaN if any value of the row is.
         for best in logits.max(axis=1):
             check_finite(best, generated, self._request.name)
         values = log_softmax(logits)

@@ -1,4 +1,4 @@
-"""Requests from their first token to their last, with hooks that hear of each token."""
+"""Runs requests to completion, with callbacks per token."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lite_runner.generation.result import Generation, GenerationTiming
 from lite_runner.generation.scheduler import Scheduler
 from lite_runner.system.signals import deferred
 
-# (prompt index, return index, token id); a true answer ends the sequence.
+# (prompt index, return index, token id); a true result ends the sequence.
 OnToken = Callable[[int, int, int], "bool | None"]
-# (prompt index, return index, logits [vocab], what the token was chosen by [vocab]).
+# (prompt index, return index, logits [vocab], processed scores [vocab]).
 OnLogits = Callable[[int, int, NDArray[np.float32], NDArray[np.floating[Any]]], None]
-# Hears of each completion as soon as it is final.
+# Called with each completion as soon as it is final.
 OnFinish = Callable[[Completion], None]
 
 
@@ -35,15 +35,15 @@ def generate(
 ) -> Generation:
     """The completions of `requests`, ordered by prompt and return index.
 
-    Prompts are counted from `first_index`. `on_token(prompt, return, token)` sees every new token
-    but eos, and ends the sequence by answering true (stop texts); beam search, where no token is
-    sure until the end, never calls it. `on_finish(completion)` follows the last token of each.
-    `on_logits` sees what each token is chosen by, that of eos too, and no beams either; it is for
-    requests with keep_logits.
-    KeyboardInterrupt ends the run with what there is. Where `interrupted` is given, which is asked
-    before every step, only its true answer does, and KeyboardInterrupt is raised: ranks that share
-    a model stop together or not at all.
-    Raises ConfigError where a prompt does not fit, RunnerError where logits are not finite.
+    Prompts are numbered from `first_index`. `on_token(prompt, return, token)` is called for every
+    new token but eos, and ends the sequence by returning true (stop strings); not for beam search,
+    whose tokens are final only at the end. `on_finish(completion)` follows each last token.
+    `on_logits` gets the logits of each token, eos included, for requests with keep_logits; not for
+    beam search.
+    KeyboardInterrupt ends the run with the partial completions. If `interrupted` is given, it is
+    polled before every step and only its true result does so, while KeyboardInterrupt propagates:
+    the ranks of a replica must stop together.
+    Raises ConfigError if a prompt does not fit, RunnerError for non-finite logits.
     """
     run = _Run(scheduler, first_index, on_token, on_finish, on_logits)
     began = time.perf_counter()
@@ -56,10 +56,10 @@ def generate(
         while not (run.over or cut):
             cut = interrupted is not None and interrupted()
             if not cut:
-                run.told = scheduler.step()
-                if timing.time_to_first_token_s is None and run.told:
+                run.events = scheduler.step()
+                if timing.time_to_first_token_s is None and run.events:
                     timing.time_to_first_token_s = time.perf_counter() - began
-                run.hear()
+                run.process()
     except KeyboardInterrupt:
         if interrupted is not None:
             raise
@@ -70,7 +70,7 @@ def generate(
 
 
 class _Run:
-    """What has come of the requests of one call."""
+    """State of the requests of one call."""
 
     def __init__(
         self,
@@ -82,10 +82,10 @@ class _Run:
     ) -> None:
         self._scheduler, self._first = scheduler, first_index
         self._on_token, self._on_finish, self._on_logits = on_token, on_finish, on_logits
-        self._indices: dict[int, int] = {}  # of the scheduler's numbers
-        self._open = 0  # sequences that go on
+        self._indices: dict[int, int] = {}  # request id -> prompt index
+        self._open = 0  # running sequences
         self._done: dict[tuple[int, int], Completion] = {}
-        self.told: list[Event] = []  # by the last step, and not heard yet
+        self.events: list[Event] = []  # of the last step, not processed yet
 
     @property
     def over(self) -> bool:
@@ -97,16 +97,16 @@ class _Run:
             self._indices[id] = self._first + len(self._indices)
             self._open += request.options.num_return_sequences
 
-    def hear(self) -> None:
-        """Keep what is final, and then call the hooks, which may raise."""
-        events = self.told
+    def process(self) -> None:
+        """Store final completions, then call the callbacks, which may raise."""
+        events = self.events
         with deferred():
             self._keep(events)
-            self.told = []
+            self.events = []
         for event in events:
             index = self._indices[event.id]
             if isinstance(event, Finished):
-                self._tell(self._done[index, event.completion.return_index])
+                self._notify(self._done[index, event.completion.return_index])
                 continue
             if self._on_logits and event.logits is not None and event.scores is not None:
                 self._on_logits(index, event.index, event.logits, event.scores)
@@ -114,10 +114,10 @@ class _Run:
                 self._stop(event)
 
     def end(self) -> None:
-        """Take what there is of those that go on."""
+        """Finish the running sequences with their partial completions."""
         with deferred():
             ended = [event for id in self._indices for event in self._scheduler.finish(id)]
-            self._keep([*self.told, *ended])
+            self._keep([*self.events, *ended])
 
     def completions(self) -> list[Completion]:
         return [self._done[key] for key in sorted(self._done)]
@@ -137,16 +137,16 @@ class _Run:
         return bool(self._on_token and self._on_token(index, event.index, event.token))
 
     def _stop(self, event: Token) -> None:
-        """The text is complete with this token."""
+        """End a sequence after this token (a stop string)."""
         with deferred():
             ended = self._scheduler.finish(event.id, "stop", event.index)
             self._keep(ended)
         for one in ended:
-            self._tell(self._done[self._indices[one.id], one.completion.return_index])
-        if not ended:  # the token was its last one anyway
+            self._notify(self._done[self._indices[one.id], one.completion.return_index])
+        if not ended:  # it was the last token anyway
             key = self._indices[event.id], event.index
             self._done[key] = replace(self._done[key], finish_reason="stop")
 
-    def _tell(self, completion: Completion) -> None:
+    def _notify(self, completion: Completion) -> None:
         if self._on_finish:
             self._on_finish(completion)

@@ -1,4 +1,4 @@
-"""A request on its way through the scheduler: in line, its prompt being computed, its tokens."""
+"""A request in the scheduler: queued, in prefill, or decoding."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.base import BASE, Row
 from lite_runner.config.generation import FinishReason
-from lite_runner.generation.logprobs import Places
+from lite_runner.generation.logprobs import LogprobCollector
 from lite_runner.generation.request import Event, Finished, Request, Token
 
 
 class Search(Protocol):
-    """Which tokens follow a prompt. Each of its lanes needs a cache slot."""
+    """Chooses the tokens after a prompt. Each of its lanes needs a cache slot."""
 
     width: int  # lanes
 
@@ -29,41 +29,41 @@ class Search(Protocol):
 
 @dataclass(eq=False)
 class Job:
-    """A search, and how far it is. A request with more sequences than slots has several."""
+    """A search and its progress. A request with more sequences than slots has several."""
 
     id: int
-    order: tuple[int, int, int]  # by which it stands in line: priority, request, part
+    order: tuple[int, int, int]  # queue order: priority, request id, part
     request: Request
     search: Search
-    prompt_logprobs: Places | None = None
-    slots: list[int] = field(default_factory=list)  # of its lanes, from when it leaves the line
+    prompt_logprobs: LogprobCollector | None = None
+    slots: list[int] = field(default_factory=list)  # cache slot per lane, once admitted
     adapter_slot: int = BASE
-    source: int | None = None  # the slot that is about to hold the beginning of the prompt
-    cached: int = 0  # tokens of the prompt that were, or will be, taken from another text
-    filled: int = 0  # tokens of the prompt that are in its first slot
-    begun: bool = False  # the prompt is computed
+    source: int | None = None  # slot whose prefill will provide the prompt's prefix
+    cached: int = 0  # prompt tokens reused from the prefix cache, now or later
+    prefilled: int = 0  # prompt tokens in its first slot
+    decoding: bool = False  # the prefill is complete
 
     @property
-    def left(self) -> int:
-        """Tokens of the prompt that are still to be computed."""
-        return len(self.request.prompt) - self.filled
+    def remaining(self) -> int:
+        """Prompt tokens still to prefill."""
+        return len(self.request.prompt) - self.prefilled
 
     def slots_in_use(self) -> list[int]:
-        """Of the lanes that go on, and the one that the prompt is computed in."""
+        """Slots of the running lanes, and of the prefill."""
         lanes = self.search.lanes()
-        if not self.begun and lanes and lanes[0] != 0:
+        if not self.decoding and lanes and lanes[0] != 0:
             lanes = [0, *lanes]
         return [self.slots[lane] for lane in lanes]
 
     def chunk(self, tokens: int) -> Row:
-        """The next so many tokens of the prompt."""
-        prompt, end = self.request.prompt, self.filled + tokens
+        """The next prefill chunk, of so many tokens."""
+        prompt, end = self.request.prompt, self.prefilled + tokens
         logits = int(end == len(prompt)) if self.prompt_logprobs is None else tokens
-        piece = prompt[self.filled : end]
-        return Row(self.slots[0], piece, self.filled, self.adapter_slot, logits, len(prompt))
+        chunk = prompt[self.prefilled : end]
+        return Row(self.slots[0], chunk, self.prefilled, self.adapter_slot, logits, len(prompt))
 
     def newest(self) -> list[Row]:
-        """The newest token of every lane that goes on."""
+        """Decode rows: the newest token of every running lane."""
         length = len(self.request.prompt) - 1
         return [
             Row(
@@ -75,25 +75,25 @@ class Job:
             for lane, token, generated in self.search.newest()
         ]
 
-    def told(self, events: Sequence[Event]) -> list[Event]:
-        """Events of the search, the completions with what is known of the prompt."""
+    def completed(self, events: Sequence[Event]) -> list[Event]:
+        """Events of the search, the completions with prompt logprobs and cached tokens."""
         return [event if isinstance(event, Token) else self._whole(event) for event in events]
 
     def finish(self, reason: FinishReason, index: int | None = None) -> list[Finished]:
-        """End the sequence with the number `index`, or all (None), as far as they go on."""
+        """End the running sequence `index`, or all (None)."""
         return [self._whole(event) for event in self.search.finish(reason, index)]
 
     def fill(self, tokens: int, logits: NDArray[np.float32]) -> list[Event]:
-        """So many tokens of the prompt were computed, with the logits that `chunk` asked for."""
-        prompt, start = self.request.prompt, self.filled
-        self.filled += tokens
+        """Account for a prefill chunk of so many tokens and the logits that `chunk` asked for."""
+        prompt, start = self.request.prompt, self.prefilled
+        self.prefilled += tokens
         if self.prompt_logprobs is not None:
-            following = prompt[start + 1 : self.filled + 1]
+            following = prompt[start + 1 : self.prefilled + 1]
             if len(following):
                 self.prompt_logprobs.add(logits[: len(following)], following)
-        if self.left:
+        if self.remaining:
             return []
-        self.begun = True
+        self.decoding = True
         return self.search.begin(logits[-1])
 
     def _whole(self, event: Finished) -> Finished:

@@ -1,4 +1,4 @@
-"""How long prompts and completions may be."""
+"""Limits on the lengths of prompts and completions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from lite_runner.errors import ConfigError
 
 
 def longest_prompt(options: GenerationConfig, max_length: int) -> int:
-    """Tokens a prompt may have so that all the new tokens asked for it fit `max_length`."""
-    return _room(options, max_length) - _least_new(options)
+    """Maximum prompt tokens so that the requested new tokens fit `max_length`."""
+    return _total_limit(options, max_length) - _least_new(options)
 
 
 def longest_sequence(prompt: int, options: GenerationConfig, max_length: int) -> int:
-    """Tokens that a prompt of so many and its completion may reach together."""
-    room, new = _room(options, max_length), options.max_new_tokens
-    return room if new is None else min(room, prompt + new)
+    """Maximum tokens of a prompt of `prompt` tokens and its completion together."""
+    limit, new = _total_limit(options, max_length), options.max_new_tokens
+    return limit if new is None else min(limit, prompt + new)
 
 
 def check_lengths(
@@ -25,22 +25,22 @@ def check_lengths(
     max_length: int,
     names: Sequence[str] = (),
 ) -> None:
-    """ConfigError naming every prompt that is empty or does not fit; call before loading.
+    """Raise ConfigError naming every prompt that is empty or does not fit; call before loading.
 
-    `lengths` are those of the prompts in tokens, `each` their options, `max_length` the tokens the
-    model can hold; `names` say what the prompts are called other than by their number.
+    `lengths`: prompt lengths in tokens; `each`: their options; `max_length`: the model's limit in
+    tokens; `names`: names of the prompts instead of their numbers.
     """
     faults = []
     for index, (length, options) in enumerate(zip(lengths, each, strict=True)):
         name = names[index] if names else f"prompt {index}"
         longest, new = longest_prompt(options, max_length), _least_new(options)
-        room = min(max_length, longest + new)
+        limit = min(max_length, longest + new)
         if length == 0:
             faults.append(f"{name} is empty: it has no tokens")
         elif length > longest:
             faults.append(
                 f"{name} does not fit: {length} tokens and {new} new, "
-                f"{length + new} together, but at most {room} fit"
+                f"{length + new} together, but at most {limit} fit"
             )
     if faults:
         error = ConfigError.of(faults)
@@ -50,13 +50,13 @@ def check_lengths(
         raise error
 
 
-def _room(options: GenerationConfig, max_length: int) -> int:
-    """Tokens that prompt and new ones may have together."""
+def _total_limit(options: GenerationConfig, max_length: int) -> int:
+    """Maximum tokens of prompt and completion together."""
     return min(max_length, options.max_length or max_length)
 
 
 def _least_new(options: GenerationConfig) -> int:
-    """New tokens that there must be room for."""
+    """New tokens that must fit."""
     if options.max_length is not None:
         return 1
     return 1 if options.max_new_tokens is None else options.max_new_tokens

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens: of chosen ones as they come, and of a prompt's."""
+"""Log-probabilities of generated tokens and of prompt tokens."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from lite_runner.backends.likelihood import log_likelihoods
 from lite_runner.generation.request import Completion, Logprobs
 
 
-class Places:
-    """Gathers those of one text, place by place."""
+class LogprobCollector:
+    """Collects the log-probabilities of one sequence."""
 
     def __init__(self, top: int) -> None:
-        """`top`: how many of the most likely tokens are wanted at each place."""
+        """`top`: number of most likely tokens to keep per position."""
         self._top = top
         self._parts: list[tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.float64]]] = []
 
     def add(self, logits: NDArray[np.float32], tokens: NDArray[np.int32]) -> None:
-        """`tokens` [n] stand where `logits` [n, vocab] foretell them."""
+        """`logits` [n, vocab] predict `tokens` [n]."""
         self._parts.append(log_likelihoods(logits, tokens, self._top))
 
     def all(self) -> Logprobs:
-        """Those of all tokens so far."""
+        """The log-probabilities of all tokens so far."""
         if not self._parts:
             none = np.zeros((0, self._top))
             return Logprobs(np.zeros(0), none.astype(np.int32), none)
@@ -35,8 +35,8 @@ class Places:
 
 
 def logprobs_of(completion: Completion) -> list[dict[str, Any]] | None:
-    """Those of its drawn tokens as JSON takes them: each with its id, its log-probability (None
-    where that is not finite), and [id, log-probability] of the most likely ones at its place."""
+    """JSON form for the drawn tokens: id, log-probability (None if not finite), and [id,
+    log-probability] of the most likely tokens at each position."""
     found = completion.logprobs
     return None if found is None else _plain(found, completion.drawn)
 
@@ -44,8 +44,8 @@ def logprobs_of(completion: Completion) -> list[dict[str, Any]] | None:
 def prompt_logprobs_of(
     completion: Completion, prompt: Sequence[int]
 ) -> list[dict[str, Any] | None] | None:
-    """The same of the prompt's tokens, as far as they were computed; None for the first, which
-    nothing foretells."""
+    """The same for the prompt's tokens computed so far; None for the first, which nothing
+    predicts."""
     found = completion.prompt_logprobs
     return None if found is None else [None, *_plain(found, prompt[1:])]
 

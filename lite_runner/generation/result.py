@@ -1,4 +1,4 @@
-"""What a generation gives back."""
+"""Results of a generation."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from lite_runner.generation.request import Completion
 
 @dataclass
 class GenerationTiming:
-    """Where the time went; forward passes and the choice of tokens both count, compiling does not.
+    """Time of forward passes and sampling, compiling excluded.
 
-    Of a step that computes prompts and new tokens together, each token has an equal part.
+    In a step with prefill and decode tokens, every token has an equal share.
     """
 
     prefill_s: float = 0.0
     decode_s: float = 0.0
     time_to_first_token_s: float | None = None  # from the call of generate
-    prefill_tokens: int = 0  # prompt tokens put through the model
-    decode_tokens: int = 0  # tokens chosen after each sequence's first, eos included
+    prefill_tokens: int = 0  # prompt tokens computed
+    decode_tokens: int = 0  # tokens sampled after each sequence's first, eos included
 
     @property
     def prefill_tok_s(self) -> float | None:
@@ -32,9 +32,9 @@ class GenerationTiming:
 
 @dataclass
 class Generation:
-    """All completions, by prompt and return index, and how it went."""
+    """All completions, by prompt and return index, with timing."""
 
     completions: list[Completion]
     timing: GenerationTiming = field(default_factory=GenerationTiming)
-    interrupted: bool = False  # Ctrl-C: completions hold what there was
-    adapter_s: Mapping[str | None, float] = field(default_factory=dict)  # of the steps, by adapter
+    interrupted: bool = False  # Ctrl-C: completions are partial
+    adapter_s: Mapping[str | None, float] = field(default_factory=dict)  # step seconds by adapter

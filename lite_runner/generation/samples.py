@@ -1,4 +1,4 @@
-"""Greedy search and sampling: the completions of one prompt, each on its own."""
+"""Greedy search and sampling: independent completions of one prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import RunnerError
-from lite_runner.generation.logprobs import Places
+from lite_runner.generation.logprobs import LogprobCollector
 from lite_runner.generation.request import (
     Completion,
     Event,
@@ -25,7 +25,7 @@ from lite_runner.generation.sampling import Sampler, warped
 class _Sequence:
     index: int
     sampler: Sampler
-    logprobs: Places | None
+    logprobs: LogprobCollector | None
     tokens: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     end_token: int | None = None
@@ -35,7 +35,7 @@ class Samples:
     """Several completions of one prompt, drawn independently. A `Search` of the scheduler."""
 
     def __init__(self, id: int, request: Request, returns: Sequence[int], limit: int) -> None:
-        """Those with the numbers `returns`, of at most `limit` tokens each."""
+        """`returns`: indices of the sequences; `limit`: maximum tokens of each."""
         self._id, self._request, self._limit = id, request, limit
         self._eos = frozenset(request.options.eos_token_id)
         top = request.options.logprobs
@@ -43,16 +43,16 @@ class Samples:
             _Sequence(
                 index,
                 Sampler(request.options, request.prompt, (*request.seed_key, index), request.name),
-                None if top is None else Places(top),
+                None if top is None else LogprobCollector(top),
             )
             for index in returns
         ]
         self.width = len(returns)
 
     def begin(self, logits: NDArray[np.float32]) -> list[Event]:
-        """Choose the first tokens by `logits` [vocab], which follow the prompt."""
+        """Choose the first tokens from the prompt's last `logits` [vocab]."""
         events: list[Event] = []
-        for sequence in self._going_on():
+        for sequence in self._running():
             if self._limit == 0:
                 events.append(self._finished(sequence, "length"))
             else:
@@ -60,7 +60,7 @@ class Samples:
         return events
 
     def newest(self) -> list[tuple[int, int, int]]:
-        """Of every sequence that goes on: its lane, its newest token, and how many it has."""
+        """(lane, newest token, number of tokens) per running sequence."""
         return [
             (lane, sequence.tokens[-1], len(sequence.tokens))
             for lane, sequence in enumerate(self._sequences)
@@ -68,22 +68,22 @@ class Samples:
         ]
 
     def advance(self, logits: NDArray[np.float32]) -> tuple[list[Event], list[tuple[int, int]]]:
-        """Choose the next tokens by `logits` [sequences, vocab]; no lane follows another."""
+        """Choose the next tokens from `logits` [running sequences, vocab]; no lane is copied."""
         events: list[Event] = []
-        for sequence, row in zip(self._going_on(), logits, strict=True):
+        for sequence, row in zip(self._running(), logits, strict=True):
             events += self._extended(sequence, row)
         return events, []
 
     def lanes(self) -> list[int]:
-        """Those that go on."""
+        """Running lanes."""
         return [lane for lane, one in enumerate(self._sequences) if one.finish_reason is None]
 
     def finish(self, reason: FinishReason, index: int | None = None) -> list[Finished]:
-        """End the sequence with the number `index`, or all (None), as far as they go on."""
-        ended = [one for one in self._going_on() if index is None or one.index == index]
+        """End the running sequence `index`, or all (None)."""
+        ended = [one for one in self._running() if index is None or one.index == index]
         return [self._finished(sequence, reason) for sequence in ended]
 
-    def _going_on(self) -> list[_Sequence]:
+    def _running(self) -> list[_Sequence]:
         return [sequence for sequence in self._sequences if sequence.finish_reason is None]
 
     def _extended(self, sequence: _Sequence, logits: NDArray[np.float32]) -> list[Event]:

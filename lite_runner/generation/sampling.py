@@ -1,8 +1,8 @@
-"""From logits to the next token, in the usual order of logits processors.
+"""Logits processing and sampling, in the usual order of logits processors.
 
-Repetition penalty, min_new_tokens; then, when sampling, temperature, top-k, top-p, min-p,
-softmax and a draw. All work on one row of float32 logits [vocab]; none writes to its input.
-The meaning of each agrees with transformers' processor of that name.
+Repetition penalty, min_new_tokens; then, when sampling, temperature, top-k, top-p, min-p, softmax
+and a draw. All take one row of float32 logits [vocab] and do not modify it. Each matches the
+transformers processor of that name.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from lite_runner.errors import RunnerError
 Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.integer[Any]]
 
-# Few tokens are near the best, and only those need sorting.
-_COLUMNS = 1024  # that logits are laid out in to find how near; see _largest
-_MARGINS = (2.0, 4.0, 6.0, 9.0, 13.0, np.inf)  # distances in logits, tried in turn by _nucleus
+# Only the few tokens near the maximum need sorting.
+_COLUMNS = 1024  # columns used to bound the k-th largest; see _largest
+_MARGINS = (2.0, 4.0, 6.0, 9.0, 13.0, np.inf)  # distances from the maximum tried by _nucleus
 
 
 class Sampler:
-    """Chooses the tokens of one sequence.
+    """Samples the tokens of one sequence.
 
-    Draws come from the sequence's own generator, so that a text depends neither on what else is in
-    the batch nor on the order of the work.
+    Each sequence has its own random generator, so results do not depend on the batch or on
+    scheduling.
     """
 
     def __init__(
         self, options: GenerationConfig, prompt: Ids, seed_key: Sequence[int], name: str = ""
     ) -> None:
-        """`seed_key` seeds the draws; `name` is the prompt's in messages."""
+        """`seed_key` seeds the draws; `name`: of the prompt, for messages."""
         self._options = options
         self._seen = prompt
         self._chosen = 0
@@ -43,10 +43,10 @@ class Sampler:
         self.scores: Floats = np.zeros(0, np.float32)  # the last logits, processed [vocab]
 
     def choose(self, logits: Floats) -> int:
-        """The next token. RunnerError where `logits` hold no usable number."""
+        """The next token. Raises RunnerError for non-finite `logits`."""
         options = self._options
         self.scores = scores = process_logits(logits, self._seen, self._chosen, options)
-        best = int(scores.argmax())  # also finds a NaN, which counts as the largest
+        best = int(scores.argmax())  # NaN counts as the maximum
         check_finite(scores[best], self._chosen, self._name)
         token = best if self._random is None else draw(scores, options, self._random)
         self._chosen += 1
@@ -56,7 +56,7 @@ class Sampler:
 
 
 def check_finite(best: np.floating[Any], step: int, name: str) -> None:
-    """RunnerError where the largest score of a row is no number to choose by."""
+    """Raise RunnerError if the maximum score of a row is not finite."""
     if not np.isfinite(best):
         what = "NaN" if np.isnan(best) else f"no finite value (the largest is {best})"
         raise RunnerError(
@@ -68,8 +68,8 @@ def check_finite(best: np.floating[Any], step: int, name: str) -> None:
 def process_logits(logits: Floats, seen: Ids, generated: int, config: GenerationConfig) -> Floats:
     """Logits after repetition penalty and min_new_tokens.
 
-    `seen` are the ids of prompt and generated tokens, repeats allowed; `generated` counts the
-    new ones. Gives `logits` itself where there is nothing to do.
+    `seen`: ids of prompt and generated tokens, repeats allowed; `generated`: number of new tokens.
+    Returns `logits` itself if nothing applies.
     """
     penalized = config.repetition_penalty != 1.0
     too_short = generated < config.min_new_tokens and bool(config.eos_token_id)
@@ -82,28 +82,28 @@ def process_logits(logits: Floats, seen: Ids, generated: int, config: Generation
         penalty = config.repetition_penalty
         scores[ids] = np.where(values < 0, values * penalty, values / penalty)
     if too_short:
-        # A model may name an end that its vocabulary does not have.
+        # A config's eos id may be outside the vocabulary.
         scores[[token for token in config.eos_token_id if token < len(scores)]] = -np.inf
     return scores
 
 
 def draw(scores: Floats, config: GenerationConfig, random: np.random.Generator) -> int:
-    """A token drawn from `scores` by temperature, top_k, top_p and min_p."""
+    """Sample a token from `scores` with temperature, top_k, top_p and min_p."""
     ids, weights = candidates(scores, config)
     cumulative = np.cumsum(weights, dtype=np.float64)
     point = random.random() * cumulative[-1]
-    # Rounding may put the point on the very end.
+    # Rounding may put the point at the end.
     index = min(int(cumulative.searchsorted(point, side="right")), len(cumulative) - 1)
     return index if ids is None else int(ids[index])
 
 
 def candidates(scores: Floats, config: GenerationConfig) -> tuple[Ids | None, Floats]:
-    """The ids that may be drawn (None: all of them) and their weights, which need not sum to 1."""
+    """Candidate ids (None: all) and their unnormalized probabilities."""
     ids: Ids | None = None
     if 0 < config.top_k < len(scores):
         ids = _largest(scores, config.top_k)
         scores = scores[ids]
-    # Relative to the best, which so weighs 1; overflow is only towards -inf, a weight of 0.
+    # Relative to the maximum, whose weight is 1; overflow is only towards -inf, a weight of 0.
     with np.errstate(over="ignore"):
         weights = np.exp((scores - scores.max()) / np.float32(max(config.temperature, 1e-30)))
     if config.top_p < 1.0:
@@ -116,9 +116,9 @@ def candidates(scores: Floats, config: GenerationConfig) -> tuple[Ids | None, Fl
 
 
 def warped(scores: Floats, config: GenerationConfig) -> Floats:
-    """Processed logits [vocab] as a draw sees them: over the temperature, -inf where none falls.
+    """Warped logits [vocab]: divided by the temperature, -inf for non-candidates.
 
-    Without sampling they stay as they are.
+    Unchanged without sampling.
     """
     if not config.do_sample:
         return scores
@@ -131,11 +131,11 @@ def warped(scores: Floats, config: GenerationConfig) -> Floats:
 
 
 def _largest(scores: Floats, count: int) -> Ids:
-    """Indices of the `count` largest, and of all that equal the last of them."""
+    """Indices of the `count` largest, and of ties with the last of them."""
     laid_out = len(scores) - len(scores) % _COLUMNS
     if not count <= _COLUMNS <= laid_out:
         return np.flatnonzero(scores >= _last_of_best(scores, count))
-    # As many columns have a score that is no less than the last of the best columns'.
+    # The `count` best columns each have a score of at least the smallest of their maxima.
     best = scores[:laid_out].reshape(-1, _COLUMNS).max(axis=0)
     ids = np.flatnonzero(scores >= _last_of_best(best, count))
     near = scores[ids]
@@ -150,7 +150,7 @@ def _last_of_best(scores: Floats, count: int) -> np.floating[Any]:
 
 
 def _nucleus(weights: Floats, share: float) -> Ids:
-    """Indices of the fewest largest weights that make up `share` of the sum, at least one."""
+    """Indices of the smallest set of largest weights with `share` of the sum, at least one."""
     wanted = share * weights.sum(dtype=np.float64)
     ids: Ids = np.arange(len(weights))
     if len(weights) > _COLUMNS:

@@ -1,9 +1,9 @@
-"""The scheduler: which rows a backend computes in each step, for any number of requests.
+"""The scheduler: continuous batching with chunked prefill over one backend.
 
-Requests are added and ended at any time. A step takes the newest token of every sequence that goes
-on, and fills up with pieces of prompts, so that a long prompt never keeps the others waiting. What
-is chosen depends on nothing but the order of `add`, `finish` and `step`: ranks that are told the
-same compute the same rows.
+Requests can be added and finished at any time. A step decodes one token of every running sequence
+and fills the token budget with prefill chunks, so that a long prompt never stalls the others.
+Decisions depend only on the order of `add`, `finish` and `step`, so ranks that make the same calls
+compute the same rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.generation.beam import Beams
 from lite_runner.generation.job import Job, Search
 from lite_runner.generation.lengths import check_lengths, longest_sequence
-from lite_runner.generation.logprobs import Places
+from lite_runner.generation.logprobs import LogprobCollector
 from lite_runner.generation.request import Event, Finished, Request, Token
 from lite_runner.generation.result import GenerationTiming
 from lite_runner.generation.samples import Samples
@@ -32,28 +32,28 @@ from lite_runner.system.signals import deferred
 
 @dataclass
 class _Step:
-    """The rows of a step, and whose they are."""
+    """The rows of a step and their jobs."""
 
     rows: list[Row] = field(default_factory=list)
-    decoding: list[tuple[Job, int]] = field(default_factory=list)  # each with its rows
-    prompts: list[Job] = field(default_factory=list)  # a row for each, behind the others
+    decoding: list[tuple[Job, int]] = field(default_factory=list)  # jobs with their row counts
+    prompts: list[Job] = field(default_factory=list)  # one prefill row each, after the decode rows
 
     @property
     def of_prompts(self) -> list[Row]:
-        """The rows of the prompts."""
+        """The prefill rows."""
         return self.rows[len(self.rows) - len(self.prompts) :]
 
 
 class Scheduler:
-    """Generation for many requests over one backend. For one thread."""
+    """Schedules many requests over one backend. Not thread-safe."""
 
     def __init__(
         self, backend: Backend, token_budget: int | None = None, *, prefix_cache: bool = True
     ) -> None:
-        """`token_budget`: tokens of a step at most, None: what the backend likes best;
-        `prefix_cache`: a prompt goes on from a slot that holds its beginning.
+        """`token_budget`: maximum tokens per step (None: the backend's preference); `prefix_cache`:
+        reuse cached prefixes of prompts.
 
-        Raises ConfigError for a budget without room for a piece of a prompt beside all other slots.
+        Raises ConfigError if the budget does not fit a chunk besides a token of all other slots.
         """
         self.timing = GenerationTiming()
         self.adapter_s: dict[str | None, float] = {}  # seconds of the steps, by adapter
@@ -66,32 +66,32 @@ class Scheduler:
                 f" {self._info.slots - 1} other slots, and {self._info.chunk} of a prompt"
             )
         self._slots = Slots(self._info, prefix_cache=prefix_cache)
-        self._waiting: list[Job] = []  # both in the order in which they are served
+        self._waiting: list[Job] = []  # both in queue order
         self._running: list[Job] = []
-        self._due: list[tuple[list[int], list[int]]] = []  # copies that the backend is to make
-        self._untold: list[Event] = []
+        self._pending_copies: list[tuple[list[int], list[int]]] = []  # slot copies to do
+        self._unreported: list[Event] = []
         self._next_id = 0
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether there are no requests."""
         return not (self._waiting or self._running)
 
     @property
     def waiting(self) -> int:
-        """Prompts for which there is no slot yet."""
+        """Queued jobs without slots."""
         return len(self._waiting)
 
     def add(self, request: Request) -> int:
-        """Put a request in line; gives its number, larger than all before.
+        """Queue a request; its id, larger than all before.
 
-        Raises ConfigError where it does not fit the backend, or its adapter is not known.
+        Raises ConfigError if it does not fit the backend, or its adapter is unknown.
         """
         self._check(request)
         id, self._next_id = self._next_id, self._next_id + 1
         top = request.options.prompt_logprobs
         for part, search in enumerate(self._searches(id, request)):
-            places = None if top is None else Places(top)
+            places = None if top is None else LogprobCollector(top)
             job = Job(id, (request.priority, id, part), request, search, places)
             insort(self._waiting, job, key=lambda one: one.order)
         return id
@@ -99,11 +99,11 @@ class Scheduler:
     def finish(
         self, id: int, reason: FinishReason = "interrupted", index: int | None = None
     ) -> list[Finished]:
-        """End a request now, or only its sequence with the number `index`; what was still going on
-        is given as it is, what `step` gave already is not. Its slots are free at the next step."""
-        untold = [event for event in self._untold if _is_of(event, id, index)]
-        self._untold = [event for event in self._untold if event not in untold]
-        ended = [event for event in untold if isinstance(event, Finished)]
+        """Finish a request now, or only its sequence `index`, with partial completions; sequences
+        that `step` has already reported are not repeated. The slots are free at the next step."""
+        unreported = [event for event in self._unreported if _is_of(event, id, index)]
+        self._unreported = [event for event in self._unreported if event not in unreported]
+        ended = [event for event in unreported if isinstance(event, Finished)]
         for job in [one for one in (*self._running, *self._waiting) if one.id == id]:
             ended += job.finish(reason, index)
         self._waiting = [job for job in self._waiting if job.search.lanes()]
@@ -111,15 +111,15 @@ class Scheduler:
         return ended
 
     def step(self) -> list[Event]:
-        """Compute a step, and tell what came of it. After an exception of the backend, or Ctrl-C,
-        the next step is the same again: nothing is lost, nor told twice."""
+        """Run a step; its events. After an exception of the backend, or Ctrl-C, the next call
+        repeats the step: no event is lost or repeated."""
         began, compiled = time.perf_counter(), self._backend.compile_s
         with deferred():
-            self._share()
+            self._copy_prefixes()
             self._admit()
-            while self._due:
-                self._backend.copy(*self._due[0])
-                del self._due[0]
+            while self._pending_copies:
+                self._backend.copy(*self._pending_copies[0])
+                del self._pending_copies[0]
         step = self._compose()
         if step.rows:
             logits = self._backend.forward(step.rows)
@@ -128,7 +128,7 @@ class Scheduler:
                 self._retire()
                 compiling = self._backend.compile_s - compiled
                 self._count(step, time.perf_counter() - began - compiling)
-        events, self._untold = self._untold, []
+        events, self._unreported = self._unreported, []
         return events
 
     def _check(self, request: Request) -> None:
@@ -144,21 +144,21 @@ class Scheduler:
         several = max(options.num_beams, min(options.num_return_sequences, info.slots)) > 1
         if several and not info.can_copy:
             raise ConfigError(
-                "beams and num_return_sequences copy the cache from row to row, which"
-                f" {info.engine} cannot"
+                "beams and num_return_sequences copy cache slots, which"
+                f" {info.engine} does not support"
             )
         if options.num_beams > 1 and options.logprobs is not None:
             raise ConfigError("logprobs are not available with num_beams above 1")
         if options.prompt_logprobs is not None and not info.most_logits:
             raise ConfigError(
-                f"prompt_logprobs: {info.engine} gives logits after a prompt's last token alone"
+                f"prompt_logprobs: {info.engine} gives logits after a prompt's last token only"
             )
         if request.adapter is not None:
             self._adapters(request.adapter).version(request.adapter)
 
     def _adapters(self, name: str) -> AdapterSlots:
         if self._backend.adapters is None:
-            raise ConfigError(f"adapter {name}: this backend has the base model alone")
+            raise ConfigError(f"adapter {name}: this backend has the base model only")
         return self._backend.adapters
 
     def _searches(self, id: int, request: Request) -> list[Search]:
@@ -167,21 +167,21 @@ class Scheduler:
         limit = longest_sequence(length, options, self._info.max_length) - length
         if options.num_beams > 1:
             return [Beams(id, request, limit)]
-        # More sequences than slots: the prompt is computed once for every full set of them.
+        # More sequences than slots: one prefill for every full set of slots.
         returns = range(options.num_return_sequences)
         parts = [returns[start : start + slots] for start in range(0, len(returns), slots)]
         return [Samples(id, request, part, limit) for part in parts]
 
-    def _share(self) -> None:
-        """Copy beginnings of prompts that were waited for, now that they are there."""
+    def _copy_prefixes(self) -> None:
+        """Copy prompt prefixes that are ready now."""
         copied, sources = [], []
         for job in self._running:
             if job.source is None:
                 continue
-            ready = min(job.cached, self._slots.held(job.source))
+            ready = min(job.cached, self._slots.cached(job.source))
             if ready < job.cached and not self._slots.complete(job.source):
                 continue
-            job.cached = job.filled = ready - ready % self._info.chunk
+            job.cached = job.prefilled = ready - ready % self._info.chunk
             if job.cached:
                 copied.append(job)
                 sources.append(job.source)
@@ -191,28 +191,28 @@ class Scheduler:
             self._begin(job)
 
     def _admit(self) -> None:
-        """Give slots to those who are first in line, as far as there are free ones."""
+        """Admit queued jobs while there are free slots."""
         if not self._waiting:
             return
-        copies: dict[int, int] = {}  # target -> source, as the slots are before any of them
+        copies: dict[int, int] = {}  # target -> source, by the contents before any copy
         taken = {slot for job in self._running for slot in job.slots_in_use()}
         free = [slot for slot in range(self._info.slots) if slot not in taken]
-        held_up = False
+        blocked = False
         for job in list(self._waiting) if free else ():
             if job.search.width > len(free):
                 break
-            # While one waits for an adapter's slot, only the base model, which needs none, may
-            # overtake it: others could keep the adapters for ever that are in its way.
-            if held_up and job.request.adapter is not None:
+            # While a job waits for an adapter slot, only base-model jobs may overtake it: others
+            # could starve it by keeping their adapters pinned.
+            if blocked and job.request.adapter is not None:
                 continue
             try:
                 slot = self._pin(job.request.adapter)
             except RunnerError as error:
                 self._waiting.remove(job)
-                self._untold += [replace(one, error=error) for one in job.finish("error")]
+                self._unreported += [replace(one, error=error) for one in job.finish("error")]
                 continue
             if slot is None:
-                held_up = True
+                blocked = True
                 continue
             job.adapter_slot = slot
             self._waiting.remove(job)
@@ -220,22 +220,24 @@ class Scheduler:
             self._place(job, free, copies)
             free = [one for one in free if one not in job.slots]
         if copies:
-            self._due.append((list(copies.values()), list(copies)))
+            self._pending_copies.append((list(copies.values()), list(copies)))
 
     def _pin(self, adapter: str | None) -> int | None:
         return BASE if adapter is None else self._adapters(adapter).pin(adapter)
 
     def _place(self, job: Job, free: Sequence[int], copies: dict[int, int]) -> None:
-        """Choose the slots of a job, and where the beginning of its prompt comes from."""
+        """Assign slots to a job and find its cached prefix."""
         prompt = job.request.prompt if job.prompt_logprobs is None else job.request.prompt[:0]
-        # Who waited for one behind would be overtaken by those between.
-        ahead = {one.slots[0] for one in self._running if not one.begun and one.order < job.order}
+        # Waiting for the prefill of a later job would invert the order.
+        ahead = {
+            one.slots[0] for one in self._running if not one.decoding and one.order < job.order
+        }
         place = self._slots.place(prompt, self._version(job), free, ahead)
-        others = [slot for slot in self._slots.oldest(free) if slot != place.slot]
+        others = [slot for slot in self._slots.by_last_use(free) if slot != place.slot]
         job.slots = [place.slot, *others[: job.search.width - 1]]
-        job.cached = job.filled = place.cached
-        if place.source != place.slot and self._slots.held(place.source) < place.cached:
-            job.source, job.filled = place.source, 0
+        job.cached = job.prefilled = place.cached
+        if place.source != place.slot and self._slots.cached(place.source) < place.cached:
+            job.source, job.prefilled = place.source, 0
         elif place.source != place.slot:
             copies[place.slot] = copies.get(place.source, place.source)
             self._slots.copied([place.source], [place.slot])
@@ -244,28 +246,28 @@ class Scheduler:
     def _begin(self, job: Job) -> None:
         prompt = job.request.prompt
         if job.prompt_logprobs is not None and not self._info.exact:
-            prompt = prompt[:0]  # its pieces are others, which nobody goes on from
-        self._slots.cut(job.slots[0], job.filled)
+            prompt = prompt[:0]  # chunked differently, so not reusable as a prefix
+        self._slots.truncate(job.slots[0], job.prefilled)
         self._slots.begin(job.slots[0], prompt, self._version(job))
 
     def _version(self, job: Job) -> int:
-        """Of what computes a job: texts of another go on from none of its."""
+        """Adapter version of a job: cached prefixes are only shared within a version."""
         name = job.request.adapter
         return 0 if name is None else self._adapters(name).version(name)
 
     def _compose(self) -> _Step:
-        """The newest token of every sequence, and pieces of prompts up to the budget."""
+        """The decode rows, and prefill chunks up to the budget."""
         step = _Step()
         for job in self._running:
-            if job.begun:
+            if job.decoding:
                 rows = job.newest()
                 step.rows += rows
                 step.decoding.append((job, len(rows)))
         room, scored = self._budget - len(step.rows), self._info.most_logits
         for job in self._running:
-            if job.begun or job.source is not None:
+            if job.decoding or job.source is not None:
                 continue
-            tokens = self._piece(job, room, scored)
+            tokens = self._chunk_size(job, room, scored)
             if not tokens:
                 break
             row = job.chunk(tokens)
@@ -276,18 +278,18 @@ class Scheduler:
                 scored -= tokens
         return step
 
-    def _piece(self, job: Job, room: int, scored: int) -> int:
-        """Tokens of a job's prompt that the step still has room for."""
+    def _chunk_size(self, job: Job, room: int, scored: int) -> int:
+        """Size of a job's next prefill chunk within the remaining budget."""
         unit, most = self._info.chunk, room
         if job.prompt_logprobs is not None:
             unit, most = min(unit, self._info.most_logits), min(room, scored)
-        if job.left <= most:
-            return job.left
-        end = job.filled + most
-        return max(0, end - end % unit - job.filled)
+        if job.remaining <= most:
+            return job.remaining
+        end = job.prefilled + most
+        return max(0, end - end % unit - job.prefilled)
 
     def _advance(self, step: _Step, logits: NDArray[np.float32]) -> None:
-        """Choose the next tokens by the logits of a step."""
+        """Choose the next tokens from the logits of a step."""
         sources: list[int] = []
         targets: list[int] = []
         prompts = step.of_prompts
@@ -298,15 +300,15 @@ class Scheduler:
         at = 0
         for job, count in step.decoding:
             found, moves = job.search.advance(logits[at : at + count])
-            self._untold += job.told(found)
+            self._unreported += job.completed(found)
             sources += [job.slots[lane] for lane, _ in moves]
             targets += [job.slots[lane] for _, lane in moves]
             at += count
         for job, row in zip(step.prompts, prompts, strict=True):
             found = job.fill(len(row.tokens), logits[at : at + row.logits])
             at += row.logits
-            self._untold += job.told(found)
-            if job.begun:
+            self._unreported += job.completed(found)
+            if job.decoding:
                 rest = [slot for slot in job.slots_in_use() if slot != job.slots[0]]
                 sources += [job.slots[0]] * len(rest)
                 targets += rest
@@ -314,21 +316,21 @@ class Scheduler:
 
     def _copy(self, sources: list[int], targets: list[int]) -> None:
         if targets:
-            self._due.append((sources, targets))
+            self._pending_copies.append((sources, targets))
             self._slots.copied(sources, targets)
 
     def _retire(self) -> None:
-        """Let go of the jobs that are over."""
+        """Remove finished jobs."""
         over = [job for job in self._running if not job.search.lanes()]
         for job in over:
             self._running.remove(job)
-            if not job.begun:  # else the slot may be another's by now
-                self._slots.give_up(job.slots[0])
+            if not job.decoding:  # else another job may have the slot by now
+                self._slots.abandon(job.slots[0])
             if job.request.adapter is not None:
                 self._adapters(job.request.adapter).unpin(job.request.adapter)
 
     def _count(self, step: _Step, seconds: float) -> None:
-        """A step took so long, without compiling; each token had an equal part in it."""
+        """Account for a step's seconds, without compiling; every token has an equal share."""
         jobs = [job for job, count in step.decoding for _ in range(count)] + step.prompts
         prompts = sum(len(row.tokens) for row in step.of_prompts)
         tokens = sum(len(row.tokens) for row in step.rows)
@@ -342,6 +344,6 @@ class Scheduler:
 
 
 def _is_of(event: Event, id: int, index: int | None) -> bool:
-    """Whether an event is of a request, and of its sequence `index` (None: of any)."""
+    """Whether an event belongs to a request and its sequence `index` (None: any)."""
     own = event.index if isinstance(event, Token) else event.completion.return_index
     return event.id == id and index in (None, own)

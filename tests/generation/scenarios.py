@@ -198,10 +198,10 @@ class Run:
         jobs = self.scheduler._running
         owners = {slot: job for job in jobs for slot in job.slots_in_use()}
         decoded = {row.slot for row in rows if not row.length}
-        assert decoded == {slot for slot, job in owners.items() if job.begun}
+        assert decoded == {slot for slot, job in owners.items() if job.decoding}
         pieces = {owners[row.slot].order: row for row in rows if row.length}
         assert len(pieces) == len(rows) - len(decoded)
-        waiting = [job for job in jobs if not job.begun and job.source is None]
+        waiting = [job for job in jobs if not job.decoding and job.source is None]
         assert list(pieces) == [job.order for job in waiting][: len(pieces)]
         assert bool(pieces) == bool(waiting)
         room = self.budget - sum(len(row.tokens) for row in rows)
