@@ -125,7 +125,7 @@ def kernels_serve(config: ComputeOptions, files: ModelFiles, device: str, ranks:
             f"{fallback.remedy}"
         )
     if quantized and not integers_serve(config, files, device, ranks):
-        progress.note("MindSpore's operators compute with the floats that the integers stand for")
+        progress.note("MindSpore's operators fall back to dequantized weights")
     return False
 
 

@@ -1,1 +1,1 @@
-"""What a run takes: parameters, bytes of memory, several ranks."""
+"""Resource estimates: parameters, memory, tensor parallelism."""

@@ -1,4 +1,4 @@
-"""What a run would take, before it takes it: parameters and memory against what is free."""
+"""Memory requirements of a run, compared with the available memory before it starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROCESS_ADDRESSES = 2250 << 20  # that MindSpore reserves: libraries, threads, a
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a run needs: on the device the first three, in a process on the CPU all."""
+    """Memory requirements in bytes: on a device the first three, in a CPU process all."""
 
     weights: int
     cache: int  # keys and values of all slots
@@ -35,7 +35,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """At the peak: the weights are loaded before there is a cache."""
+        """Peak: the weights are loaded before the cache is allocated."""
         used = self.cache + self.adapters + self.work
         return self.process + self.weights + max(self.loading, used)
 
@@ -45,7 +45,7 @@ class Memory:
         return self.total - self.process + PROCESS_ADDRESSES
 
     def parts(self) -> str:
-        """What it is made of, in words."""
+        """The breakdown as text."""
         named = {
             "weights": self.weights,
             "cache": self.cache,
@@ -68,8 +68,8 @@ def matrix_parameters(model: Decoder) -> int:
 
 
 def weight_bytes(model: Decoder, dtype: DType, quantization: Quantization) -> int:
-    """Bytes of the weights, matrices as integers where quantized; scales of rows, and what stays
-    float32 beside matrices of 16 bits, within 1 %."""
+    """Bytes of the weights, quantized or not; approximate within 1 % for scales per row and float32
+    tensors next to 16-bit matrices."""
     linear, table = quantization.linear, quantization.table
     if linear is None or table is None:
         return parameter_count(model) * BYTES_OF[dtype]
@@ -103,8 +103,8 @@ def memory_need(
     use_past: bool = True,
     quantization: Quantization = Quantization(),  # noqa: B008  (frozen)
 ) -> Memory:
-    """Bytes for weights of `dtype`, matrices as integers where `quantization` says so, and for a
-    cache of `slots` sequences of `length` tokens."""
+    """Bytes for weights of `dtype`, quantized by `quantization`, and for a cache of `slots`
+    sequences of `length` tokens."""
     cache = cache_bytes(model, dtype, slots, length) if use_past else 0
     return Memory(weight_bytes(model, dtype, quantization), cache)
 
@@ -117,7 +117,7 @@ def export_need(need: Memory) -> Memory:
 
 @dataclass(frozen=True)
 class Lever:
-    """A setting with which a run would need less."""
+    """A setting that reduces the memory requirement."""
 
     setting: str  # as it is typed
     need: Memory
@@ -127,8 +127,8 @@ class Lever:
 
 
 def check_memory(need: Memory, levers: Callable[[], Sequence[Lever]] = list) -> None:
-    """Raises EnvironmentFault where one process of this machine cannot hold `need`; `levers` are
-    asked for what would help only then."""
+    """Raise EnvironmentFault if `need` exceeds this machine's available memory; `levers` is called
+    only then, for the hint."""
     found = missing(need)
     if found is not None:
         raise EnvironmentFault(f"memory: the run {found}", remedy(levers()))
@@ -151,7 +151,7 @@ def missing(need: Memory, processes: int = 1) -> str | None:
 
 
 def remedy(levers: Sequence[Lever]) -> str:
-    """What to do where memory does not suffice."""
+    """Hint for insufficient memory."""
     told = "; ".join(map(str, levers))
     return (
         told + "; or " if told else ""

@@ -1,1 +1,1 @@
-"""The machine and its process: environment, devices, memory, signals. Knows nothing of models."""
+"""The machine and this process: environment, devices, memory, signals. Independent of models."""

@@ -1,10 +1,10 @@
-"""The three numbers of an Ascend device, and which of them goes where.
+"""The three ids of an Ascend device and where each is used.
 
-- Its physical number is N of /dev/davinciN; rank tables hold it.
-- Its logical number counts what the machine, or the container, shows, from 0; it is what
-  ASCEND_RT_VISIBLE_DEVICES lists, in ascending order. Outside containers it is the physical one.
-- Its index is its place among those that a process sees; MindSpore's set_device takes it. Without
-  ASCEND_RT_VISIBLE_DEVICES it is the logical one.
+- The physical id is N of /dev/davinciN; rank tables use it.
+- The logical id numbers the devices that the machine or container shows, from 0;
+  ASCEND_RT_VISIBLE_DEVICES lists it, ascending. Outside containers it equals the physical id.
+- The index is the position among the devices visible to a process; MindSpore's set_device takes it.
+  Without ASCEND_RT_VISIBLE_DEVICES it equals the logical id.
 
 (CANN 9.0: rank tables, hcclug_000067; aclrtGetPhyDevIdByUserDevId; envref_07_0028. That a container
 counts its devices in the order of their physical numbers is not said there.)
@@ -23,15 +23,15 @@ VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 
 
 def physical_ids() -> list[int]:
-    """Of the devices that the driver shows here, ascending."""
+    """Physical ids of the devices that the driver shows, ascending."""
     found = (re.fullmatch(r"/dev/davinci(\d+)", path) for path in glob.glob("/dev/davinci*"))
     return sorted(int(match[1]) for match in found if match)
 
 
 def seen_ids(environ: Mapping[str, str] = os.environ) -> list[int]:
-    """The logical numbers of the devices that a process of this environment sees, by index.
+    """Logical ids of the devices visible to a process with this environment, by index.
 
-    Like CANN's runtime this takes what stands in front of the first number that is none.
+    Like CANN's runtime this stops at the first invalid entry.
     """
     count = len(physical_ids())
     asked = environ.get(VISIBLE, "")
@@ -46,17 +46,17 @@ def seen_ids(environ: Mapping[str, str] = os.environ) -> list[int]:
 
 
 def visible_devices(ids: Sequence[int], environ: Mapping[str, str] = os.environ) -> str:
-    """ASCEND_RT_VISIBLE_DEVICES for the processes of the devices `ids`, physical numbers.
+    """ASCEND_RT_VISIBLE_DEVICES for processes on the devices with physical `ids`.
 
-    Raises EnvironmentFault where `environ` hides one of them, or the machine has it not.
+    Raises EnvironmentFault if `environ` hides one of them, or the machine lacks it.
     """
     return ",".join(map(str, sorted(_logical_ids(ids, environ))))
 
 
 def index_of(device_id: int, environ: Mapping[str, str] = os.environ) -> int:
-    """What MindSpore calls a device, given by its physical number, in a process of `environ`.
+    """MindSpore's index of a device, by physical id, in a process with `environ`.
 
-    Raises EnvironmentFault where that process does not see it.
+    Raises EnvironmentFault if the process does not see it.
     """
     (logical,) = _logical_ids([device_id], environ)
     return seen_ids(environ).index(logical)

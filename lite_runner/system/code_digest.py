@@ -1,8 +1,7 @@
-"""Which code this is: what is kept of one run for the next is named by it.
+"""Digest of the package's code, part of the keys of caches across runs.
 
-All of the package counts, not only what writes graphs today: a list of such modules goes stale when
-one moves, and then serves what another code has written. After an update everything is made once
-more.
+It covers the whole package, not only the modules that build graphs: such a list goes stale when a
+module moves, and would serve wrong entries. After an update everything is rebuilt once.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 @cache
 def code_digest(package: Path = PACKAGE) -> str:
-    """SHA-256 of the places and contents of all Python files below a folder, 64 hexadecimal digits.
+    """SHA-256 over paths and contents of all Python files below a folder, 64 hexadecimal digits.
 
-    The first answer stays, as the modules do that were imported. Takes some 15 ms.
+    Cached for the life of the process, like its imported modules. Takes some 15 ms.
     """
     whole = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
-        if path.name.startswith("."):  # an editor's, no module
+        if path.name.startswith("."):  # an editor's temporary file
             continue
         for part in (path.relative_to(package).as_posix().encode(), path.read_bytes()):
             whole.update(hashlib.sha256(part).digest())

@@ -1,10 +1,9 @@
-"""SIGINT stays Python's while MindSpore computes.
+"""Keeps Python's SIGINT handler while MindSpore computes.
 
-At every run of a graph MindSpore puts a handler of its own in place, which answers SIGINT with a
-SIGTERM to the process: no KeyboardInterrupt, and the end of whatever program has called us. There
-is no setting against it, and SIGINT cannot be blocked in threads that are not ours. So the library
-that registers the handler is pointed, for `sigaction`, to a function that does nothing: it imports
-that function for this one purpose.
+At every graph run MindSpore installs its own handler, which turns SIGINT into a SIGTERM to the
+process: no KeyboardInterrupt, and the calling program is killed. There is no setting to disable it,
+and SIGINT cannot be blocked in foreign threads. So the `sigaction` import of the library that
+registers the handler, its only use, is patched to a no-op.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ _RELOCATIONS = ((23, 2), (7, 8))  # (address, size) of those for functions, and 
 
 
 def leave_interrupts(package: Path) -> bool:
-    """Keep MindSpore, installed at `package` and imported, from taking SIGINT; whether that could
-    be done. Calling it again is harmless, and so is calling it from any thread."""
+    """Keep the imported MindSpore at `package` from handling SIGINT; whether that succeeded.
+    Idempotent and thread-safe."""
     libc = ctypes.CDLL(None)
     real, nothing = _address(libc.sigaction), _address(libc.sched_yield)  # which answers 0: done
     library = package.resolve() / LIBRARY
@@ -40,7 +39,7 @@ def leave_interrupts(package: Path) -> bool:
 
 
 def _imports(library: Path, name: bytes) -> Iterator[int]:
-    """Addresses of the pointers through which a loaded library calls the function `name`."""
+    """Addresses of a loaded library's relocation entries for the function `name`."""
     base = _base(library)
     if base is None:
         return
@@ -53,7 +52,7 @@ def _imports(library: Path, name: bytes) -> Iterator[int]:
             dynamic = dict(struct.iter_unpack("<QQ", pairs))
     if not dynamic.keys() >= {_STRINGS, _SYMBOLS}:
         return
-    # glibc makes them addresses when it loads a library, others leave them offsets.
+    # glibc relocates them to addresses at load time, other libcs keep offsets.
     at = {tag: value if value >= base else base + value for tag, value in dynamic.items()}
     for table, length in _RELOCATIONS:
         if table not in dynamic:
@@ -68,7 +67,7 @@ def _imports(library: Path, name: bytes) -> Iterator[int]:
 
 
 def _base(library: Path) -> int | None:
-    """Where a library is loaded."""
+    """Load address of a library."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, _, offset, _, _, *path = line.split(maxsplit=5)
         if path == [str(library)] and int(offset, 16) == 0:

@@ -1,7 +1,7 @@
-"""Memory: what this process may still take, and whether something failed for want of it.
+"""Memory available to this process, and detection of out-of-memory failures.
 
-What limits it is the machine, a container (a cgroup of either version, or one above it) and, by
-`ulimit -v`, its address space, which is more than it holds: mapped files and reserved room count.
+Limits are the machine, a container (cgroup v1 or v2, parents included) and `ulimit -v`, the address
+space, which also counts mapped files and reserved memory.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ TAKE_LESS = (
     "dry_run=true says what the run needs; a smaller batch (predict_batch_size=), fewer tokens "
     "(max_length=) or quant= take less"
 )
-_LARGE_BLOCK = 4 << 20  # bytes; smaller ones are worked on in turn, and gain by being kept
-# What MindSpore, libc and the loader of shared libraries say where there is none left.
+_LARGE_BLOCK = 4 << 20  # bytes; smaller blocks are reused, so glibc may keep them
+# Out-of-memory messages of MindSpore, libc and the dynamic linker.
 _SAID = re.compile(
     r"std::bad_alloc|out of memory|cannot allocate memory|not enough memory|memory not enough"
     r"|memory isn't enough|insufficient memory|(?:alloc|malloc)\w*\b.{0,60}\bmemory\b.{0,60}\bfail"
@@ -35,14 +35,14 @@ _SAID = re.compile(
 
 
 def resident() -> int:
-    """Bytes that this process holds now."""
+    """Resident set size of this process in bytes."""
     import psutil  # type: ignore[import-untyped]
 
     return int(psutil.Process().memory_info().rss)
 
 
 def free_memory() -> int:
-    """Bytes that this process may still take: the machine's, or its container's if that is less."""
+    """Bytes available to this process: the minimum of the machine's and its container's."""
     import psutil
 
     free = int(psutil.virtual_memory().available)
@@ -50,7 +50,7 @@ def free_memory() -> int:
 
 
 def peak() -> int:
-    """Bytes that this process has held at most, and those of its children that still run.
+    """Peak resident set size in bytes of this process and its running children.
 
     Not getrusage, which begins with what the process that started this one held.
     """
@@ -80,15 +80,14 @@ def free_addresses() -> int | None:
 
 
 def oom_kills() -> int:
-    """How many processes of this one's cgroup the system has killed for memory so far; 0 where it
-    does not say."""
+    """OOM kills in this process's cgroup so far; 0 if the system does not report them."""
     counts = [_number(folder / "memory.events", "oom_kill") for folder in _folders_v2()]
     counts += [_number(folder / "memory.oom_control", "oom_kill") for folder in _folders_v1()]
     return max((count for count in counts if count is not None), default=0)
 
 
 def fault_of(error: BaseException) -> EnvironmentFault | None:
-    """The error as a lack of memory; None where it is something else."""
+    """The error as an out-of-memory fault; None if it is something else."""
     chain: list[BaseException] = []
     while error not in chain:
         chain.append(error)
@@ -105,14 +104,14 @@ def fault_of(error: BaseException) -> EnvironmentFault | None:
 
 
 def says_so(text: str) -> bool:
-    """Whether what a process wrote last tells of a lack of memory."""
+    """Whether a process's output reports out of memory."""
     return _SAID.search(text) is not None
 
 
 def killed(code: int | None, kills_before: int) -> str:
-    """Why a process that ended with `code` may have lacked memory: "" where nothing says so.
+    """Why a process that exited with `code` may have run out of memory; "" if nothing suggests it.
 
-    `kills_before` is what `oom_kills` gave when it was started.
+    `kills_before`: `oom_kills` when it was started.
     """
     if code != -signal.SIGKILL:
         return ""
@@ -126,10 +125,10 @@ def killed(code: int | None, kills_before: int) -> str:
 
 @contextmanager
 def large_blocks_returned() -> Iterator[None]:
-    """Within, what is freed goes back to the system at once where it is large.
+    """Return large freed blocks to the system at once.
 
-    glibc keeps freed blocks of up to 32 MB for later, between others that stay: after a model's
-    tensors have been read and packed one by one, a quarter of it may be such gaps.
+    glibc keeps freed blocks of up to 32 MB: after reading and packing a model's tensors one by one,
+    a quarter of the memory may be such fragmentation.
     """
     libc = ctypes.CDLL(None)
     mallopt = getattr(libc, "mallopt", None)
@@ -141,7 +140,7 @@ def large_blocks_returned() -> Iterator[None]:
     try:
         yield
     finally:
-        # What glibc itself arrives at, once a block of that size was freed.
+        # glibc's own dynamic values after freeing a block of that size.
         mallopt(threshold, 32 << 20)
         mallopt(trim, 64 << 20)
         if (give_back := getattr(libc, "malloc_trim", None)) is not None:
@@ -157,11 +156,11 @@ def _lacks_memory(error: BaseException) -> bool:
 
 
 def _left_in_cgroups() -> Iterator[int]:
-    """Bytes left below each limit that holds for this process."""
+    """Bytes left below each cgroup limit of this process."""
     for folder in _folders_v2():
         limit, used = _number(folder / "memory.max"), _number(folder / "memory.current")
         if limit is not None and used is not None:
-            # File pages count as used but are given back when asked for; those of tmpfs are not.
+            # File pages count as used but are reclaimable, except those of tmpfs.
             stat = folder / "memory.stat"
             given_back = (_number(stat, "file") or 0) - (_number(stat, "shmem") or 0)
             yield limit - used + max(0, given_back)
@@ -183,7 +182,7 @@ def _folders_v1() -> list[Path]:
 
 
 def _folders(controller: str, mount: Path) -> list[Path]:
-    """This process's cgroup and those above it; within a container only the mount may be there."""
+    """This process's cgroup and its parents; in a container possibly only the mount."""
     try:
         lines = [line.split(":", 2) for line in _OWN_CGROUPS.read_text().splitlines()]
     except OSError:
@@ -194,7 +193,7 @@ def _folders(controller: str, mount: Path) -> list[Path]:
 
 
 def _number(file: Path, key: str = "") -> int | None:
-    """A file's number, or that of a `key` in it; None where there is none, as of "max"."""
+    """The number in a file, or of a `key` in it; None if there is none, e.g. "max"."""
     try:
         text = file.read_text()
         if not key:

@@ -1,7 +1,7 @@
-"""Continue in the checkout's own .venv, where this Python cannot run lite-runner.
+"""Re-executes in the checkout's .venv if this Python cannot run lite-runner.
 
-Imported before anything else, by whatever Python 3 the user's `python` is: nothing newer than
-Python 3.6 may stand here, in run_lite.py or in lite_runner/__init__.py.
+Imported first, by any Python 3: this file, run_lite.py and lite_runner/__init__.py may not use
+syntax newer than Python 3.6.
 """
 
 import os
@@ -22,9 +22,9 @@ _MARK = "LITE_RUNNER_OWN_PYTHON"  # given to the process that continues: it goes
 
 
 def continue_in_own_python() -> None:
-    """Replace this process by the same program in .venv, if this Python cannot run it.
+    """Re-execute this program in .venv if this Python cannot run it.
 
-    Where there is no .venv, a Python that is too old ends with exit code 3.
+    Without a .venv, a Python that is too old exits with code 3.
     """
     came_from_here = os.environ.pop(_MARK, None) is not None
     reason = _why_not()
@@ -53,6 +53,6 @@ def _why_not() -> str:
 
 
 def _program() -> List[str]:
-    """The words between the interpreter and the arguments."""
+    """The command line between the interpreter and the arguments."""
     spec = sys.modules["__main__"].__spec__
     return [sys.argv[0]] if spec is None else ["-m", spec.name]

@@ -1,14 +1,14 @@
-"""Ctrl-C and SIGTERM as exceptions in the main thread, whatever the libraries do.
+"""Ctrl-C and SIGTERM as exceptions in the main thread, even inside foreign libraries.
 
-MindSpore puts its own SIGINT handler in place at every run of a graph, and that one sends a
-SIGTERM. So SIGINT is blocked in all threads, taken by one that waits for it, and passed on to the
-main thread as SIGUSR1, which also ends a system call that blocks.
+MindSpore installs its own SIGINT handler at every graph run, which sends SIGTERM. So SIGINT is
+blocked in all threads, received by a waiting thread, and forwarded to the main thread as SIGUSR1,
+which also interrupts blocking system calls.
 """
 
 from __future__ import annotations
 
-# Of the module signal the part in C: for the enums around it the scheduler, which defers signals
-# several times for each token, would take three times as long.
+# The C part of the module signal: its enum wrappers would make `deferred`, which the scheduler
+# enters several times per token, three times as slow.
 import _signal  # type: ignore[import-not-found]
 import signal
 import threading
@@ -20,11 +20,11 @@ _DEFERRED = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGUSR1)
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived; like KeyboardInterrupt, no `except Exception` catches it."""
+    """SIGTERM; like KeyboardInterrupt it is not an Exception."""
 
 
 class CutShort(KeyboardInterrupt):
-    """Ctrl-C came while texts were made, and the results of what there is have been written."""
+    """Ctrl-C during generation, after the partial results were written."""
 
 
 _take: Callable[[], bool] | None = None  # who is offered Ctrl-C first
@@ -32,9 +32,9 @@ _take: Callable[[], bool] | None = None  # who is offered Ctrl-C first
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """Within, Ctrl-C raises KeyboardInterrupt and SIGTERM raises Terminated.
+    """Context in which Ctrl-C raises KeyboardInterrupt and SIGTERM raises Terminated.
 
-    To be entered before any thread is started, numpy's among them: threads inherit the mask.
+    Enter it before starting any thread, NumPy's included: threads inherit the signal mask.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -63,10 +63,10 @@ def handled() -> Iterator[None]:
 
 @contextmanager
 def offered(take: Callable[[], bool]) -> Iterator[None]:
-    """Within `handled`: ask `take`, in another thread than this one, at each Ctrl-C; it raises
-    KeyboardInterrupt only where the answer is False.
+    """Within `handled`: call `take` in another thread at each Ctrl-C; KeyboardInterrupt is raised
+    only if it returns False.
 
-    It works while the main thread is in foreign code, too.
+    Also works while the main thread is in foreign code.
     """
     global _take
     before, _take = _take, take
@@ -78,9 +78,9 @@ def offered(take: Callable[[], bool]) -> Iterator[None]:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Within, Ctrl-C and SIGTERM wait; the first of them is raised at the end.
+    """Defer Ctrl-C and SIGTERM; the first of them is raised at the end.
 
-    For foreign code that an exception at any place would break, or that swallows it.
+    For foreign code that swallows exceptions or is broken by them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Files of the user's that are read whole: never more of them than they can need."""
+"""Bounded reads of small user files."""
 
 from __future__ import annotations
 

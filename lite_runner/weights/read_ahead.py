@@ -1,4 +1,4 @@
-"""Tensors read and widened by threads, ahead of the network that takes them."""
+"""Prefetching of tensors by threads, ahead of the network that takes them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from lite_runner.weights.files import drop_pages
 from lite_runner.weights.quantization.quantized import QuantizedTensor
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor, widened
 
-THREADS = 2  # of dequantizing two saturate the memory
-AHEAD_BYTES = 256 << 20  # held ready at most, so that a large model is not in memory twice
+THREADS = 2  # two dequantizing threads saturate memory bandwidth
+AHEAD_BYTES = 256 << 20  # prefetch limit, so that a large model is not in memory twice
 
 T = TypeVar("T")
 Advance = Callable[[int], None]
@@ -70,9 +70,9 @@ class _Queue(Generic[T]):
 
 
 class ReadAhead:
-    """Call it with a name to take that tensor as float32; a tensor can be taken once.
+    """Call it with a name to take that tensor as float32; each can be taken once.
 
-    Reading starts at once, in the mapping's order, and never runs far ahead of the taking.
+    Reading starts at once, in the mapping's order, with a bounded prefetch.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ReadAhead:
 
 
 class QuantizedWeights:
-    """As ReadAhead, of a model whose matrices may be integers; every matrix is [out, in]."""
+    """As ReadAhead, for possibly quantized matrices; every matrix is [out, in]."""
 
     def __init__(
         self,
@@ -101,8 +101,8 @@ class QuantizedWeights:
         config: Decoder,
         advance: Advance = lambda count: None,
     ) -> None:
-        turned = {one.name for one in parameters(config) if one.layout == "in_out"}
-        readings = {name: _out_major(one, name in turned) for name, one in tensors.items()}
+        transposed = {one.name for one in parameters(config) if one.layout == "in_out"}
+        readings = {name: _out_major(one, name in transposed) for name, one in tensors.items()}
         self._queue = _Queue(readings, advance)
 
     def matrix(self, name: str) -> NDArray[Any] | QuantizedTensor:
@@ -123,28 +123,28 @@ class QuantizedWeights:
         self._queue.close()
 
 
-def _out_major(tensor: LazyTensor, turned: bool) -> _Reading[NDArray[Any] | QuantizedTensor]:
+def _out_major(tensor: LazyTensor, transposed: bool) -> _Reading[NDArray[Any] | QuantizedTensor]:
     if tensor.integers is not None:
-        shape = tensor.shape[::-1] if turned else tensor.shape
+        shape = tensor.shape[::-1] if transposed else tensor.shape
         nbytes = tensor.integers.scheme.nbytes(*shape)
-        return _Reading(nbytes, partial(_integers, tensor, tensor.integers, turned))
-    return _Reading(tensor.nbytes, partial(_floats, tensor, turned))
+        return _Reading(nbytes, partial(_integers, tensor, tensor.integers, transposed))
+    return _Reading(tensor.nbytes, partial(_floats, tensor, transposed))
 
 
 def _integers(
-    tensor: LazyTensor, integers: LazyIntegers, turned: bool
+    tensor: LazyTensor, integers: LazyIntegers, transposed: bool
 ) -> NDArray[Any] | QuantizedTensor:
     try:
         return integers.read()
     except ArtifactError:
         if not integers.optional:
             raise
-    return _floats(tensor, turned)
+    return _floats(tensor, transposed)
 
 
-def _floats(tensor: LazyTensor, turned: bool) -> NDArray[Any]:
+def _floats(tensor: LazyTensor, transposed: bool) -> NDArray[Any]:
     values = tensor.read()
-    if not turned:
+    if not transposed:
         return values
     columns = np.ascontiguousarray(values.T)
     drop_pages(values)

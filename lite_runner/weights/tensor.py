@@ -1,4 +1,4 @@
-"""A tensor that is still on disk."""
+"""Lazy tensors: shape and type known, values on disk."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ Index = tuple[slice, ...]  # a slice an axis, without steps
 
 @dataclass(frozen=True)
 class LazyIntegers:
-    """The integers of a matrix [out, in], read when asked."""
+    """The quantized weights of a matrix [out, in], read on demand."""
 
     scheme: Scheme
     read: Callable[[], QuantizedTensor]
-    stored: bool  # as the file has them; False: rounded when they are read
-    optional: bool = False  # the tensor's floats will do where these cannot be had
-    blocks: str = ""  # what is rounded once more: see LazyTensor
+    stored: bool  # as in the file; False: quantized when read
+    optional: bool = False  # fall back to the tensor's floats if they cannot be read
+    blocks: str = ""  # type of the file's blocks that are requantized: see LazyTensor
 
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """Shape and type now, values when asked. `read` gives the stored bits, C-contiguous.
+    """A tensor whose values are read on demand. `read` returns the stored bits, C-contiguous.
 
-    `part` reads a slice where that costs no more than the slice; None: only the whole is there.
-    `integers` are the same values of a quantized matrix, always [out, in]; None: it is of floats.
-    `blocks`: the type of quantized blocks that a file has them in, such as Q4_K; "": none.
+    `part` reads only a slice; None: only the whole can be read. `integers`: the quantized form of a
+    matrix, always [out, in]; None: floats only. `blocks`: type of the file's quantized blocks, such
+    as Q4_K; "": none.
     """
 
     shape: tuple[int, ...]

@@ -175,7 +175,7 @@ def merged(model: Decoder, weights: Weights, adapter: Adapter) -> tuple[Decoder,
         changed["lm_head.weight"] = changed[sites(model)[0].weight].copy()
     for name, pair in adapter.pairs.items():
         product = pair.b.float32().astype(np.float64) @ pair.a.float32() * pair.scale
-        changed[name] = changed[name] + (product.T if places[name].in_out else product)
+        changed[name] = changed[name] + (product.T if places[name].transposed else product)
     alone: Weights = {name: values.astype(np.float32) for name, values in changed.items()}
     return model, alone
 

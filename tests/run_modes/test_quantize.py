@@ -64,7 +64,7 @@ def test_what_was_written_runs_as_what_is_rounded_on_the_way(
     assert ids(f"model={model}", "load_checkpoint=q", "verbosity=1", operators) == expected
     told = capsys.readouterr().err
     assert "matrices as the checkpoint holds them" in told
-    stock = "compute with the floats that the integers stand for" in told
+    stock = "fall back to dequantized weights" in told
     assert stock or operators == "context.kernels=true"
     # Converted, it is a plain checkpoint of those floats.
     convert = ["run_mode=convert", "convert_output=f.safetensors", "load_checkpoint=q"]

@@ -57,7 +57,7 @@ def _cuts(model: Decoder, ranks: Ranks, vocab_parallel: bool) -> dict[str, tuple
         cut = weights[site.weight]
         if cut.axis is None or site.is_embedding:
             found[site.weight] = (Cut(), Cut())
-        elif (cut.axis == 0) != site.in_out:  # along the outputs
+        elif (cut.axis == 0) != site.transposed:  # along the outputs
             found[site.weight] = (Cut(), Cut(0, cut.parts))
         else:
             found[site.weight] = (Cut(1, cut.parts), Cut())

@@ -62,7 +62,7 @@ def merged(
 def _sum(base: LazyTensor, pair: LoraPair, site: TargetModule, name: str) -> NDArray[Any]:
     a, b = pair.values()
     with np.errstate(over="ignore", invalid="ignore"):
-        total = a.T @ b.T if site.in_out else b @ a
+        total = a.T @ b.T if site.transposed else b @ a
         total += base.float32()
         stored = narrowed(total, base.dtype)
     if not np.isfinite(total).all() or (base.dtype == "F16" and not np.isfinite(stored).all()):

@@ -1,7 +1,7 @@
-"""Where an adapter may sit: every linear layer, the word embedding and the head, and what PEFT and
-MindFormers call them.
+"""LoRA target modules: every linear layer, the word embedding and the head, with their names in
+PEFT and MindFormers.
 
-gpt2 and bloom fuse q, k and v at Hugging Face; an adapter of that one module is three of ours,
+Hugging Face fuses q, k and v of gpt2 and bloom; an adapter of that module becomes three of ours,
 which share A.
 """
 
@@ -17,7 +17,7 @@ from lite_runner.architectures.spec import Decoder
 
 @dataclass(frozen=True)
 class TargetModule:
-    """One canonical weight that A [r, width_in] and B [width_out, r] may change."""
+    """A canonical weight that A [r, width_in] and B [width_out, r] target."""
 
     weight: str  # canonical name
     width_in: int  # of an embedding: the vocabulary
@@ -26,11 +26,11 @@ class TargetModule:
     hugging_face: str
     part: int | None = None  # which of q, k, v, where Hugging Face fuses them
     is_embedding: bool = False
-    in_out: bool = False  # how the weight is held; else [out, in]
+    transposed: bool = False  # the weight is [in, out], else [out, in]
 
 
 def sites(config: Decoder) -> tuple[TargetModule, ...]:
-    """Every place for an adapter, in the order of the layers; a tied head is one of them."""
+    """Every target module in layer order, a tied head included."""
     found = []
     table = parameters(config)
     for parameter in table:
@@ -38,8 +38,8 @@ def sites(config: Decoder) -> tuple[TargetModule, ...]:
         is_head = parameter.role == "head"
         if parameter.layout == "plain" and not is_embedding and not is_head:
             continue
-        in_out = is_embedding or parameter.layout == "in_out"
-        width_in, width_out = parameter.shape if in_out else parameter.shape[::-1]
+        transposed = is_embedding or parameter.layout == "in_out"
+        width_in, width_out = parameter.shape if transposed else parameter.shape[::-1]
         found.append(
             TargetModule(
                 parameter.name,
@@ -49,7 +49,7 @@ def sites(config: Decoder) -> tuple[TargetModule, ...]:
                 parameter.hugging_face.rpartition(".")[0],
                 parameter.part,
                 is_embedding,
-                in_out,
+                transposed,
             )
         )
     if config.tie_word_embeddings:
@@ -60,7 +60,7 @@ def sites(config: Decoder) -> tuple[TargetModule, ...]:
 
 
 def by_module(config: Decoder, *, hugging_face: bool) -> dict[str, list[TargetModule]]:
-    """Name of a module -> its places: one, or the three that Hugging Face fuses."""
+    """Module name -> its weights: one, or the three that Hugging Face fuses."""
     found: defaultdict[str, list[TargetModule]] = defaultdict(list)
     for site in sites(config):
         found[site.hugging_face if hugging_face else site.mindformers].append(site)

@@ -1,4 +1,4 @@
-"""A model's matrices as a run wants them: floats, or integers, the file's own where they fit."""
+"""Quantizes a model's matrices for a run, using a file's own quantized weights if they fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PIECE_BYTES = 1 << 24  # of float32 that is read at a time, where slices of a te
 
 
 def schemes(config: Decoder, quantization: Quantization) -> dict[str, Scheme]:
-    """Canonical name -> how it is held, of the matrices that become integers.
+    """Canonical name -> scheme of the matrices that are quantized.
 
     These are the linear layers, the embedding and the head; norms, biases and tables of positions
     stay float32.
@@ -38,19 +38,19 @@ def schemes(config: Decoder, quantization: Quantization) -> dict[str, Scheme]:
 def with_quantization(
     tensors: Mapping[str, LazyTensor], config: Decoder, quantization: Quantization
 ) -> dict[str, LazyTensor]:
-    """All tensors of a model, matrices as integers where that is asked for.
+    """All tensors of a model, with quantized matrices if requested.
 
-    Integers that a file holds are taken as they are where they have the bits and the groups; other
-    matrices are rounded when they are read. Without quantization all are floats, beside which a
-    file's own integers stay: those give the same floats. The floats of a quantized matrix are those
-    that its integers stand for. Raises ArtifactError where a group does not divide a matrix.
+    A file's quantized weights are used as they are if bits and groups match; other matrices are
+    quantized when they are read. Without quantization all are floats, and a file's quantized form
+    stays available. The floats of a quantized matrix are its dequantized weights. Raises
+    ArtifactError if a group does not divide a matrix.
     """
     wanted = schemes(config, quantization)
     if not wanted:
         return {name: _with_own(tensor) for name, tensor in tensors.items()}
-    turned = {one.name for one in parameters(config) if one.layout == "in_out"}
+    transposed = {one.name for one in parameters(config) if one.layout == "in_out"}
     return {
-        name: _quantized(name, tensor, wanted[name], name in turned)
+        name: _quantized(name, tensor, wanted[name], name in transposed)
         if name in wanted
         else replace(tensor, integers=None)
         for name, tensor in tensors.items()
@@ -65,14 +65,14 @@ def _with_own(tensor: LazyTensor) -> LazyTensor:
 
 
 def describe(tensors: Mapping[str, LazyTensor], quantization: Quantization) -> str:
-    """A line about where the integers come from, and what it costs where a quantized file's are
-    rounded to 4 bits once more; `tensors` are of `with_quantization`."""
+    """A line about the source of the quantized weights, with a warning if a quantized file's are
+    requantized to 4 bits; `tensors` are of `with_quantization`."""
     found = [tensor.integers.stored for tensor in tensors.values() if tensor.integers is not None]
     taken, rounded = sum(found), len(found) - sum(found)
     parts = [f"{taken} matrices as the checkpoint holds them"] if taken else []
     parts += [f"{rounded} matrices rounded as they are read"] if rounded else []
     if not found:  # a part of a layer, as ranks have it
-        parts = ["every matrix as the floats that its integers stand for"]
+        parts = ["every matrix falls back to dequantized weights"]
     line = f"quant={quantization}: {', '.join(parts)}"
     every = [tensor.integers for tensor in tensors.values() if tensor.integers is not None]
     again = [one.blocks for one in every if one.scheme.bits == 4 and one.blocks and not one.stored]
@@ -85,47 +85,48 @@ def describe(tensors: Mapping[str, LazyTensor], quantization: Quantization) -> s
     return line
 
 
-def _quantized(name: str, tensor: LazyTensor, scheme: Scheme, turned: bool) -> LazyTensor:
+def _quantized(name: str, tensor: LazyTensor, scheme: Scheme, transposed: bool) -> LazyTensor:
     integers = tensor.integers
     if integers is None or not _fits(integers.scheme, scheme):
-        columns = tensor.shape[0] if turned else tensor.shape[1]
+        columns = tensor.shape[0] if transposed else tensor.shape[1]
         check_columns(columns, scheme, name)
-        read = partial(_rounded, name, tensor, scheme, turned)
+        read = partial(_rounded, name, tensor, scheme, transposed)
         integers = LazyIntegers(scheme, read, False, blocks=tensor.blocks)
     return LazyTensor(
-        tensor.shape, "F32", partial(float_values, integers, turned), integers=integers
+        tensor.shape, "F32", partial(dequantized, integers, transposed), integers=integers
     )
 
 
-def float_values(integers: LazyIntegers, turned: bool) -> NDArray[np.float32]:
-    """What the integers of a matrix [out, in] stand for, C-contiguous; `turned`: [in, out]."""
+def dequantized(integers: LazyIntegers, transposed: bool) -> NDArray[np.float32]:
+    """Dequantized weights of a matrix [out, in], C-contiguous; `transposed`: [in, out]."""
     values = integers.read().float32()
-    return np.ascontiguousarray(values.T) if turned else values
+    return np.ascontiguousarray(values.T) if transposed else values
 
 
 def _fits(stored: Scheme, wanted: Scheme) -> bool:
-    """Whether integers serve as they are: 8 bits in any groups do, 4 bits in those asked for."""
+    """Whether quantized weights can be used as they are: 8 bits in any groups, 4 bits in the
+    requested ones."""
     return stored == wanted or stored.bits == wanted.bits == 8
 
 
-def _rounded(name: str, tensor: LazyTensor, scheme: Scheme, turned: bool) -> QuantizedTensor:
-    rows, columns = tensor.shape[::-1] if turned else tensor.shape
-    return quantize_rows(_pieces(tensor, rows, columns, turned), (rows, columns), scheme, name)
+def _rounded(name: str, tensor: LazyTensor, scheme: Scheme, transposed: bool) -> QuantizedTensor:
+    rows, columns = tensor.shape[::-1] if transposed else tensor.shape
+    return quantize_rows(_pieces(tensor, rows, columns, transposed), (rows, columns), scheme, name)
 
 
 def _pieces(
-    tensor: LazyTensor, rows: int, columns: int, turned: bool
+    tensor: LazyTensor, rows: int, columns: int, transposed: bool
 ) -> Iterator[NDArray[np.float32]]:
-    """The matrix [rows, columns] in some rows at a time, where slices are cheap."""
+    """The matrix [rows, columns] in chunks of rows, if slices are cheap."""
     if tensor.part is None:
         whole = tensor.float32()
-        yield whole.T if turned else whole
+        yield whole.T if transposed else whole
         return
     step = max(1, PIECE_BYTES // (4 * max(columns, 1)))
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
-        index = (slice(None), part) if turned else (part, slice(None))
+        index = (slice(None), part) if transposed else (part, slice(None))
         stored = tensor.part(index)
         values = widened(stored)
-        yield np.ascontiguousarray(values.T) if turned else values
+        yield np.ascontiguousarray(values.T) if transposed else values
         drop_pages(stored)

@@ -1,6 +1,6 @@
-"""Matrices as integers with scales: rounded to them, and back.
+"""Quantized matrices: quantization and dequantization.
 
-Rows are worked on in pieces, so that little more than the result is in memory.
+Rows are processed in chunks, so that little more than the result is in memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VALUES_AT_ONCE = 1 << 18  # a working set that stays in the L2 cache
 
 @dataclass(frozen=True, eq=False)
 class QuantizedTensor:
-    """A matrix [rows, columns] (out, in) as integers: value = scale * q + minimum."""
+    """A quantized matrix [rows, columns] (out, in): value = scale * q + minimum."""
 
     bits: int  # 8: int8 [rows, columns]; 4: uint8 [rows, columns / 2], low nibble: even column
     group: int  # columns that share a scale; 0: the whole row
@@ -62,7 +62,7 @@ class QuantizedTensor:
         )
 
     def float32(self) -> NDArray[np.float32]:
-        """The values [rows, columns]."""
+        """The dequantized values [rows, columns]."""
         result = np.empty(self.shape, np.float32)
         rows, columns = self.shape
         step = max(1, VALUES_AT_ONCE // max(columns, 1))

@@ -33,7 +33,7 @@ from lite_runner.weights.formats.safetensors_file import (
     write_entries,
 )
 from lite_runner.weights.layouts import check_tensors
-from lite_runner.weights.quantization.quantize import float_values, schemes
+from lite_runner.weights.quantization.quantize import dequantized, schemes
 from lite_runner.weights.quantization.quantized import QuantizedTensor, check_columns
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor
 
@@ -167,8 +167,8 @@ def _tensor(
     if scheme is None:
         return view_tensor(stored[name].data, "F32", parameter.shape)
     integers = LazyIntegers(scheme, partial(_integers, name, scheme, stored, file), True)
-    turned = parameter.layout == "in_out"
-    read = partial(float_values, integers, turned)
+    transposed = parameter.layout == "in_out"
+    read = partial(dequantized, integers, transposed)
     return LazyTensor(parameter.shape, "F32", read, integers=integers)
 
 

@@ -1,8 +1,8 @@
-"""How the tensors of a model are cut for tensor parallel.
+"""How a model's tensors are sharded for tensor parallelism.
 
-A column-parallel layer (q, k, v, gate, up) is cut along its outputs, the row-parallel one behind it
-(the output projection, down) along its inputs; what follows an all-reduce is whole on every rank.
-The embedding and the head are cut along the vocabulary.
+A column-parallel layer (q, k, v, gate, up) is split along its outputs, the following row-parallel
+one (the output projection, down) along its inputs; everything after an all-reduce is replicated.
+The embedding and the head are vocabulary-parallel.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from lite_runner.config.ranks import Ranks
 
 @dataclass(frozen=True)
 class Cut:
-    """Equal pieces of a tensor along an axis; `axis` None: whole on every rank.
+    """Equal shards of a tensor along an axis; `axis` None: replicated.
 
-    Where a model has fewer key/value heads than ranks there are fewer `parts` than ranks, and
-    neighbouring ranks hold the same piece.
+    With fewer key/value heads than ranks there are fewer `parts` than ranks, and neighbouring ranks
+    have the same shard.
     """
 
     axis: int | None = None
     parts: int = 1
 
     def piece(self, ranks: Ranks) -> int:
-        """Which of the pieces a rank holds."""
+        """Index of a rank's shard."""
         return ranks.tensor_index * self.parts // ranks.tensor
 
     def bounds(self, shape: tuple[int, ...], ranks: Ranks) -> tuple[slice, ...]:
-        """The rank's piece of a whole tensor of `shape`, as an index."""
+        """The rank's shard of a full tensor of `shape`, as an index."""
         if self.axis is None:
             return (slice(None),) * len(shape)
         step = shape[self.axis] // self.parts
@@ -41,7 +41,7 @@ class Cut:
 
 
 def cuts(model: Decoder, tensor: int, *, vocab_parallel: bool = True) -> dict[str, Cut]:
-    """Name -> cut of every tensor of the model, for `tensor` ranks that share a copy of it."""
+    """Name -> cut of every tensor of the model, for `tensor` tensor-parallel ranks."""
     return {one.name: _cut(one, model, tensor, vocab_parallel) for one in parameters(model)}
 
 

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint as this run needs them: whole, or one rank's pieces."""
+"""A checkpoint's tensors for a run: full, or one rank's shards, resharded on the fly."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def tensors_for(
     auto_trans: bool = False,
     vocab_parallel: bool = True,
 ) -> Mapping[str, LazyTensor]:
-    """What `ranks` holds of the tensors of `source`, cut when they are read.
+    """This rank's shards of the tensors of `source`, sharded when they are read.
 
-    A whole checkpoint is cut for any ranks. A sharded one that is cut just so is read as it is, one
-    cut otherwise only with `auto_trans`; nothing is written. Only the shards that this rank needs
-    are compared with their manifests. Raises ArtifactError.
+    A full checkpoint is sharded for any ranks. A sharded one with the same layout is read as it is,
+    with another layout only if `auto_trans`; nothing is written. Only the shards that this rank
+    needs are verified against their manifests. Raises ArtifactError.
     """
     if not rank_folders(source):
         whole = _open_whole(source, model, strategy)

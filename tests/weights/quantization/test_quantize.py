@@ -92,7 +92,7 @@ def test_the_line_about_it(config: Decoder) -> None:
     assert describe(tensors, quantization) == expected
     # A rank's part of a model has floats only.
     part = pieces(tensors, config, Ranks(tensor=2), vocab_parallel=True)
-    expected = "quant=a16w4 quant_group=32: every matrix as the floats that its integers stand for"
+    expected = "quant=a16w4 quant_group=32: every matrix falls back to dequantized weights"
     assert describe(part, quantization) == expected
 
 
