@@ -1,1 +1,1 @@
-"""Exported graphs: their manifest, inputs and networks, writing MindIR and reading it back."""
+"""Exported MindIR graphs: manifest, inputs, networks, writing and inspection."""

@@ -1,7 +1,6 @@
-"""What the parameters of a graph tell of its model, held against a model's sizes.
+"""Infers a model's sizes from a graph's parameters and compares them with a description.
 
-Ours and MindFormers' names are known, whatever stands before them; what is called otherwise tells
-nothing.
+Our and MindFormers' parameter names are recognized, with any prefix; others are ignored.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ def sizes_of(
 ) -> dict[str, int]:
     """The sizes of a graph's model by their names in `model.model_config`.
 
-    `constants`: tuples of integers in the graph, of which some are shapes. Raises ArtifactError
-    where the embedding, a layer or the number of heads cannot be seen.
+    `constants`: integer tuples in the graph, some of which are shapes. Raises ArtifactError if the
+    embedding, a layer or the number of heads cannot be identified.
     """
     shapes = {one.name: one.shape for one in parameters}
     tables = [shape for name, shape in shapes.items() if _EMBEDDING.search(name)]
@@ -71,7 +70,7 @@ _NAME_IT = "name the model whose sizes it has, e.g. model_name=bloom_560m"
 
 
 def has_names_of(architecture: Architecture, parameters: Iterable[TensorSpec]) -> bool:
-    """Whether a feed-forward weight is called as one of the architecture."""
+    """Whether a feed-forward weight has the architecture's name."""
     return any(one.name.endswith(_feed_forward(architecture)) for one in parameters)
 
 
@@ -80,8 +79,8 @@ def _gated(architecture: Architecture) -> bool:
 
 
 def _feed_forward(architecture: Architecture) -> tuple[str, ...]:
-    """How the names of a layer's first feed-forward weight end, of a gated one of the gate's."""
-    if not architecture.names:  # registered: nothing is told
+    """Name suffixes of a layer's first feed-forward weight (the gate if gated)."""
+    if not architecture.names:  # a custom network: names are unknown
         return ()
     if _gated(architecture):
         return (_suffix(architecture, "gate", "weight"),)
@@ -95,19 +94,19 @@ def _suffix(architecture: Architecture, role: Role, kind: Part) -> str:
 def mismatches(
     model: Decoder, parameters: Sequence[TensorSpec], *, cache_rows: int | None
 ) -> list[str]:
-    """What of a graph's `parameters` is not the model's, as "name: got .., expected .."; at most 5.
+    """Mismatches of a graph's `parameters` and the model, "name: got .., expected .."; at most 5.
 
-    `cache_rows`: rows times positions that the graph's cache has; None where it has none.
+    `cache_rows`: rows times positions of the graph's cache; None without one.
     """
     faults = (
         f"{name}: got {got}, expected {expected}"
-        for name, got, expected in _told(model, parameters, cache_rows)
+        for name, got, expected in _comparisons(model, parameters, cache_rows)
         if got != expected
     )
     return list(dict.fromkeys(faults))[:5]
 
 
-def _told(
+def _comparisons(
     model: Decoder, parameters: Sequence[TensorSpec], cache_rows: int | None
 ) -> Iterator[tuple[str, object, object]]:
     shapes = {one.name: tuple(size for size in one.shape if size != 1) for one in parameters}

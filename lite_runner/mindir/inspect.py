@@ -1,6 +1,6 @@
-"""A MindIR that came without our manifest: what its file tells, and whether we know its layout.
+"""Inspects a MindIR without a manifest and recognizes its layout.
 
-Shapes: b rows of a batch, s positions that a row has at most, K key/value heads, D head_dim.
+Shapes: b rows of a batch, s maximum positions per row, K key/value heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from lite_runner.mindir.resizable_inputs import inputs_of_any
 from lite_runner.mindir.skim import read_model
 from lite_runner.mindir.write_dynamic import INPUTS as DYNAMIC
 
-# What MindFormers' networks call inputs that its documents name otherwise.
+# MindFormers' network input names that differ from its documentation.
 _OTHER_NAMES = {"input_position": "current_index", "batch_valid_length": "valid_length"}
-MAX_PLACES = 2**26  # rows times positions of a pair
+MAX_POSITIONS = 2**26  # rows times positions of a pair
 _DTYPES = {
     TensorProto.FLOAT: "float32",
     TensorProto.FLOAT16: "float16",
@@ -47,19 +47,19 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class GraphInfo:
-    """What the file of a graph tells. Names are without MindSpore's prefix."""
+    """Contents of a graph file. Names are without MindSpore's prefix."""
 
     path: Path
     inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]  # as far as there: of several, none may be told
+    outputs: tuple[TensorSpec, ...]  # may be missing if there are several
     parameters: tuple[TensorSpec, ...]
-    constants: frozenset[tuple[int, ...]]  # tuples of integers: shapes that are reshaped to
+    constants: frozenset[tuple[int, ...]]  # integer tuples: target shapes of reshapes
     mind_ir_version: int
     producer: str  # the MindSpore that wrote it
 
 
 def read_graph(path: Path) -> GraphInfo:
-    """What is in a MindIR; its weights stay on disk.
+    """The contents of a MindIR; its weights stay on disk.
 
     Raises ArtifactError: missing, encrypted, no MindIR, of a version that is not known.
     """
@@ -84,8 +84,8 @@ def foreign_manifest(
 ) -> Manifest:
     """The manifest of graphs that have none: a pair, or one graph as {"model": path}.
 
-    Raises ArtifactError where the inputs are of no layout that is known, where the graphs do not
-    belong together, or are of another model than `model` as far as they tell.
+    Raises ArtifactError if the inputs match no known layout, or the graphs do not belong together
+    or to `model`.
     """
     graphs = {name: read_graph(path) for name, path in paths.items()}
     inputs: dict[GraphName, tuple[TensorSpec, ...]]  # under the names that the backends know
@@ -114,8 +114,8 @@ def foreign_manifest(
             "give two graphs of one export",
         )
     for graph in graphs.values():
-        places = batch * length if layout in ("dynamic", "static_pair") else None
-        faults = mismatches(model, graph.parameters, cache_rows=places)
+        cache_rows = batch * length if layout in ("dynamic", "static_pair") else None
+        faults = mismatches(model, graph.parameters, cache_rows=cache_rows)
         if faults:
             raise ArtifactError(
                 f"{graph.path}: a graph of another model than {model_name}: {'; '.join(faults)}",
@@ -152,7 +152,7 @@ def foreign_manifest(
 def _pair(
     prefill: GraphInfo, increment: GraphInfo, model: Decoder, model_name: str
 ) -> tuple[InputsOfInfer, int, int]:
-    """Style, batch and sequence length of a pair that fits together. Raises ArtifactError."""
+    """Style, batch and sequence length of a matching pair. Raises ArtifactError."""
     batch, length = _ids_shape(prefill)
     other = _ids_shape(increment)
     if length == 1 and other[1] > 1:
@@ -161,7 +161,7 @@ def _pair(
             f"{increment.path} {other[1]}, which is the prefill graph",
             "give the prefill graph first",
         )
-    room = batch >= 1 and length >= 2 and batch * length <= MAX_PLACES
+    room = batch >= 1 and length >= 2 and batch * length <= MAX_POSITIONS
     styles = _styles(model) if room else []
     found = [style for style in styles if _is_pair(prefill, increment, style, batch, length)]
     if not found:
@@ -216,7 +216,7 @@ def _single(graph: GraphInfo, model: Decoder, model_name: str) -> tuple[Layout, 
     if batch >= 1 and length > 1 and _matches(graph.inputs, [ids]):
         _check_length(graph, length, model, model_name)
         return "no_cache", batch, length
-    for style in _styles(model) if batch >= 1 and 0 < batch * length <= MAX_PLACES else ():
+    for style in _styles(model) if batch >= 1 and 0 < batch * length <= MAX_POSITIONS else ():
         positions = length if length > 1 else graph.inputs[-1].shape[0]
         role: GraphName = "prefill" if length > 1 else "increment"
         if _matches(graph.inputs, specs_of(style, role, batch, positions)):
@@ -230,8 +230,8 @@ def _single(graph: GraphInfo, model: Decoder, model_name: str) -> tuple[Layout, 
 def _cache_of(graph: GraphInfo, model: Decoder, model_name: str) -> tuple[int, int]:
     """Slots and positions of a dynamic graph's cache, a Parameter [slots * K * s, D].
 
-    How its rows divide is seen by the shapes that the graph reads it in: [slots, K * s * D], where
-    there are several slots, then [K, s, D].
+    The division of its rows follows from the shapes it is reshaped to: [slots, K * s * D] if there
+    are several slots, then [K, s, D].
     """
     dim, kv = model.head_dim, model.n_kv_heads
     caches = [one for one in graph.parameters if one.name.endswith(".keys")]
@@ -253,10 +253,10 @@ def _cache_of(graph: GraphInfo, model: Decoder, model_name: str) -> tuple[int, i
 
 
 def _samples(graph: GraphInfo, batch: int, model: Decoder) -> bool:
-    """Whether a graph ends in the likeliest token, int32, and not in logits, floats.
+    """Whether a graph returns the argmax token (int32) instead of logits.
 
-    MindFormers' end in a tuple, of which others than the first are passed through, and may have
-    logits of every position. What is not told is taken for logits. Raises ArtifactError.
+    MindFormers' graphs return a tuple whose other elements are passed through, and may have logits
+    of every position. Unknown outputs count as logits. Raises ArtifactError.
     """
     sizes = [(one.dtype, one.shape, math.prod(one.shape)) for one in graph.outputs]
     logits = any(
@@ -293,7 +293,7 @@ def _is_pair(
 
 
 def _matches(found: Sequence[TensorSpec], wanted: Sequence[TensorSpec]) -> bool:
-    """Whether inputs are `wanted` by order, type and shape, and no name says otherwise."""
+    """Whether inputs match `wanted` by order, type and shape, and no name contradicts."""
     if len(found) != len(wanted):
         return False
     names = {spec.name for spec in wanted}

@@ -1,7 +1,6 @@
-"""manifest.json: what an exported model is, checked by everyone who reads it.
+"""manifest.json: description of an exported model, validated on reading.
 
-A folder is an artifact when it holds a manifest and every file that the manifest names, with the
-sha256 that it names.
+A folder is an artifact if it holds a manifest and every file that it lists, with matching sha256.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ GraphName = Literal["model", "prefill", "increment"]
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An input or output of a graph; -1 in a shape may be any size."""
+    """An input or output of a graph; -1 in a shape is a dynamic axis."""
 
     name: str
     shape: tuple[int, ...]
@@ -55,7 +54,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Operators:
-    """What a graph of this project's own operators holds. They are not in the artifact."""
+    """A graph of the native kernels, which are not part of the artifact."""
 
     format: int  # of the packed weights: the oldest that has their layers, which more can read
     quant: Quant
@@ -70,7 +69,7 @@ class Operators:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What was exported, from what, and how it is to be fed."""
+    """An exported model: source, layout, graphs and files."""
 
     layout: Layout
     model_name: str
@@ -86,7 +85,7 @@ class Manifest:
     tokenizer: tuple[str, ...]  # those of the files that are the tokenizer's
     versions: Mapping[str, str]
     encrypted: bool = False
-    sampled: bool = False  # the graphs end in the likeliest token, not in logits
+    sampled: bool = False  # the graphs return the argmax token, not logits
     adapter: str = ""  # name of the LoRA adapter that is merged into the weights
     adapter_sha256: str = ""  # of its config and weights
     operators: Operators | None = None  # None: MindSpore's own compute it

@@ -1,4 +1,4 @@
-"""What goes into the `resizable` graph and comes out of it, in any size.
+"""Inputs and outputs of the `resizable` graph, for any shape.
 
 Shapes: B rows, S new tokens a row, n = B * S, P cached positions, H heads, K key/value heads,
 G = H / K, D head_dim. Lite resizes the graph to any B, S and P, but a reshape can leave only one
@@ -33,7 +33,7 @@ class Shape:
 
 
 def unsupported(model: Decoder) -> list[str]:
-    """Why the layout resizable cannot have a model; nothing where it can."""
+    """Why the layout resizable does not support a model; empty if it does."""
     if custom_network(model) is not None:
         return [f"{model.architecture} has a custom network"]
     reasons, attentions = [], {replace(one.attention, window=None) for one in model.blocks}
@@ -45,7 +45,7 @@ def unsupported(model: Decoder) -> list[str]:
 
 
 def windows_of(model: Decoder) -> tuple[int | None, ...]:
-    """The windows that layers have, each once: there is a bias for each, in this order."""
+    """The distinct sliding windows: there is a bias for each, in this order."""
     return tuple(dict.fromkeys(model.windows))
 
 

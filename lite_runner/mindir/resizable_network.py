@@ -1,8 +1,8 @@
-"""The network of the `resizable` layout, of the few primitives that MindSpore Lite 2.0.0 runs well.
+"""The network of the `resizable` layout, built from primitives that MindSpore Lite 2.0.0 supports.
 
-Lite 2.0.0 keeps no state between runs, and computes some operators wrong; so the cache goes in
-and comes out, norms and activations are composed, and everything that depends on positions is an
-input (lite_runner.mindir.resizable_inputs tells them, and the shapes).
+Lite 2.0.0 keeps no state between runs, and some of its operators are wrong; so the cache is an
+input and output, norms and activations are composed, and everything that depends on positions is an
+input (shapes: lite_runner.mindir.resizable_inputs).
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ def _constant(value: float) -> Tensor:
 
 
 class Tensors:
-    """A model's tensors by their place; each can be taken once."""
+    """A model's tensors by role and layer; each can be taken once."""
 
     def __init__(self, model: Decoder, weights: Weights) -> None:
         self._weights = weights
-        self._places = by_role(model)
+        self._parameters = by_role(model)
 
     def __call__(self, role: Role, layer: int | None = None) -> Array:
         """A weight or gain; of a linear layer [out, in]."""
-        place = self._places[role, layer, "weight"]
-        weight = self._weights(place.name)
-        return weight.T if place.layout == "in_out" else weight
+        one = self._parameters[role, layer, "weight"]
+        weight = self._weights(one.name)
+        return weight.T if one.layout == "in_out" else weight
 
     def bias(self, role: Role, layer: int | None = None) -> Array | None:
         """Of a linear layer or a norm; None where it has none."""
-        place = self._places.get((role, layer, "bias"))
-        return None if place is None else self._weights(place.name)
+        one = self._parameters.get((role, layer, "bias"))
+        return None if one is None else self._weights(one.name)
 
 
 class Dense(nn.Cell):
@@ -58,13 +58,13 @@ class Dense(nn.Cell):
 
 @dataclass(frozen=True)
 class Affine:
-    """What follows a norm: y * gamma + beta."""
+    """The affine part of a norm: y * gamma + beta."""
 
     gamma: Array
     beta: Array | None = None
 
     def folded_into(self, weight: Array, bias: Array | None) -> tuple[Array, Array | None]:
-        """A linear layer [out, in] behind the norm that does this as well: two operators less."""
+        """Fold it into the following linear layer [out, in]: two operators less."""
         if self.beta is not None:
             shift = weight @ self.beta
             bias = shift if bias is None else bias + shift
@@ -168,7 +168,7 @@ class CachedAttention(nn.Cell):
         self.scores, self.mix = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul()
 
     def construct(
-        self, x: Tensor, past_k: Tensor, past_v: Tensor, rows: tuple[Tensor, ...], place: Tensor
+        self, x: Tensor, past_k: Tensor, past_v: Tensor, rows: tuple[Tensor, ...], positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         q_rows, k_rows, v_rows, merge_rows, bias = rows
         x = self.qkv(x)
@@ -177,8 +177,8 @@ class CachedAttention(nn.Cell):
         if self.head_norm is not None:
             x = self.head_norm(x)
         if self.rotary:  # of the values too: their cosine is 1 and their sine 0
-            turned = self.mul(self.gather(x, self.swapped, 2), place[1])
-            x = self.add(self.mul(x, place[0]), turned)
+            rotated = self.mul(self.gather(x, self.swapped, 2), positions[1])
+            x = self.add(self.mul(x, positions[0]), rotated)
         x = self.reshape(x, (-1, self.head_dim))
         q, k, v = self.gather(x, q_rows, 0), self.gather(x, k_rows, 0), self.gather(x, v_rows, 0)
         scores = self.scores(q, self.join((k, past_k)))
@@ -188,7 +188,7 @@ class CachedAttention(nn.Cell):
 
 
 class Block(nn.Cell):
-    """Attention and a feed-forward, each behind a norm and added to the residual stream."""
+    """Pre-norm attention and feed-forward with residual connections."""
 
     def __init__(self, model: Decoder, take: Tensors, layer: int) -> None:
         super().__init__()
@@ -198,8 +198,8 @@ class Block(nn.Cell):
         def affine(role: Role) -> Affine:
             return Affine(take(role, layer), take.bias(role, layer))
 
-        def together(roles: list[Role], behind: Affine, scale: float = 1.0) -> Dense:
-            """One product in place of several, behind a norm; the first of them is scaled."""
+        def fused(roles: list[Role], behind: Affine, scale: float = 1.0) -> Dense:
+            """Fused projection of several roles after a norm; the first one is scaled."""
             parts = [take(role, layer) for role in roles]
             biases = [bias for role in roles if (bias := take.bias(role, layer)) is not None]
             for part in (parts, biases):
@@ -216,18 +216,18 @@ class Block(nn.Cell):
             key = take("key_norm", layer)
             scale, head_norm = 1.0, HeadNorm(attention, attention.qk_norm.eps, gain, key)
         self.attention_norm, self.norm = Norm(block.norm), Norm(block.norm)
-        qkv = together(["query", "key", "value"], affine("attention_norm"), scale)
+        qkv = fused(["query", "key", "value"], affine("attention_norm"), scale)
         self.attention = CachedAttention(attention, qkv, dense("attention_out"), head_norm)
         gated = block.feed_forward.gated
-        self.up = together(["gate", "up"] if gated else ["up"], affine("feed_forward_norm"))
+        self.up = fused(["gate", "up"] if gated else ["up"], affine("feed_forward_norm"))
         self.activation: nn.Cell = SwiGLU() if gated else GELU()
         self.down = dense("down")
         self.add = ops.Add()
 
     def construct(
-        self, x: Tensor, past_k: Tensor, past_v: Tensor, rows: tuple[Tensor, ...], place: Tensor
+        self, x: Tensor, past_k: Tensor, past_v: Tensor, rows: tuple[Tensor, ...], positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        h, k, v = self.attention(self.attention_norm(x), past_k, past_v, rows, place)
+        h, k, v = self.attention(self.attention_norm(x), past_k, past_v, rows, positions)
         x = self.add(x, h)
         return self.add(x, self.down(self.activation(self.up(self.norm(x))))), k, v
 
@@ -271,17 +271,17 @@ class ResizableNetwork(nn.Cell):
         last_rows: Tensor,
         *rest: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        place = rest[self.biases : self.before_cache]
+        positions = rest[self.biases : self.before_cache]
         x = self.gather(self.table, tokens, 0)
         if self.position_table is not None:
-            x = self.add(x, self.gather(self.position_table, place[-1], 0))
+            x = self.add(x, self.gather(self.position_table, positions[-1], 0))
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         new: tuple[Tensor, ...] = ()
         for index, block in enumerate(self.blocks):
             rows = (q_rows, k_rows, v_rows, merge_rows, rest[self.bias_of[index]])
             at = self.before_cache + 2 * index
-            x, k, v = block(x, rest[at], rest[at + 1], rows, place)
+            x, k, v = block(x, rest[at], rest[at + 1], rows, positions)
             new += (k, v)
         x = self.norm(self.gather(x, last_rows, 0))
         logits = self.matmul(x, self.table if self.head is None else self.head)

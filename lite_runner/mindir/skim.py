@@ -1,4 +1,4 @@
-"""Reads a MindIR without its weights: the protobuf's fields are walked, and values left on disk."""
+"""Reads a MindIR without its weights by walking the protobuf's fields."""
 
 from __future__ import annotations
 

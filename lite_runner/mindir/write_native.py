@@ -1,4 +1,4 @@
-"""The dynamic layout of quantized weights: a step of our own operators, for CPU.
+"""The dynamic layout of quantized weights: a step graph of the native CPU kernels.
 
 The graph takes some tokens of any slots, up to its capacity, and keeps the packed integers and the
 key/value cache of all slots in its Parameters.

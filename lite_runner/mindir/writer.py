@@ -1,4 +1,4 @@
-"""Writing one MindIR under its promised name, and what is checked before any."""
+"""Writes a MindIR under a fixed name, and checks before writing."""
 
 from __future__ import annotations
 
