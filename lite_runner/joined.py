@@ -16,13 +16,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from lite_runner import progress, worker
+from lite_runner import progress
 from lite_runner.backends import ascend_context
 from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.fields import Fault, Note
-from lite_runner.config.ranks import Ranks
 from lite_runner.config.repeat import kept
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
@@ -30,10 +29,11 @@ from lite_runner.distributed.join import Joined, join, schedule
 from lite_runner.distributed.membership import Member, device_of
 from lite_runner.distributed.stopping import BOARD, STOP_S, Board, CommonStop
 from lite_runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, RunnerError
-from lite_runner.launch import launch, ready_for_ranks, starts_ranks, tell_details
+from lite_runner.launch import launch, plan_for_ranks, starts_ranks, tell_details
 from lite_runner.output.report import RunFolder
+from lite_runner.plan.plan import Plan
 from lite_runner.rank import Outlet, placed
-from lite_runner.run_modes import from_dict
+from lite_runner.run_modes import from_dict, run_mode
 from lite_runner.system import environment, memory
 from lite_runner.system.signals import CutShort, offered
 
@@ -123,14 +123,14 @@ def _join(config: RunConfig, member: Member, notes: Sequence[Note]) -> int:
         parallel = config.parallel
         joined = join(member, device, device_id, parallel.rendezvous_timeout, parallel.hccl_timeout)
     progress.redirect(Outlet(joined.rank, None))
-    config, folder = _agree(config, joined)
+    plan, folder = _agree(config, joined)
     with folder:
         folder.open_log(f"rank_{joined.rank}.log")
         tell_details(notes)
-        ranks = dataclasses.replace(ranks_of(config), rank=joined.rank)
+        plan = dataclasses.replace(plan, config=placed(plan.config, device, device_id))
         board = Board(joined.place.folder / BOARD) if len(joined.here) == joined.size else None
         with _patient(board):
-            cut_short = not _work(placed(config, device, device_id), folder, ranks, board)
+            cut_short = not _work(plan.of_rank(joined.rank), folder, board)
     joined.place.done()
     joined.place.leave()
     if cut_short:
@@ -138,12 +138,13 @@ def _join(config: RunConfig, member: Member, notes: Sequence[Note]) -> int:
     return 0
 
 
-def _work(config: RunConfig, folder: RunFolder, ranks: Ranks, board: Board | None) -> bool:
+def _work(plan: Plan, folder: RunFolder, board: Board | None) -> bool:
     """Do this rank's part; whether it was done to the end, and not cut short by Ctrl-C."""
     from lite_runner.backends.collectives import gather
 
     try:
-        worker.run(config, folder, ranks, CommonStop(board, ranks).here)
+        mode, stop = run_mode(plan.config.run_mode), CommonStop(board, plan.ranks)
+        mode.run(plan, folder, stop.here)
     except CutShort:
         gather(b"")  # rank 0 may be writing yet, and msrun ends all once one ends in 130
         return False
@@ -176,7 +177,7 @@ def _patient(board: Board | None) -> Iterator[None]:
                 patience.join()  # MindSpore's end crashes beside a thread
 
 
-def _agree(config: RunConfig, joined: Joined) -> tuple[RunConfig, RunFolder]:
+def _agree(config: RunConfig, joined: Joined) -> tuple[Plan, RunFolder]:
     """What the first rank of this machine has read and checked, and the folder that it has made."""
     from lite_runner.backends.collectives import gather
 
@@ -184,15 +185,18 @@ def _agree(config: RunConfig, joined: Joined) -> tuple[RunConfig, RunFolder]:
     if joined.leads:
         local = len(joined.here)
         parallel = dataclasses.replace(config.parallel, local_worker_num=local)
-        config = ready_for_ranks(dataclasses.replace(config, parallel=parallel))
+        config = dataclasses.replace(config, parallel=parallel)
         if joined.rank == 0:
             config = with_seed(config)
+        plan = plan_for_ranks(config)
         made = RunFolder.create(config.output_dir, config.run_mode, config.model_name)
-        made.write_config(kept(config.without_secrets()))
+        made.write_config(kept(plan.config.without_secrets()))
         Board.create(joined.place.folder / BOARD, joined.size)
-        told = {"config": config.to_dict(), "folder": str(made.path)}
+        told = {"plan": plan.to_dict(), "folder": str(made.path)}
     leader = json.loads(gather(json.dumps(told).encode())[joined.here[0]])
-    return from_dict(leader["config"]), RunFolder(Path(leader["folder"]))
+    raw = leader["plan"]
+    plan = Plan.from_dict(raw, from_dict(raw["config"]))
+    return plan, RunFolder(Path(leader["folder"]))
 
 
 def _leave(line: str, exit_code: int) -> int:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lite_runner import progress, worker
+from lite_runner import progress
 from lite_runner.config.cluster import cluster_of, ranks_of
 from lite_runner.config.compose import raise_faults
 from lite_runner.config.fields import Note
-from lite_runner.config.options import ComputeOptions, GenerateOptions, SaveStrategyOptions
-from lite_runner.config.prompt import items_of
+from lite_runner.config.options import SaveStrategyOptions
 from lite_runner.config.repeat import kept, with_input
-from lite_runner.config.requests import read_requests
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
 from lite_runner.distributed.rank_table_checks import rank_table_faults
 from lite_runner.distributed.rank_table_file import read_rank_table
 from lite_runner.output.report import RunFolder
+from lite_runner.plan.plan import Plan
+from lite_runner.run_modes import from_dict, run_mode
 from lite_runner.system import environment
 from lite_runner.system.ascend_devices import index_of
 from lite_runner.system.versions import versions
@@ -36,10 +37,10 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
     config = with_rank_table(config)
     if config.dry_run:
         tell_details(notes)
-        worker.dry_run(config)
+        progress.text(run_mode(config.run_mode).plan(config).text())
         return 0
     environment.check_packages()
-    if isinstance(config, ComputeOptions) and not getattr(config, "writes_graphs", False):
+    if config.computes_here:
         # Before anything is fetched: a yaml made for other machines needs an override.
         environment.resolve_device(config.context.device_target, several=config.use_parallel)
     config = with_input(config)
@@ -53,7 +54,8 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
             _launch_ranks(config, folder, plugins)
         else:
             folder.write_config(kept(config.without_secrets()))
-            worker.run(config, folder)
+            mode = run_mode(config.run_mode)
+            mode.run(mode.plan(config), folder)
     return 0
 
 
@@ -100,7 +102,7 @@ def starts_ranks(config: RunConfig) -> bool:
 
 
 def _launch_ranks(config: RunConfig, folder: RunFolder, plugins: Sequence[str]) -> None:
-    """Start what `config` says as ranks, which read it from the run folder."""
+    """Start what `config` says as ranks, which read its plan from the run folder."""
     from lite_runner.distributed import ascend_ranks
     from lite_runner.distributed.job import Limits, run_ranks
 
@@ -111,58 +113,31 @@ def _launch_ranks(config: RunConfig, folder: RunFolder, plugins: Sequence[str]) 
     variables = (
         ascend_ranks.variables(cluster, rank_table, parallel.hccl_timeout) if on_ascend else {}
     )
-    config = ready_for_ranks(config)
-    snapshot = folder.write_config(kept(config))
+    plan = plan_for_ranks(config)
+    folder.write_config(kept(plan.config.without_secrets()))
     # Devices want to be released, and the scheduler is other machines' too; on CPU nothing is left.
     leave_s = LEAVE_S if on_ascend or cluster.local_worker_num < cluster.worker_num else 0.0
-    run_ranks(
-        [str(RANK_PROGRAM), str(snapshot), str(folder.path), *_absolute(plugins)],
-        cluster,
-        folder.path,
-        Limits(parallel.rendezvous_timeout, parallel.timeout, leave_s),
-        log_dir=Path(parallel.log_dir).expanduser().absolute() if parallel.log_dir else None,
-        rank_table_file=table or "",
-        ascend=variables,
-    )
+    with folder.private("plan.json", json.dumps(plan.to_dict())) as handed:
+        run_ranks(
+            [str(RANK_PROGRAM), str(handed), str(folder.path), *_absolute(plugins)],
+            cluster,
+            folder.path,
+            Limits(parallel.rendezvous_timeout, parallel.timeout, leave_s),
+            log_dir=Path(parallel.log_dir).expanduser().absolute() if parallel.log_dir else None,
+            rank_table_file=table or "",
+            ascend=variables,
+        )
 
 
 def _absolute(plugins: Sequence[str]) -> list[str]:
     return [str(Path(path).expanduser().absolute()) for path in plugins]
 
 
-def ready_for_ranks(config: RunConfig) -> RunConfig:
-    """The config with its prompts read, once it is sure that this machine's ranks can run it.
+def plan_for_ranks(config: RunConfig) -> Plan:
+    """The plan that ranks of this machine run, with what they read named from the root.
 
-    To be called by one process of a machine, before its ranks read anything. Raises RunnerError.
+    To be called by one process of a machine, before its ranks read anything: what is fetched is
+    fetched here, what is wrong shows before they start. Raises RunnerError.
     """
-    from lite_runner.config.parallel import division_faults
-    from lite_runner.model import model_files
-    from lite_runner.plan import session
-    from lite_runner.plan.operators import check_supported
-    from lite_runner.plan.preflight import check_machine
-
-    # Fetched once, here: the ranks find it in the cache. What is wrong shows before they start.
-    if not isinstance(config, GenerateOptions):
-        files = model_files.locate(config)
-        raise_faults(list(division_faults(config, files.model)))
-        files.cut(ranks_of(config), vocab_parallel=config.vocab_parallel)
-        return config
-    requests = read_requests(config)
-    if config.adapter_path:
-        names = tuple(request.adapter for request in requests)
-        config = replace(config, adapter_id=names)
-    config = replace(config, predict_data=items_of(requests))
-    files = model_files.locate(config)
-    raise_faults(list(division_faults(config, files.model)))
-    job = session.prepare(config, files, model_files.tokenizer_of(config, files), requests)
-    ranks, device = ranks_of(config), environment.resolve_device(config.context.device_target)
-    if files.given is None and config.backend == "ms":
-        check_supported(config, files, device, ranks)
-        files.tensors(ranks, vocab_parallel=config.vocab_parallel)
-    first = session.share(config, job, ranks)  # the first copy has the most prompts
-    check_machine(
-        config,
-        session.memory_need(config, files, first, device, ranks),
-        lambda: session.memory_levers(config, files, first, device, ranks),
-    )
-    return config
+    plan = run_mode(config.run_mode).plan(config)
+    return replace(plan, config=from_dict(kept(plan.config)))

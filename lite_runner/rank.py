@@ -1,6 +1,6 @@
-"""One rank of a job, started by msrun: its share of a run whose config is resolved already.
+"""One rank of a job, started by msrun: its share of a run whose plan is made already.
 
-    python -m lite_runner.rank RUN_FOLDER/config.yaml RUN_FOLDER
+    python -m lite_runner.rank RUN_FOLDER/plan.json RUN_FOLDER
 
 Which rank it is stands in the environment, as msrun sets it. msrun starts the same command once
 more as the scheduler, through which the ranks meet.
@@ -8,6 +8,7 @@ more as the scheduler, through which the ranks meet.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -16,13 +17,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import yaml
-
-from lite_runner import progress, worker
+from lite_runner import progress
 from lite_runner.backends import ascend_context
 from lite_runner.config.ascend import AscendSettings
-from lite_runner.config.cluster import cluster_of, ranks_of
+from lite_runner.config.cluster import cluster_of
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.distributed.events import MET, SOCKET_VARIABLE, Sender, connect
@@ -37,8 +37,9 @@ from lite_runner.errors import (
     RunnerError,
 )
 from lite_runner.output.report import RunFolder
+from lite_runner.plan.plan import Plan
 from lite_runner.plugins import register_plugins
-from lite_runner.run_modes import from_dict
+from lite_runner.run_modes import from_dict, run_mode
 from lite_runner.system import environment, memory
 from lite_runner.system.signals import CutShort, Terminated, handled, offered
 
@@ -78,19 +79,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _tell(sender, EXIT_FAILED, message, trace=traceback.format_exc())
 
 
-def _run(config_file: Path, run_folder: Path, rank: int) -> None:
+def _run(plan_file: Path, run_folder: Path, rank: int) -> None:
     with RunFolder(run_folder) as folder:
         folder.open_log(f"rank_{rank}.log")
-        config = _read(config_file)
+        raw = _read(plan_file)
+        config = from_dict(raw["config"])
         progress.configure(config.verbosity)
-        ranks = replace(ranks_of(config), rank=rank)
         device = environment.resolve_device(config.context.device_target)
         config = placed(config, device, _device_id() if device == "Ascend" else 0)
+        plan = Plan.from_dict(raw, config).of_rank(rank)
         ascend_context.choose(AscendSettings.of(config.context), device, tell=False)
-        _meet(device, config.context.device_id, ranks)
+        _meet(device, config.context.device_id, plan.ranks)
         board = _board()
         with nullcontext() if board is None else offered(board.take):
-            worker.run(config, folder, ranks, CommonStop(board, ranks).here)
+            run_mode(config.run_mode).run(plan, folder, CommonStop(board, plan.ranks).here)
 
 
 def _board() -> Board | None:
@@ -111,14 +113,14 @@ def _meet(device: str, device_id: int, ranks: Ranks) -> None:
     progress.status(MET)
 
 
-def _read(config_file: Path) -> RunConfig:
+def _read(plan_file: Path) -> dict[str, Any]:
     try:
-        raw = yaml.safe_load(config_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise EnvironmentFault(f"{config_file}: cannot be read: {error}") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{config_file}: no config of a run")
-    return from_dict(raw)
+        raw = json.loads(plan_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EnvironmentFault(f"{plan_file}: cannot be read: {error}") from error
+    if not isinstance(raw, dict) or "config" not in raw:
+        raise ConfigError(f"{plan_file}: no plan of a run")
+    return raw
 
 
 def _device_id() -> int:

@@ -82,14 +82,13 @@ ALLOWED: dict[str, set[str]] = {
         ),
         *("output", "plan", "progress", "sizing", "system", "text", "weights"),
     },
-    "worker": {"config", "output", "progress", "run_modes"},
     "rank": {
         "run_modes",
         *("backends", "config", "distributed", "errors", "output", "plugins", "progress"),
-        *("system", "worker"),
+        *("system", "run_modes"),
     },
     "launch": {
-        *("config", "distributed", "model", "output", "plan", "progress", "system", "worker"),
+        *("config", "distributed", "model", "output", "plan", "progress", "system", "run_modes"),
     },
     "api": {
         "run_modes",
@@ -99,7 +98,7 @@ ALLOWED: dict[str, set[str]] = {
     "joined": {
         "run_modes",
         *("backends", "config", "distributed", "errors", "launch", "output", "progress", "rank"),
-        *("system", "worker"),
+        *("system", "run_modes"),
     },
     "app": {
         "run_modes",

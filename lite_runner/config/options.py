@@ -161,6 +161,7 @@ class GenerateOptions(
 ):
     """All that generating texts takes."""
 
+    computes_here: ClassVar[bool] = True
     adapter_lines: ClassVar[bool] = False  # a .txt file of prompts has lines adapter<TAB>prompt
 
     max_loaded_adapters: Count | None  # null: as many as run together

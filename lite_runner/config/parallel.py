@@ -42,7 +42,7 @@ def parallel_faults(config: RunConfig) -> Iterator[Fault]:
         )
 
 
-def generate_faults(config: GenerateOptions) -> Iterator[Fault]:
+def replica_faults(config: GenerateOptions) -> Iterator[Fault]:
     """What of backend and prompts the parallel group cannot divide."""
     asked = config.parallel_config
     if not config.use_parallel:

@@ -38,6 +38,7 @@ class RunConfig:
     # What a run mode is, for those who have only its config.
     on_ranks: ClassVar[bool] = False  # ranks do the work
     takes_parallel: ClassVar[bool] = False  # the parallel group has a meaning
+    computes_here: ClassVar[bool] = False  # the run needs its device on this machine
     takes_quantized: ClassVar[bool] = True  # weights may be integers
 
     run_mode: str

@@ -264,6 +264,25 @@ def planned(config: RunConfig) -> ModelFiles:
     return ModelFiles(source, None, model, config.checkpoint_seed, quantization=config.quantization)
 
 
+def find(config: RunConfig) -> ModelFiles:
+    """The files of a run, an adapter of adapter_path not merged; with dry_run=true nothing is
+    fetched. Raises ArtifactError."""
+    return planned(config) if config.dry_run else locate(config)
+
+
+def found_tokenizer(config: RunConfig, files: ModelFiles) -> Tokenizer | None:
+    """The tokenizer of a run; with dry_run=true None where it would have to be fetched. Raises
+    ArtifactError."""
+    if not config.dry_run:
+        return tokenizer_of(config, files)
+    if files.source != RANDOM and files.path is None and files.given is None:
+        return None
+    try:
+        return tokenizer_of(config, files, fetching=False)
+    except ArtifactError:
+        return None
+
+
 def _model_told(config: RunConfig) -> Decoder | None:
     """The model that the config means, itself or by pretrained_model_dir; None: the checkpoint's.
 

@@ -14,7 +14,7 @@ from lite_runner.output.report import AdapterReport, AdapterUse, RowResult, Timi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class RankResult:
     """The work of one copy. Seconds of the steps are without compiling."""
 
     rows: Sequence[RowResult] = ()  # in the order of the prompts
@@ -44,7 +44,7 @@ class Share:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Share:
+    def from_bytes(cls, data: bytes) -> RankResult:
         raw = json.loads(data)
         rows = [RowResult(**row) for row in raw.pop("rows")]
         generation = GenerationTiming(**raw.pop("generation"))
@@ -73,22 +73,22 @@ def seed_of_all(config: Config, ranks: Ranks) -> Config:
     return replace(config, seed=json.loads(seeds[0]))
 
 
-def gather(mine: Share, ranks: Ranks) -> Share:
+def gather(mine: RankResult, ranks: Ranks) -> RankResult:
     """The work of all copies together, on every rank, once the slowest is done."""
     if ranks.size == 1:
         return mine
     from lite_runner.backends import collectives
 
-    every = [Share.from_bytes(data) for data in collectives.gather(mine.to_bytes())]
-    return together(every, ranks.tensor)
+    every = [RankResult.from_bytes(data) for data in collectives.gather(mine.to_bytes())]
+    return merge(every, ranks.tensor)
 
 
-def together(shares: Sequence[Share], ranks_a_copy: int) -> Share:
+def merge(shares: Sequence[RankResult], ranks_a_copy: int) -> RankResult:
     """Shares of all ranks as one: the ranks of a copy have the same rows, and copies work at the
     same time, from when all are prepared. The first token is the first copy's."""
     copies = shares[::ranks_a_copy]
     first = copies[0]
-    return Share(
+    return RankResult(
         rows=[row for share in copies for row in share.rows],
         generation=GenerationTiming(
             prefill_s=max(share.generation.prefill_s for share in copies),

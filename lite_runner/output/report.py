@@ -14,8 +14,8 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -254,6 +254,20 @@ class RunFolder:
         ]
         self.write_text("text_generation_result.txt", str(answers))
         return self.write_text("result.json", result.to_json())
+
+    @contextmanager
+    def private(self, name: str, text: str) -> Iterator[Path]:
+        """A file that this user alone may read, for as long as it is needed."""
+        path = self.path / name
+        try:
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(text)
+        except OSError as error:
+            raise _not_writable(path, error) from error
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
 
     def write_text(self, name: str, text: str) -> Path:
         """Write a whole file or none; EnvironmentFault where the disk does not take it."""

@@ -62,6 +62,12 @@ def own_operators(config: ComputeOptions, files: ModelFiles, device: str, ranks:
     return _without_kernels(config, files, device, ranks) is None
 
 
+def operators_of(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> str:
+    """Whose operators compute a run online, and why, in words."""
+    fallback = _without_kernels(config, files, device, ranks)
+    return "lite-runner's own" if fallback is None else f"MindSpore's: {fallback.why}"
+
+
 def integers_serve(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> bool:
     """Whether MindSpore's operators multiply by the integers of quantized weights themselves; of a
     plan for a processor that is not here, whether those of Atlas A2 and A3 would."""

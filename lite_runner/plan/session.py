@@ -134,6 +134,23 @@ def fit(
     return Job(requests, tokens, generation, slots_for(config, generation, len(tokens)), length)
 
 
+def estimate(config: GenerateOptions, files: ModelFiles, requests: Sequence[Request]) -> Job:
+    """The job for prompts whose tokens are not known: as many as they have bytes, at most."""
+    model = files.model
+    generation = config.generation(model)
+    sizes = [request.size(config.system) for request in requests]
+    each = options_of(generation, requests, len(requests))
+    length = min(model.seq_length, longest_of(sizes, each, model.seq_length))
+    slots = slots_for(config, generation, len(requests))
+    adapters = open_wanted(config, model, [request.adapter for request in requests])
+    return Job(requests, [()] * len(requests), generation, slots, length, adapters=adapters)
+
+
+def with_seed_of(job: Job, config: GenerateOptions) -> Job:
+    """The job with the seed of the run, which another machine may have drawn."""
+    return replace(job, generation=replace(job.generation, seed=config.seed or 0))
+
+
 def truncated(ids: list[int], longest: int, bos: int | None) -> list[int]:
     """The last `longest` tokens of a prompt; a leading bos stays."""
     if len(ids) <= longest or longest < 2:

@@ -5,7 +5,7 @@ The module has what `RunMode` says. Nothing else knows which run modes there are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
 from typing import Any, Protocol, cast
@@ -20,6 +20,7 @@ from lite_runner.config.schema import RunConfig
 from lite_runner.distributed.rank_table_checks import rank_table_faults
 from lite_runner.errors import ConfigError
 from lite_runner.output.report import RunFolder
+from lite_runner.plan.plan import Plan
 
 
 class RunMode(Protocol):
@@ -32,12 +33,15 @@ class RunMode(Protocol):
         """What does not go together in its config; nothing is loaded."""
 
     @staticmethod
-    def planned(config: Any) -> list[str]:
-        """The lines of dry_run=true. Raises RunnerError as `run` would before it computes."""
+    def plan(config: Any) -> Plan:
+        """All that is decided before a weight is read; with dry_run=true nothing is fetched.
+        Raises RunnerError."""
 
     @staticmethod
-    def run(config: Any, folder: RunFolder, *part: Any) -> None:
-        """Do the work. Where ranks do it, `part` is this one's. Raises RunnerError."""
+    def run(plan: Plan, folder: RunFolder, *interrupted: Callable[[], bool]) -> None:
+        """Do the work of a plan, or of one rank of several. `interrupted` says to a rank, before
+        each step, whether all stop there. Raises RunnerError, and CutShort where Ctrl-C ended a
+        generation whose results are written."""
 
 
 @cache

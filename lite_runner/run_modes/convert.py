@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 from lite_runner import progress
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.adapter_checks import adapter_faults
 from lite_runner.config.fields import Fault, fault
 from lite_runner.config.options import AdapterOptions, OverwriteOptions
@@ -23,7 +24,8 @@ from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import model_files
 from lite_runner.model.model_files import RANDOM, ModelFiles
 from lite_runner.output.report import Result, RunFolder
-from lite_runner.sizing.need import about_model, aligned, readable, weight_bytes
+from lite_runner.plan.plan import Plan
+from lite_runner.sizing.need import about_model, readable, weight_bytes
 from lite_runner.weights.lora.adapter import check_effective, is_listing
 from lite_runner.weights.lora.adapter_write import write_adapters
 from lite_runner.weights.write import (
@@ -99,36 +101,46 @@ def _release_faults(config: Config) -> Iterator[Fault]:
         )
 
 
-def run(config: Config, folder: RunFolder) -> None:
+def plan(config: Config) -> Plan:
+    """What is read and written. With dry_run=true nothing is fetched. Raises RunnerError."""
+    target, form = Path(config.convert_output).expanduser(), config.convert_format
+    if form == "peft" or form == "mindformers":
+        check_folder(target, config.overwrite)
+        model = config.model_config()
+        files = None if model else model_files.find(config)
+        model = model or (files.model if files else None)
+        assert model is not None
+        names = ", ".join(model_files.adapters_of(config, model))
+        lines = {
+            "run mode": config.run_mode,
+            "adapters": f"{names}, of {config.adapter_path}",
+            "writes": f"{target}, as {form}",
+        }
+        return Plan(config=config, files=files, lines=lines)
+    check_target(target, form, config.overwrite)
+    files = _checkpoint(model_files.find(config))
+    whole = model_files.with_adapter(files, config)
+    size = weight_bytes(whole.model, "float32", Quantization())
+    lines = about_model(config, whole.model, whole.whereabouts())
+    if whole.adapter is not None:
+        lines["adapter"] = f"{whole.adapter.name}, merged"
+    lines["writes"] = f"{target}, as {form}: {readable(size)} where it is float32"
+    return Plan(config=config, files=files, lines=lines)
+
+
+def run(plan: Plan, folder: RunFolder) -> None:
     """Write `convert_output` in `convert_format`. Raises RunnerError; nothing half-written."""
     began = time.perf_counter()
+    config = plan.config
+    assert isinstance(config, Config)
     target = Path(config.convert_output).expanduser()
     if config.convert_format == "peft" or config.convert_format == "mindformers":
-        source = _convert_adapters(config, target, config.convert_format)
+        model = config.model_config() or plan.model.model
+        source = _convert_adapters(config, model, target, config.convert_format)
     else:
-        source = _convert_checkpoint(config, target, config.convert_format)
+        source = _convert_checkpoint(config, plan.model, target, config.convert_format)
     folder.write_result(Result.of_files(config, source, began))
     progress.note(f"wrote {target}")
-
-
-def planned(config: Config) -> list[str]:
-    """The lines of dry_run=true. Raises RunnerError as `run` would."""
-    target, form = Path(config.convert_output).expanduser(), config.convert_format
-    overwrite = config.overwrite
-    if form == "peft" or form == "mindformers":
-        check_folder(target, overwrite)
-        model = config.model_config() or model_files.planned(config).model
-        names = ", ".join(model_files.adapters_of(config, model))
-        lines = {"run mode": config.run_mode, "adapters": f"{names}, of {config.adapter_path}"}
-        return aligned(lines | {"writes": f"{target}, as {form}"})
-    check_target(target, form, overwrite)
-    files = model_files.with_adapter(_checkpoint(model_files.planned(config)), config)
-    size = weight_bytes(files.model, "float32", Quantization())
-    lines = about_model(config, files.model, files.whereabouts())
-    if files.adapter is not None:
-        lines["adapter"] = f"{files.adapter.name}, merged"
-    lines["writes"] = f"{target}, as {form}: {readable(size)} where it is float32"
-    return aligned(lines)
 
 
 def _checkpoint(files: ModelFiles) -> ModelFiles:
@@ -141,9 +153,8 @@ def _checkpoint(files: ModelFiles) -> ModelFiles:
     return files
 
 
-def _convert_adapters(config: Config, target: Path, form: AdapterFormat) -> str:
-    """Write the adapters; the model is known by its sizes. Gives what they were read from."""
-    model = config.model_config() or model_files.locate(config).model
+def _convert_adapters(config: Config, model: Decoder, target: Path, form: AdapterFormat) -> str:
+    """Write the adapters; the model is known by its sizes. Returns what they were read from."""
     adapters = model_files.adapters_of(config, model)
     for adapter in adapters.values():
         check_effective(adapter)
@@ -166,9 +177,10 @@ def _convert_adapters(config: Config, target: Path, form: AdapterFormat) -> str:
     return config.adapter_path
 
 
-def _convert_checkpoint(config: Config, target: Path, form: CheckpointFormat) -> str:
+def _convert_checkpoint(
+    config: Config, files: ModelFiles, target: Path, form: CheckpointFormat
+) -> str:
     """Write the checkpoint, an adapter merged into it where one is given; gives its source."""
-    files = _checkpoint(model_files.locate(config))
     assert files.path is not None
     whole = model_files.with_adapter(files, config)
     beside = _beside(config, whole, form)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
@@ -27,11 +27,13 @@ from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.generation import Request, Scheduler, generate
 from lite_runner.model import model_files
-from lite_runner.model.model_files import ModelFiles
 from lite_runner.output.report import Evaluation, Result, RunFolder, Timing
 from lite_runner.plan import footprint
+from lite_runner.plan.describe import described
+from lite_runner.plan.operators import operators_of
+from lite_runner.plan.plan import Plan
 from lite_runner.plan.session import Job, load, memory_levers, memory_need
-from lite_runner.sizing.need import aligned, plan, readable
+from lite_runner.sizing.need import readable
 from lite_runner.system import environment
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ DEFAULT_WINDOW = 512
 @dataclass(frozen=True, kw_only=True)
 class Config(ComputeOptions, AdapterOptions):
     """run_mode=eval"""
+
+    computes_here: ClassVar[bool] = True
 
     eval_data: str
     eval_window: Annotated[int, Range(2)] | None  # of one token there is nothing to predict
@@ -137,24 +141,59 @@ def window_faults(config: Config, model: Decoder) -> Iterator[Fault]:
         )
 
 
-def run(config: Config, folder: RunFolder) -> None:
+def plan(config: Config) -> Plan:
+    """Files, text as token ids and memory, all checked. With dry_run=true nothing is fetched:
+    without a tokenizer the window is taken as full. Raises RunnerError."""
+    began = time.perf_counter()
+    device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
+    files = model_files.with_adapter(model_files.find(config), config)
+    if config.model_config() is None:  # model=auto is checked only when it is known
+        raise_faults([*fits_model(config, files.model), *window_faults(config, files.model)])
+    text = read_text(config)
+    size, stride = window_of(config, files.model)
+    tokenizer = model_files.found_tokenizer(config, files)
+    ids: Sequence[int] = ()
+    if tokenizer is not None:
+        ids = tokenizer.encode(text)
+        if len(ids) < 2:
+            raise ConfigError(
+                f"eval_data: tokens of {config.eval_data}: got {len(ids)}, expected at least 2",
+                "a longer text: its first token is only context",
+            )
+    length = min(size, len(ids)) if ids else size
+    job = Job((), (ids,), GenerationConfig(), slots=1, length=length, scores=True)
+    config = replace(config, backend="ms")  # auto: no exported graph scores
+    ranks = Ranks()
+    planned = Plan(
+        config=config,
+        device=device,
+        backend=config.backend,
+        why=operators_of(config, files, device, ranks),
+        dtype=footprint.held_as(config, files, device, ranks),
+        files=files,
+        job=job,
+        memory=memory_need(config, files, job, device, ranks),
+        lines={
+            "reads": f"{config.eval_data}: {readable(len(text.encode()))}, in windows of {size}"
+            f" tokens, {stride} from one to the next"
+        },
+        tokenizer=tokenizer,
+    )
+    if config.dry_run:
+        return described(planned, lambda: memory_levers(config, files, job, device, ranks))
+    return replace(planned, seconds=time.perf_counter() - began)
+
+
+def run(plan: Plan, folder: RunFolder) -> None:
     """Print and write the perplexity. Raises RunnerError; KeyboardInterrupt after Ctrl-C, when
     what the windows before it gave has been written."""
     began = time.perf_counter()
-    text = read_text(config)
-    device = environment.resolve_device(config.context.device_target)
-    files = _fitting(model_files.with_adapter(model_files.locate(config), config), config)
-    ids = np.array(model_files.tokenizer_of(config, files).encode(text), np.int32)
-    if len(ids) < 2:
-        raise ConfigError(
-            f"eval_data: tokens of {config.eval_data}: got {len(ids)}, expected at least 2",
-            "a longer text: its first token is only context",
-        )
+    config, files, job = plan.config, plan.model, plan.work
+    assert isinstance(config, Config)
+    ids = np.array(job.tokens[0], np.int32)
     size, stride = window_of(config, files.model)
-    job = Job((), (), GenerationConfig(), slots=1, length=min(size, len(ids)), scores=True)
-    config = replace(config, backend="ms")  # auto: no exported graph scores
-    backend = load(config, files, device, job)
-    load_s = time.perf_counter() - began
+    backend = load(config, files, plan.device, job)
+    load_s = plan.seconds + time.perf_counter() - began
     with closing(backend):
         evaluation = evaluate(backend, ids, size, stride)
     evaluation = replace(evaluation, quant=str(files.quantization))
@@ -180,44 +219,6 @@ def run(config: Config, folder: RunFolder) -> None:
     )
     if evaluation.interrupted:
         raise KeyboardInterrupt
-
-
-def planned(config: Config) -> list[str]:
-    """The lines of dry_run=true. Raises RunnerError as `run` would."""
-    device = environment.resolve_device(config.context.device_target, planned=True)
-    files, job = planned_job(config)
-    size, stride = window_of(config, files.model)
-    text = readable(len(read_text(config).encode()))
-    ranks = Ranks()
-    lines = plan(
-        config,
-        files.model,
-        memory_need(config, files, job, device, ranks),
-        device=device,
-        slots=1,
-        length=size,
-        held=footprint.held_as(config, files, device, ranks),
-        levers=lambda: memory_levers(config, files, job, device, ranks),
-        checkpoint=files.whereabouts(),
-    )
-    reads = (
-        f"{config.eval_data}: {text}, in windows of {size} tokens, {stride} from one to the next"
-    )
-    return [*lines, *aligned({"reads": reads})]
-
-
-def planned_job(config: Config) -> tuple[ModelFiles, Job]:
-    """What would be scored, as far as it is known without the tokenizer."""
-    files = _fitting(model_files.with_adapter(model_files.planned(config), config), config)
-    size, _ = window_of(config, files.model)
-    return files, Job((), (), GenerationConfig(), slots=1, length=size, scores=True)
-
-
-def _fitting(files: ModelFiles, config: Config) -> ModelFiles:
-    """The files of a model that the config fits; model=auto is checked only when it is known."""
-    if config.model_config() is None:
-        raise_faults([*fits_model(config, files.model), *window_faults(config, files.model)])
-    return files
 
 
 def evaluate(backend: Backend, ids: NDArray[np.int32], size: int, stride: int) -> Evaluation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,22 +13,27 @@ from lite_runner import progress
 from lite_runner.backends.exported import Device, EngineOptions
 from lite_runner.config.adapter_checks import adapter_faults
 from lite_runner.config.checks import strategy_faults
+from lite_runner.config.cluster import ranks_of
+from lite_runner.config.compose import raise_faults
 from lite_runner.config.fields import Fault, fault
 from lite_runner.config.ge import ge_faults
+from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.options import (
     AdapterOptions,
     ExportedOptions,
     OverwriteOptions,
 )
-from lite_runner.config.parallel import DATA_KEYS
-from lite_runner.config.ranks import Ranks
+from lite_runner.config.parallel import DATA_KEYS, division_faults
 from lite_runner.export import offline
 from lite_runner.export.writer import ExportSpec, Place, export_artifact, weights_and_cache
 from lite_runner.model import model_files
 from lite_runner.model.model_files import ModelFiles
 from lite_runner.output.report import Result, RunFolder
-from lite_runner.sizing.need import aligned, export_need, plan
+from lite_runner.plan.describe import described
+from lite_runner.plan.plan import Plan
+from lite_runner.plan.session import Job
+from lite_runner.sizing.need import export_need
 from lite_runner.weights.lora.adapter import digest
 
 DEFAULT_LENGTH = 512  # positions of a layout that fixes them
@@ -65,19 +70,46 @@ def faults(config: Config) -> Iterator[Fault]:
     yield from ge_faults(config)
 
 
-def run(
-    config: Config,
-    folder: RunFolder,
-    ranks: Ranks | None = None,
-    interrupted: Callable[[], bool] | None = None,
-) -> None:
+def plan(config: Config) -> Plan:
+    """Files, what is exported and where, and the memory it takes. With dry_run=true nothing is
+    fetched. Raises RunnerError."""
+    began = time.perf_counter()
+    files = model_files.with_adapter(model_files.find(config), config)
+    raise_faults(list(division_faults(config, files.model)))
+    ranks = ranks_of(config)
+    if ranks.size > 1 and not config.dry_run:
+        files.cut(ranks, vocab_parallel=config.vocab_parallel)
+    want, engine = wanted(config, files)
+    place = place_of(config, files, want, engine.device)
+    place.check()
+    job = Job((), (), GenerationConfig(), want.slots, want.length)
+    writes = f"{place.folder}: {want.layout}, {want.model_type}, proved in {engine.name}"
+    planned = Plan(
+        config=config,
+        device=engine.device,
+        backend=config.backend,
+        dtype="float32, while it is written",
+        ranks=ranks,
+        files=files,
+        job=job,
+        memory=export_need(weights_and_cache(files, want)),
+        lines={"writes": writes},
+    )
+    if config.dry_run:
+        return described(planned)
+    return replace(planned, seconds=time.perf_counter() - began)
+
+
+def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = None) -> None:
     """Write the artifact. Raises RunnerError; nothing half-written gets the final name.
 
-    Of several `ranks`, which have met and each call this, each writes its graphs.
+    Of several ranks, which have met and each call this, each writes its graphs; an export is not
+    `interrupted` between steps.
     """
-    ranks = ranks or Ranks()
-    began = time.perf_counter()
-    files = model_files.with_adapter(model_files.locate(config), config)
+    began = time.perf_counter() - plan.seconds
+    config, ranks = plan.config, plan.ranks
+    assert isinstance(config, Config)
+    files = model_files.with_adapter(plan.model, config)
     tokenizer = model_files.tokenizer_of(config, files)
     want, engine = wanted(config, files)
     if want.target != engine.device:
@@ -106,26 +138,6 @@ def wanted(config: Config, files: ModelFiles) -> tuple[ExportSpec, EngineOptions
     length = config.infer.infer_seq_length or default_length(files)
     want = offline.wanted(config, files, config.predict_batch_size or 1, length)
     return want, offline.engine_for(config, want.layout)
-
-
-def planned(config: Config) -> list[str]:
-    """The lines of dry_run=true. Raises RunnerError as `run` would."""
-    files = model_files.with_adapter(model_files.planned(config), config)
-    want, engine = wanted(config, files)
-    place = place_of(config, files, want, engine.device)
-    place.check()
-    lines = plan(
-        config,
-        files.model,
-        export_need(weights_and_cache(files, want)),
-        device=engine.device,
-        held="float32, while it is written",
-        slots=want.slots,
-        length=want.length,
-        checkpoint=files.whereabouts(),
-    )
-    writes = f"{place.folder}: {want.layout}, {want.model_type}, proved in {engine.name}"
-    return [*lines, *aligned({"writes": writes})]
 
 
 def place_of(config: Config, files: ModelFiles, want: ExportSpec, device: Device) -> Place:

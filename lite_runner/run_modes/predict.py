@@ -1,54 +1,31 @@
-"""run_mode=predict and slora: prompts in, completions out, streamed as they come."""
+"""run_mode=predict: prompts in, completions out, streamed as they come."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 
 from lite_runner import progress
 from lite_runner.backends.base import AdapterSlots, Backend
-from lite_runner.config.adapter_checks import adapter_faults
-from lite_runner.config.checks import strategy_faults
-from lite_runner.config.cluster import ranks_of
-from lite_runner.config.fields import Fault, fault
-from lite_runner.config.fields import show as show_value
-from lite_runner.config.ge import FILE_NAME, ge_config, ge_faults, render
-from lite_runner.config.offline_checks import offline_faults
+from lite_runner.config.ge import FILE_NAME, ge_config, render
+from lite_runner.config.generate_checks import generate_faults as faults
 from lite_runner.config.options import GenerateOptions
-from lite_runner.config.parallel import generate_faults
 from lite_runner.config.prompt import BASE
-from lite_runner.config.prompts import prompt_faults
-from lite_runner.config.ranks import Ranks
-from lite_runner.config.requests import read_requests, request_faults
-from lite_runner.config.sampling_checks import sampling_faults
 from lite_runner.generation import Generation, Scheduler, generate
 from lite_runner.model import model_files
-from lite_runner.model.adapters import open_wanted
-from lite_runner.model.model_files import ModelFiles
 from lite_runner.model.strategy_files import write_strategy_files
-from lite_runner.output.merge import Share, gather, seed_of_all, wait_for_all
+from lite_runner.output.merge import RankResult, gather, seed_of_all, wait_for_all
 from lite_runner.output.printer import Printer, advice, show, summary
 from lite_runner.output.report import AdapterReport, AdapterUse, Result, RowResult, RunFolder
-from lite_runner.plan import footprint
-from lite_runner.plan.session import (
-    Job,
-    load,
-    longest_of,
-    memory_levers,
-    memory_need,
-    options_of,
-    prepare,
-    share,
-    slots_for,
-    with_backend,
-)
-from lite_runner.sizing.need import plan
-from lite_runner.sizing.scaling import ranks_plan
-from lite_runner.system import environment
+from lite_runner.plan.generating import plan_generation as plan
+from lite_runner.plan.plan import Plan
+from lite_runner.plan.session import Job, load, share, with_seed_of
 from lite_runner.system.signals import CutShort
 from lite_runner.text.tokenizer import Tokenizer
+
+__all__ = ["Config", "faults", "plan", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,68 +33,31 @@ class Config(GenerateOptions):
     """run_mode=predict"""
 
 
-def faults(config: GenerateOptions) -> Iterator[Fault]:
-    """What does not go together in a run that generates."""
-    yield from prompt_faults(config)
-    yield from request_faults(config)
-    yield from sampling_faults(config, config.generation(), vars(config))
-    yield from adapter_faults(config, one=False)
-    if config.only_save_strategy and not config.use_parallel:
-        yield fault(
-            ("only_save_strategy", "use_parallel"),
-            "only_save_strategy=true needs use_parallel=true",
-        )
-    for key in ("src_strategy_path_or_dir", "auto_trans_ckpt"):
-        if config.runs_given_model and (value := getattr(config, key)):
-            yield fault(
-                key,
-                f"{key}={value if isinstance(value, str) else show_value(value)} has no meaning"
-                " with an exported model, which has its weights in it",
-            )
-    if not config.runs_given_model:
-        yield from strategy_faults(config)
-    yield from offline_faults(config)
-    yield from ge_faults(config)
-    yield from generate_faults(config)
-
-
-def run(
-    config: GenerateOptions,
-    folder: RunFolder,
-    ranks: Ranks | None = None,
-    interrupted: Callable[[], bool] | None = None,
-) -> None:
+def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = None) -> None:
     """Generate, print and write the results. Raises RunnerError; CutShort after Ctrl-C, when what
     there is has been written.
 
-    Of several `ranks`, which have met and each call this, rank 0 alone writes the results. Ctrl-C
+    Of several ranks, which have met and each call this, rank 0 alone writes the results. Ctrl-C
     stops them where `interrupted` says so, which is asked before every step.
     """
-    ranks = ranks or Ranks()
     began = time.perf_counter()
+    ranks, config = plan.ranks, plan.config
+    assert isinstance(config, GenerateOptions)
     if config.only_save_strategy:
-        written = write_strategy_files(config)
-        source, size = config.checkpoint_source, len(written)
-        folder.write_result(Result.of_files(config, source, began, world_size=size))
-        progress.note(f"wrote {written[0].parent}: the strategy of {size} ranks")
+        _save_strategy(config, folder, began)
         return
     if config.parallel.strategy_ckpt_save_file and ranks.rank == 0:
         write_strategy_files(config)
-    device = environment.resolve_device(config.context.device_target)
     config = seed_of_all(config, ranks)
-    requests = read_requests(config)
-    if config.adapter_path and not any(request.adapter for request in requests):
-        progress.note(f"adapter_path={config.adapter_path}: adapter_id= names none, the base runs")
-    files = model_files.locate(config)
-    tokenizer = model_files.tokenizer_of(config, files)
-    job = prepare(config, files, tokenizer, requests)
-    config = with_backend(with_ge_file(config, folder), files, job)
-    whole_job, job = job, share(config, job, ranks)
-    of_all = len(requests) * job.generation.num_return_sequences
-    mine, engine = Share(), ""
+    files = plan.model
+    tokenizer = plan.tokenizer or model_files.tokenizer_of(config, files)
+    whole_job = with_seed_of(plan.work, config)
+    config, job = with_ge_file(config, folder), share(config, whole_job, ranks)
+    of_all = len(whole_job.tokens) * job.generation.num_return_sequences
+    mine, engine = RankResult(), ""
     if job.tokens:
-        backend = load(config, files, device, job, tokenizer, ranks)
-        load_s = time.perf_counter() - began
+        backend = load(config, files, plan.device, job, tokenizer, ranks)
+        load_s = plan.seconds + time.perf_counter() - began
         backend.prepare()
         wait_for_all(ranks)
         with closing(backend):
@@ -133,6 +73,7 @@ def run(
     returns = job.generation.num_return_sequences
     for place, row in enumerate(whole.rows[len(mine.rows) :], len(mine.rows)):
         show(row, place, of_all, config.output_format, returns)
+    sampled = any(one.do_sample for one in whole_job.each)
     result = Result(
         run_mode=config.run_mode,
         model=config.model_name,
@@ -140,7 +81,7 @@ def run(
         engine=engine,
         world_size=ranks.size,
         load_checkpoint=files.source,
-        seed=whole_job.generation.seed if any(one.do_sample for one in whole_job.each) else None,
+        seed=whole_job.generation.seed if sampled else None,
         results=whole.rows,
         adapters=whole.adapters,
         timing=whole.timing(),
@@ -154,6 +95,13 @@ def run(
         raise CutShort
 
 
+def _save_strategy(config: GenerateOptions, folder: RunFolder, began: float) -> None:
+    written = write_strategy_files(config)
+    source, size = config.checkpoint_source, len(written)
+    folder.write_result(Result.of_files(config, source, began, world_size=size))
+    progress.note(f"wrote {written[0].parent}: the strategy of {size} ranks")
+
+
 def _complete(
     config: GenerateOptions,
     backend: Backend,
@@ -162,7 +110,7 @@ def _complete(
     load_s: float,
     of_all: int,
     interrupted: Callable[[], bool] | None,
-) -> Share:
+) -> RankResult:
     """The completions of a job, shown as they come.
 
     The backend is prepared; `of_all` texts are what the whole run makes.
@@ -189,7 +137,7 @@ def _complete(
             interrupted=interrupted,
         )
     rows = printer.rows(outcome.completions)
-    return Share(
+    return RankResult(
         rows=rows,
         generation=outcome.timing,
         load_s=load_s,
@@ -231,45 +179,3 @@ def with_ge_file(config: GenerateOptions, folder: RunFolder) -> GenerateOptions:
         return config
     path = folder.write_text(FILE_NAME, render(ge.sections))
     return replace(config, infer=replace(config.infer, ge_config_path=str(path), ge_options=None))
-
-
-def planned(config: GenerateOptions) -> list[str]:
-    """The lines of dry_run=true. Nothing is fetched, so prompts are counted by their bytes: no
-    token of theirs is shorter. Of adapters the headers are read."""
-    device = environment.resolve_device(config.context.device_target, planned=True)
-    ranks = ranks_of(config)
-    files, job = planned_job(config)
-    mine = share(config, job, ranks)
-    need = memory_need(config, files, mine, device, ranks)
-    lines = plan(
-        config,
-        files.model,
-        need,
-        device=device,
-        slots=mine.slots,
-        length=mine.length,
-        held=footprint.held_as(config, files, device, ranks),
-        levers=lambda: memory_levers(config, files, mine, device, ranks),
-        checkpoint=files.whereabouts(),
-    )
-    if config.use_parallel:
-        lines += ranks_plan(
-            config, files.model, need, device=device, slots=mine.slots, length=mine.length
-        )
-    return lines
-
-
-def planned_job(config: GenerateOptions) -> tuple[ModelFiles, Job]:
-    """What would be run, as far as it is known without the tokenizer."""
-    # Without prompts it is the plan for a short one.
-    requests = read_requests(replace(config, predict_data=config.predict_data or " "))
-    files = model_files.planned(config)
-    model = files.model
-    generation = config.generation(model)
-    sizes = [request.size(config.system) for request in requests]
-    each = options_of(generation, requests, len(requests))
-    length = min(model.seq_length, longest_of(sizes, each, model.seq_length))
-    slots = slots_for(config, generation, len(requests))
-    adapters = open_wanted(config, model, [request.adapter for request in requests])
-    job = Job(requests, [()] * len(requests), generation, slots, length, adapters=adapters)
-    return files, job

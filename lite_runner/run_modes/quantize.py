@@ -13,7 +13,8 @@ from lite_runner.config.options import OverwriteOptions
 from lite_runner.errors import ConfigError
 from lite_runner.model import model_files
 from lite_runner.output.report import Result, RunFolder
-from lite_runner.sizing.need import about_model, aligned, parameter_count, readable, weight_bytes
+from lite_runner.plan.plan import Plan
+from lite_runner.sizing.need import about_model, parameter_count, readable, weight_bytes
 from lite_runner.weights.files import atomic_write, new_folder, require_space
 from lite_runner.weights.quantization.quantize import describe
 from lite_runner.weights.quantization.quantized_checkpoint import (
@@ -40,12 +41,24 @@ def faults(config: Config) -> Iterator[Fault]:
         yield fault("quant", "run_mode=quantize needs quant=a16w8, a16w4 or a8w8")
 
 
-def run(config: Config, folder: RunFolder) -> None:
-    """Write `quantize_output`. Raises RunnerError; nothing half-written gets the final name."""
-    began = time.perf_counter()
+def plan(config: Config) -> Plan:
+    """The checkpoint and what is written. With dry_run=true nothing is fetched. Raises
+    RunnerError."""
     target = Path(config.quantize_output).expanduser()
     _check_target(target, config.overwrite)
-    files = model_files.locate(config)
+    files = model_files.find(config)
+    size = weight_bytes(files.model, "float32", files.quantization)
+    lines = about_model(config, files.model, files.whereabouts())
+    lines["writes"] = f"{target}: {readable(size)} as quant={files.quantization}"
+    return Plan(config=config, files=files, lines=lines)
+
+
+def run(plan: Plan, folder: RunFolder) -> None:
+    """Write `quantize_output`. Raises RunnerError; nothing half-written gets the final name."""
+    began = time.perf_counter()
+    config, files = plan.config, plan.model
+    assert isinstance(config, Config)
+    target = Path(config.quantize_output).expanduser()
     # What is read is what stays: a source inside the folder would go with it.
     if files.path is not None and files.path.resolve() in (target.resolve(), *_inside(target)):
         raise ConfigError(f"quantize_output: {target} is what is to be read; choose another folder")
@@ -73,17 +86,6 @@ def run(config: Config, folder: RunFolder) -> None:
         f"{floats / size:.2f} times smaller"
         + (f"; the source has {readable(files.stored_bytes())}" if files.path else "")
     )
-
-
-def planned(config: Config) -> list[str]:
-    """The lines of dry_run=true. Raises RunnerError as `run` would."""
-    target = Path(config.quantize_output).expanduser()
-    _check_target(target, config.overwrite)
-    files = model_files.planned(config)
-    size = weight_bytes(files.model, "float32", files.quantization)
-    lines = about_model(config, files.model, files.whereabouts())
-    lines["writes"] = f"{target}: {readable(size)} as quant={files.quantization}"
-    return aligned(lines)
 
 
 def _check_target(target: Path, overwrite: bool) -> None:

@@ -21,7 +21,8 @@ from lite_runner.config.ranges import Count, Index
 from lite_runner.model import model_files
 from lite_runner.model.model_files import ModelFiles
 from lite_runner.output.report import Result, RunFolder
-from lite_runner.sizing.need import about_model, aligned, readable, weight_bytes
+from lite_runner.plan.plan import Plan
+from lite_runner.sizing.need import about_model, readable, weight_bytes
 from lite_runner.weights.files import new_folder
 from lite_runner.weights.sharding.shard_writer import (
     Cutting,
@@ -79,38 +80,22 @@ def faults(config: Config) -> Iterator[Fault]:
         )
 
 
-def run(config: Config, folder: RunFolder) -> None:
-    """Write `shard_output`. Raises RunnerError; nothing half-written gets the final name."""
-    began = time.perf_counter()
-    target, overwrite = _target(config), config.overwrite
-    model = config.model_config()
-    if config.only_save_strategy and model is not None:
-        cutting = _cutting(config, model)
-    else:
-        files = model_files.locate(config)
-        cutting = _cutting(config, files.model)
-    if config.only_save_strategy:
-        check_free(target, overwrite)
-        with new_folder(target) as fresh:
-            write_strategies(fresh, cutting)
-    else:
-        if config.transform_rank is None:  # before the shards are compared with their manifests
-            check_free(target, overwrite)
-            check_free(files_folder(target), overwrite)
-        _write(config, files, cutting, target)
-    ranks = cutting.strategy.ranks
-    folder.write_result(Result.of_files(config, config.checkpoint_source, began, world_size=ranks))
-    progress.note(f"wrote {target}")
-
-
-def planned(config: Config) -> list[str]:
-    """The lines of dry_run=true. Raises RunnerError as `run` would."""
+def plan(config: Config) -> Plan:
+    """The checkpoint and what is written. With dry_run=true nothing is fetched. Raises
+    RunnerError."""
     target, ranks = _target(config), ranks_of(config)
     if config.transform_rank is None:
         check_free(target, config.overwrite)
-    files = model_files.planned(config)
-    _cutting(config, files.model)
-    size = readable(weight_bytes(files.model, "float32", Quantization()))
+        if not config.only_save_strategy:
+            check_free(files_folder(target), config.overwrite)
+    model = config.model_config()
+    sizes_alone = config.only_save_strategy and model is not None and not config.dry_run
+    files = None if sizes_alone else model_files.find(config)
+    if files is not None:
+        model = files.model
+    assert model is not None
+    _cutting(config, model)
+    size = readable(weight_bytes(model, "float32", Quantization()))
     what = f"rank_0 to rank_{ranks.size - 1}, {size} together" if ranks.size > 1 else size
     if config.transform_rank is not None:
         what = f"rank_{config.transform_rank} of {ranks.size} alone"
@@ -118,9 +103,29 @@ def planned(config: Config) -> list[str]:
         what = "the strategy alone"
     else:
         what += " where it is float32"
-    lines = about_model(config, files.model, files.whereabouts())
+    source = config.checkpoint_source if files is None else files.whereabouts()
+    lines = about_model(config, model, source)
     lines |= {"ranks": f"tp={ranks.tensor} dp={ranks.data}", "writes": f"{target}: {what}"}
-    return aligned(lines)
+    return Plan(config=config, ranks=ranks, files=files, lines=lines)
+
+
+def run(plan: Plan, folder: RunFolder) -> None:
+    """Write `shard_output`. Raises RunnerError; nothing half-written gets the final name."""
+    began = time.perf_counter()
+    config = plan.config
+    assert isinstance(config, Config)
+    target = _target(config)
+    model = plan.files.model if plan.files is not None else config.model_config()
+    assert model is not None
+    cutting = _cutting(config, model)
+    if config.only_save_strategy:
+        with new_folder(target) as fresh:
+            write_strategies(fresh, cutting)
+    else:
+        _write(config, plan.model, cutting, target)
+    ranks = cutting.strategy.ranks
+    folder.write_result(Result.of_files(config, config.checkpoint_source, began, world_size=ranks))
+    progress.note(f"wrote {target}")
 
 
 def _target(config: Config) -> Path:

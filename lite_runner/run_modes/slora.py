@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lite_runner.config.fields import Fault, fault
+from lite_runner.config.generate_checks import generate_faults
 from lite_runner.config.options import GenerateOptions
-from lite_runner.run_modes import predict
-from lite_runner.run_modes.predict import planned, run
+from lite_runner.plan.generating import plan_generation as plan
+from lite_runner.run_modes.predict import run
 
-__all__ = ["Config", "faults", "planned", "run"]
+__all__ = ["Config", "faults", "plan", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,4 +29,4 @@ def faults(config: Config) -> Iterator[Fault]:
         yield fault(
             ("adapter_id", "adapter_path"), "run_mode=slora needs adapter_path=lora_adapter.json"
         )
-    yield from predict.faults(config)
+    yield from generate_faults(config)

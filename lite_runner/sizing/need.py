@@ -158,42 +158,6 @@ def remedy(levers: Sequence[Lever]) -> str:
     ) + "a smaller model, or more memory: the machine's, its container's, or what ulimit -v allows"
 
 
-def plan(
-    config: RunConfig,
-    model: Decoder,
-    need: Memory,
-    *,
-    device: str,
-    slots: int,
-    length: int,
-    held: str = "",
-    levers: Callable[[], Sequence[Lever]] = list,
-    checkpoint: str = "",
-) -> list[str]:
-    """The lines of dry_run=true, for a cache of `slots` sequences of `length` tokens. `held`: what
-    the weights are held as; `checkpoint` is where they are; "": not known."""
-    each = " in each rank" if config.use_parallel else ""
-    lines = about_model(config, model, checkpoint or config.checkpoint_source) | {
-        "weights": f"{readable(need.weights)} as {held or config.compute_dtype(device)}{each}",
-        "cache": f"{readable(need.cache)} for {slots} x {length} tokens{each}"
-        if config.use_past
-        else "none (use_past=false)",
-    }
-    if need.adapters:
-        lines["adapters"] = f"{readable(need.adapters)} for those loaded at a time"
-    if not need.process:
-        lines["memory"] = f"needs {readable(need.total)} on each device; what one has is not known"
-    elif not config.use_parallel:
-        lines |= memory_lines(need, levers)
-    lines |= {
-        "backend": config.backend,
-        "device": device,
-        "ranks": str(config.parallel_config.data_parallel * config.parallel_config.model_parallel),
-        "output": config.output_dir,
-    }
-    return aligned(lines)
-
-
 def memory_lines(need: Memory, levers: Callable[[], Sequence[Lever]] = list) -> dict[str, str]:
     """What dry_run=true says of the memory of one process."""
     found = missing(need)
