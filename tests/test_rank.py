@@ -11,7 +11,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import yaml
 
 from lite_runner.config.argv import parse
 from lite_runner.config.cluster import Cluster
@@ -20,7 +19,8 @@ from lite_runner.config.schema import RunConfig
 from lite_runner.distributed.events import SOCKET_VARIABLE, Event
 from lite_runner.distributed.job import Limits, run_ranks
 from lite_runner.generation import GenerationTiming
-from lite_runner.output.merge import Share, together
+from lite_runner.launch import plan_for_ranks
+from lite_runner.output.merge import RankResult, merge
 from lite_runner.output.report import RowResult
 from lite_runner.run_modes import heads, resolve
 from tests.paths import ROOT
@@ -32,9 +32,9 @@ def resolved(*settings: str) -> RunConfig:
     return resolve(parse(["model=tiny_llama", *settings], heads()))[0]
 
 
-def write_config(folder: Path, config: RunConfig) -> Path:
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(config.to_dict(), allow_unicode=True), encoding="utf-8")
+def write_plan(folder: Path, config: RunConfig) -> Path:
+    path = folder / "plan.json"
+    path.write_text(json.dumps(plan_for_ranks(config).to_dict()), encoding="utf-8")
     return path
 
 
@@ -46,7 +46,7 @@ def test_two_copies_write_what_one_process_writes(
     alone = subprocess.run([*command, f"output_dir={tmp_path}"], capture_output=True, check=True)
     folder = tmp_path / "ranks"
     folder.mkdir()
-    snapshot = write_config(folder, resolved("parallel=dp2", *sampling))
+    snapshot = write_plan(folder, resolved("parallel=dp2", *sampling))
     capfdbinary.readouterr()
     program = [str(ROOT / "lite_runner/rank.py"), str(snapshot), str(folder)]
     run_ranks(program, Cluster(2, 2), folder, Limits(rendezvous=120, total=300))
@@ -63,14 +63,14 @@ def test_two_copies_write_what_one_process_writes(
     ("content", "exit_code", "message"),
     [
         (b"\xff", 3, "cannot be read"),
-        (b"[]", 2, "no config of a run"),
-        (b"run_mode: dance", 2, "run_mode: got 'dance'"),
+        (b"[]", 2, "no plan of a run"),
+        (b'{"config": {"run_mode": "dance"}}', 2, "run_mode: got 'dance'"),
     ],
 )
 def test_a_failure_is_told_and_keeps_its_exit_code(
     tmp_path: Path, content: bytes, exit_code: int, message: str
 ) -> None:
-    (tmp_path / "config.yaml").write_bytes(content)
+    (tmp_path / "plan.json").write_bytes(content)
     events = tmp_path / "events"
     with closing(socket.socket(socket.AF_UNIX)) as listener:
         listener.bind(str(events))
@@ -80,7 +80,7 @@ def test_a_failure_is_told_and_keeps_its_exit_code(
                 sys.executable,
                 "-m",
                 "lite_runner.rank",
-                str(tmp_path / "config.yaml"),
+                str(tmp_path / "plan.json"),
                 str(tmp_path),
             ],
             cwd=ROOT,
@@ -133,16 +133,16 @@ def test_an_event_survives_its_line() -> None:
 
 
 def test_shares_are_put_together_in_the_order_of_the_copies() -> None:
-    def share(name: str, seconds: float) -> Share:
+    def share(name: str, seconds: float) -> RankResult:
         found = [{"token": 1, "logprob": -0.5, "top": [[1, -0.5]]}]
         row = RowResult(
             name, "text", (1, 2), 3, 2, "stop", logprobs=found, prompt_logprobs=[None, *found]
         )
         timing = GenerationTiming(seconds, 2 * seconds, seconds, 30, 20)
-        return Share(rows=[row], generation=timing, load_s=seconds, peak_rss_mib=10.0)
+        return RankResult(rows=[row], generation=timing, load_s=seconds, peak_rss_mib=10.0)
 
-    parts = [share("a", 1.0), share("a", 1.0), share("b", 4.0), Share(peak_rss_mib=5.0)]
-    whole = together([Share.from_bytes(part.to_bytes()) for part in parts], 2)
+    parts = [share("a", 1.0), share("a", 1.0), share("b", 4.0), RankResult(peak_rss_mib=5.0)]
+    whole = merge([RankResult.from_bytes(part.to_bytes()) for part in parts], 2)
     assert [row.prompt for row in whole.rows] == ["a", "b"]
     assert [row.prompt_logprobs[1] for row in whole.rows] == whole.rows[0].logprobs * 2
     timing = whole.timing()

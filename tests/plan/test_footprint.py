@@ -12,10 +12,12 @@ import pytest
 from lite_runner.app import main
 from lite_runner.config.argv import parse
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.schema import RunConfig
-from lite_runner.plan.session import memory_levers, memory_need, share
+from lite_runner.config.options import GenerateOptions
+from lite_runner.config.requests import read_requests
+from lite_runner.model import model_files
+from lite_runner.model.model_files import ModelFiles
+from lite_runner.plan.session import Job, estimate, memory_levers, memory_need, share
 from lite_runner.run_modes import heads, resolve
-from lite_runner.run_modes.predict import planned_job
 from lite_runner.sizing.need import Memory
 from lite_runner.system import environment, memory
 from lite_runner.weights.derive import cast
@@ -28,14 +30,22 @@ HALF = "model.model_config.compute_dtype=float16"
 Dry = Callable[..., str]
 
 
-def config_of(*settings: str) -> RunConfig:
+def config_of(*settings: str) -> GenerateOptions:
     line = ["model=smollm2_135m", "load_checkpoint=random", "predict_data=[x,y]", *settings]
-    return resolve(parse(line, heads()))[0]
+    config = resolve(parse(line, heads()))[0]
+    assert isinstance(config, GenerateOptions)
+    return config
+
+
+def estimated(config: GenerateOptions) -> tuple[ModelFiles, Job]:
+    """The files and the job of a config, prompts counted by their bytes."""
+    files = model_files.planned(config)
+    return files, estimate(config, files, read_requests(config))
 
 
 def need_of(*settings: str, device: str = "CPU") -> Memory:
     config = config_of(*settings)
-    files, job = planned_job(config)
+    files, job = estimated(config)
     ranks = ranks_of(config)
     return memory_need(config, files, share(config, job, ranks), device, ranks)
 
@@ -109,7 +119,7 @@ def test_what_is_rounded_is_there_twice_for_a_while() -> None:
 def test_levers_are_those_that_help(monkeypatch: pytest.MonkeyPatch) -> None:
     def settings_of(*settings: str) -> dict[str, int]:
         config = config_of(*settings)
-        files, job = planned_job(config)
+        files, job = estimated(config)
         found = memory_levers(config, files, job, "CPU", ranks_of(config))
         return {lever.setting: lever.need.total for lever in found}
 

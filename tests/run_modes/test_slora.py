@@ -189,12 +189,12 @@ def test_two_ranks_give_the_tokens_of_one(
 ) -> None:
     options = ["run_mode=slora", adapters, "adapter_id=[en,null,zh,de]"]
     options += ["predict_data=[hello,hello,hello,hello]"]
-    alone, together = run(*options), run(*options, "parallel=tp2")
-    assert together["world_size"] == 2
-    assert tokens(together) == tokens(alone)
-    assert together["adapters"]["used"].keys() == alone["adapters"]["used"].keys()
+    alone, merge = run(*options), run(*options, "parallel=tp2")
+    assert merge["world_size"] == 2
+    assert tokens(merge) == tokens(alone)
+    assert merge["adapters"]["used"].keys() == alone["adapters"]["used"].keys()
     # What each of them holds is known before, and counts where memory is short.
-    each = readable(together["adapters"]["pool_bytes"] // 2)
+    each = readable(merge["adapters"]["pool_bytes"] // 2)
     assert main([*BASE, *options, "parallel=tp2", "dry_run=true"]) == 0
     assert f"x 11 tokens, {each} of adapters\n" in capsys.readouterr().out
     monkeypatch.setattr(memory, "free_memory", lambda: 0)

@@ -1,13 +1,21 @@
-"""dry_run=true of every run mode: what would be done, with nothing fetched, written or loaded."""
+"""Plans of every run mode: printed by dry_run=true, with nothing fetched, and handed to ranks."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lite_runner.app import main
+from lite_runner.config.argv import parse
+from lite_runner.config.seeds import with_seed
+from lite_runner.launch import plan_for_ranks
+from lite_runner.model import model_files
+from lite_runner.plan.plan import Plan
+from lite_runner.run_modes import from_dict, heads, resolve, run_mode
+from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights import source
 
 WriteModel = Callable[..., Path]
@@ -84,3 +92,37 @@ def test_an_output_that_exists_is_found(here: Path, capsys: pytest.CaptureFixtur
         line = ["model=auto", f"run_mode={mode}", "dry_run=true", *options]
         assert main([*line, "load_checkpoint=tiny"]) == 2
         assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_plan_is_json_both_ways(here: Path, mode: str) -> None:
+    options, _ = MODES[mode]
+    line = ["model=tiny_llama", f"run_mode={mode}", "load_checkpoint=tiny", *options]
+    config, _ = resolve(parse(line, heads()))
+    plan = run_mode(mode).plan(config)
+    raw = json.loads(json.dumps(plan.to_dict()))
+    again = Plan.from_dict(raw, from_dict(raw["config"]))
+    assert again.config == config and again.to_dict() == plan.to_dict()
+    assert again.files == plan.files
+
+
+def test_who_reads_a_plan_neither_fetches_nor_tokenizes(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts with options of their own too; each rank reads what one process has made."""
+    prompts = "predict_data=[{prompt: hi, top_k: 3}, {prompt: ho}]"
+    line = ["model=tiny_llama", "load_checkpoint=tiny", "parallel=dp2", "do_sample=true", prompts]
+    config, _ = resolve(parse(line, heads()))
+    plan = plan_for_ranks(with_seed(config))
+    raw = json.loads(json.dumps(plan.to_dict()))
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("resolved again")
+
+    monkeypatch.setattr(Tokenizer, "encode", fail)
+    monkeypatch.setattr(model_files, "locate", fail)
+    mine = Plan.from_dict(raw, from_dict(raw["config"])).of_rank(1)
+    assert (mine.ranks.data_index, mine.ranks.size) == (1, 2)
+    assert [list(ids) for ids in mine.work.tokens] == [list(ids) for ids in plan.work.tokens]
+    assert mine.work.each == plan.work.each and mine.work.each[0].top_k == 3
+    assert mine.model == plan.model and mine.memory == plan.memory
