@@ -84,6 +84,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "rank": {
         "run_modes",
+        "plan",
         *("backends", "config", "distributed", "errors", "output", "plugins", "progress"),
         *("system", "run_modes"),
     },
@@ -97,6 +98,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "joined": {
         "run_modes",
+        "plan",
         *("backends", "config", "distributed", "errors", "launch", "output", "progress", "rank"),
         *("system", "run_modes"),
     },

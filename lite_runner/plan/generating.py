@@ -66,12 +66,16 @@ def plan_generation(config: GenerateOptions) -> Plan:
     def levers() -> list[Lever]:
         return memory_levers(config, files, first, device, ranks)
 
+    # What a file holds is looked up for those who want to read it.
+    held = config.compute_dtype(device)
+    if config.dry_run:
+        held = footprint.held_as(config, files, device, ranks)
     planned = Plan(
         config=config,
         device=device,
         backend=config.backend,
         why=operators_of(config, files, device, ranks) if online else "",
-        dtype=footprint.held_as(config, files, device, ranks),
+        dtype=held,
         ranks=ranks,
         files=files,
         job=job,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from lite_runner.config import compose, sweep
 from lite_runner.config.argv import CommandLine
@@ -19,8 +19,10 @@ from lite_runner.config.groups import options_of
 from lite_runner.config.schema import RunConfig
 from lite_runner.distributed.rank_table_checks import rank_table_faults
 from lite_runner.errors import ConfigError
-from lite_runner.output.report import RunFolder
-from lite_runner.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from lite_runner.output.report import RunFolder
+    from lite_runner.plan.plan import Plan
 
 
 class RunMode(Protocol):
