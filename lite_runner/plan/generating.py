@@ -67,7 +67,7 @@ def plan_generation(config: GenerateOptions) -> Plan:
         return memory_levers(config, files, first, device, ranks)
 
     # What a file holds is looked up for those who want to read it.
-    held = config.compute_dtype(device)
+    held: str = config.compute_dtype(device)
     if config.dry_run:
         held = footprint.held_as(config, files, device, ranks)
     planned = Plan(

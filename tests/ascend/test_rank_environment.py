@@ -23,6 +23,7 @@ from lite_runner.distributed.membership import device_of, membership
 from lite_runner.distributed.rank_table import Device, RankTable, Server, device_range
 from lite_runner.distributed.rank_table_file import read_rank_table
 from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
+from lite_runner.plan.plan import Plan
 from lite_runner.run_modes import heads, resolve
 from lite_runner.system import ascend_devices, environment
 from lite_runner.system.ascend_devices import VISIBLE
@@ -239,7 +240,7 @@ def test_the_launch_takes_the_table(
 ) -> None:
     """From the command line to msrun, all but the preparation of weights."""
     monkeypatch.setattr(environment, "check_packages", lambda: None)
-    monkeypatch.setattr(launch, "ready_for_ranks", lambda config: config)
+    monkeypatch.setattr(launch, "plan_for_ranks", lambda config: Plan(config=config))
     monkeypatch.setattr(launch, "RANK_PROGRAM", RECORD)
     table = TABLES / "visible_devices.json"
     config = config_of(
