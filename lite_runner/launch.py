@@ -139,5 +139,4 @@ def plan_for_ranks(config: RunConfig) -> Plan:
     To be called by one process of a machine, before its ranks read anything: what is fetched is
     fetched here, what is wrong shows before they start. Raises RunnerError.
     """
-    plan = run_mode(config.run_mode).plan(config)
-    return replace(plan, config=from_dict(kept(plan.config)))
+    return run_mode(config.run_mode).plan(from_dict(kept(config)))

