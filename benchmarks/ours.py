@@ -17,7 +17,8 @@ from lite_runner.backends.base import Backend
 from lite_runner.bench.lockstep import Prompts, lockstep
 from lite_runner.config.argv import parse
 from lite_runner.config.schema import RunConfig
-from lite_runner.export import offline
+from lite_runner.export.cache import folder_in_cache
+from lite_runner.export.spec import spec_of_run
 from lite_runner.generation import Token
 from lite_runner.model import model_files
 from lite_runner.model.model_files import ModelFiles
@@ -33,8 +34,8 @@ def loaded(config: RunConfig, files: ModelFiles, job: session.Job) -> Path:
     if config.backend != "mslite":
         assert files.path is not None
         return files.path
-    want = offline.wanted_of_run(config, files, job.slots, job.length)
-    return offline.folder_in_cache(files, config, want)
+    spec = spec_of_run(config, files, job.slots, job.length)
+    return folder_in_cache(config, files, spec)
 
 
 def greedy(backend: Backend, prompts: Prompts, new_tokens: int) -> Iterator[list[int]]:

@@ -10,7 +10,8 @@ from lite_runner.bench.cell_job import CellJob
 from lite_runner.bench.workload import workload
 from lite_runner.config.argv import parse
 from lite_runner.config.options import GenerateOptions
-from lite_runner.export import offline
+from lite_runner.export.cache import folder_in_cache
+from lite_runner.export.spec import spec_of_run
 from lite_runner.model import model_files
 from lite_runner.plan import session
 from lite_runner.run_modes import heads, resolve
@@ -48,5 +49,5 @@ def _is_there(config: GenerateOptions, files: model_files.ModelFiles, work: sess
     """Whether what the backend loads need not be exported first."""
     if config.backend != "mslite" or files.given is not None:
         return True
-    want = offline.wanted_of_run(config, files, work.slots, work.length)
-    return offline.folder_in_cache(files, config, want).is_dir()
+    spec = spec_of_run(config, files, work.slots, work.length)
+    return folder_in_cache(config, files, spec).is_dir()

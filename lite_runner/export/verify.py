@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner import native, progress
-from lite_runner.architectures.spec import Decoder
+from lite_runner import progress
 from lite_runner.backends.base import Backend, Row
-from lite_runner.backends.exported import EngineOptions, open_exported
-from lite_runner.config.quantization import CacheType
-from lite_runner.config.ranks import Ranks
+from lite_runner.backends.exported import open_exported
 from lite_runner.errors import ArtifactError
+from lite_runner.export.job import ExportJob
+from lite_runner.export.reference import reference_backend
 from lite_runner.mindir.manifest import Manifest
-from lite_runner.model.model_files import ModelFiles
-from lite_runner.native.packed_model import unsupported
-from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
-from lite_runner.weights.tensor import LazyTensor
 
 # Of the largest logit. Lite's own rounding is a tenth of it; a wrong operator is far above.
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
@@ -30,31 +24,17 @@ LENGTH = max(PROBE_PROMPTS) + PROBE_STEPS
 PROBE_THREADS = (1, 2)
 
 
-def verify(
-    folder: Path,
-    manifest: Manifest,
-    files: ModelFiles,
-    engine: EngineOptions,
-    ranks: Ranks,
-    *,
-    vocab_parallel: bool,
-) -> None:
+def verify(folder: Path, manifest: Manifest, job: ExportJob) -> None:
     """Compare the artifact's logits with the online backend's: prompts of two lengths, some steps,
     each with one thread and with two. Of several ranks each calls this, for its graphs. Raises
     ArtifactError where they differ."""
-    prompts = _probes(manifest)
-    operators = manifest.operators
-    if operators is None:
-        online = _online(files, ranks, vocab_parallel)
-    else:
-        rounds = operators.quant == "a8w8"
-        cache = operators.kv_cache
-        online = _fused(files.model, files.tensors(), cache=cache, integer_input=rounds)
+    prompts, engine = _probes(manifest), job.engine
+    online = reference_backend(job, LENGTH)
     expected = _logits(online, prompts)
     online.close()
-    # Our own operators give the same bits wherever they run.
-    limit = TOLERANCE[manifest.precision] if operators is None else 0.0
-    graphs = manifest.paths(folder, ranks.tensor_index)
+    # This project's operators give the same bits wherever they run.
+    limit = TOLERANCE[manifest.precision] if manifest.operators is None else 0.0
+    graphs = manifest.paths(folder, job.ranks.tensor_index)
     for threads in PROBE_THREADS:
         options = dataclasses.replace(engine, threads=threads)
         with progress.step(f"verify in {engine.name}, threads={threads}"):
@@ -95,39 +75,3 @@ def _logits(backend: Backend, prompts: list[NDArray[np.int32]]) -> NDArray[np.fl
             position += len(piece)
     together: NDArray[np.float32] = np.stack(logits)
     return together.reshape(len(prompts), PROBE_STEPS + 1, -1)
-
-
-def _fused(
-    model: Decoder,
-    tensors: Mapping[str, LazyTensor],
-    *,
-    cache: CacheType = "fp32",
-    integer_input: bool = False,
-    dequantize: bool = False,
-) -> Backend:
-    from lite_runner.backends.native import NativeBackend, NativeOptions
-
-    options = NativeOptions(
-        1, LENGTH, cache=cache, integer_input=integer_input, dequantize=dequantize
-    )
-    weights = QuantizedWeights(tensors, model)
-    try:
-        return NativeBackend(model, weights, options)
-    finally:
-        weights.close()
-
-
-def _online(files: ModelFiles, ranks: Ranks, vocab_parallel: bool) -> Backend:
-    """In float32. Our own operators where they serve: their graph compiles in a tenth of a second,
-    those of MindSpore's operators take as long as the export itself."""
-    tensors = files.cut(ranks, vocab_parallel=vocab_parallel)
-    if ranks.tensor == 1 and native.unusable() is None and not unsupported(files.model):
-        return _fused(files.model, tensors, dequantize=True)
-    from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
-
-    weights = ReadAhead(tensors)
-    options = MindSporeOptions(slots=1, length=LENGTH, ranks=ranks, vocab_parallel=vocab_parallel)
-    try:
-        return MindSporeBackend(files.model, weights, options)
-    finally:
-        weights.close()

@@ -271,7 +271,7 @@ def with_backend(config: GenerateOptions, files: ModelFiles, job: Job) -> Genera
     scored = job.scored and files.given is None
     if job.adapters is not None or quantized or scored:
         return replace(config, backend="ms")
-    from lite_runner.export.offline import chosen_backend
+    from lite_runner.export.cache import chosen_backend
 
     backend = chosen_backend(config, files, job.generation, slots=job.slots, length=job.length)
     return replace(config, backend=backend)
@@ -295,7 +295,7 @@ def load(
     if files.source == RANDOM and files.given is None and files.held is None:
         progress.note("load_checkpoint=random: the weights are noise, and so is the text")
     if isinstance(config, ExportedOptions) and config.backend == "mslite":
-        from lite_runner.export.offline import open_offline
+        from lite_runner.export.open import open_offline
 
         return open_offline(
             config,

@@ -12,7 +12,7 @@ from lite_runner.backends.ge_options import ge_of_run, ge_to_write
 from lite_runner.config.argv import parse
 from lite_runner.config.ge import GeConfig, ge_config
 from lite_runner.config.schema import RunConfig
-from lite_runner.export import offline
+from lite_runner.export.engine import engine_for
 from lite_runner.run_modes import heads, resolve
 from lite_runner.system import environment
 
@@ -88,11 +88,11 @@ def test_where_they_come_from_is_told(
     machine: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine("Ascend910B3")
-    engine = offline.engine_for(config_of(), "static_pair")
+    engine = engine_for(config_of(), "static_pair")
     assert (engine.name, engine.ge) == ("lite", ge_config(config_of("ge=atlas_800t_a2")))
     said = capsys.readouterr().err
     assert said.strip() == "GE options: ge=atlas_800t_a2, for Ascend910B3"
-    assert offline.engine_for(config_of("ge=none"), "static_pair").ge is None
+    assert engine_for(config_of("ge=none"), "static_pair").ge is None
     precision, weights = capsys.readouterr().err.splitlines()
     assert "without ge.exec.precision_mode it computes in float16" in precision
     assert "without ge.externalWeight the two graphs" in weights

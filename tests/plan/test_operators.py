@@ -21,7 +21,7 @@ from lite_runner.config.argv import parse
 from lite_runner.config.ranks import Ranks
 from lite_runner.distributed import job
 from lite_runner.errors import ConfigError
-from lite_runner.export.offline import wanted
+from lite_runner.export.spec import spec_of
 from lite_runner.model.model_files import ModelFiles
 from lite_runner.plan import session
 from lite_runner.plan.operators import kernels_serve, open_backend, own_operators
@@ -292,4 +292,4 @@ def test_a_model_that_they_cannot_compute_is_refused_before_anything_is_read() -
     quantized = replace(config, quant="a16w8")
     files = replace(files, quantization=quantized.quantization)
     with pytest.raises(ConfigError, match=f"quant=a16w8 is not available in an export: {reason}"):
-        wanted(quantized, files, slots=1, length=64)
+        spec_of(quantized, files, slots=1, length=64)

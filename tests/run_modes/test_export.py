@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lite_runner.app import main
-from lite_runner.export import offline, verify
+from lite_runner.export import cache, verify
 from tests.refusals import refused
 
 Run = Callable[..., dict[str, Any]]
@@ -77,7 +77,7 @@ def test_the_exported_model_is_kept_and_used_again(
     second = run(*command)
     assert "exporting it first" not in capsys.readouterr().err
     assert tokens(second) == tokens(first) == tokens(online)
-    monkeypatch.setattr(offline, "code_digest", lambda: "of other code")
+    monkeypatch.setattr(cache, "code_digest", lambda: "of other code")
     run(*command)
     assert "exporting it first" in capsys.readouterr().err
 
@@ -212,7 +212,7 @@ def test_for_ascend_the_pair_is_in_float16(
     run: Run, gpt2: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("run_mode=export", "model=tiny_llama", "export.target=Ascend", "ge=atlas_800t_a2")
-    assert "for Ascend, which is not here: the graphs are proved in graph-cell on CPU" in (
+    assert "for Ascend, which is not here: the graphs are verified in graph-cell on CPU" in (
         capsys.readouterr().err
     )
     folder = Path("outputs/tiny_llama_static_pair_ascend")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from lite_runner.config.argv import parse
-from lite_runner.export import offline
+from lite_runner.config.ranks import Ranks
+from lite_runner.export import layout
+from lite_runner.export.job import job_of_export
+from lite_runner.export.names import output_paths
 from lite_runner.model import model_files
-from lite_runner.run_modes import export, heads, resolve
+from lite_runner.run_modes import heads, resolve
 from tests.paths import FIXTURES
 
 ADAPTERS = FIXTURES / "adapters/llama"
@@ -21,8 +23,7 @@ def named(*settings: str) -> str:
     words = ["run_mode=export", "model=tiny_llama", "export.layout=dynamic", *settings]
     config, _ = resolve(parse(words, heads()))
     files = model_files.with_adapter(model_files.locate(config), config)
-    want, engine = export.wanted(config, files)
-    folder = export.place_of(config, files, want, engine.device).folder
+    folder = output_paths(job_of_export(config, files, Ranks()), "", overwrite=False).folder
     assert folder.parent == Path(config.output_dir)
     return folder.name
 
@@ -56,7 +57,7 @@ def test_an_export_is_named_by_what_it_is(settings: list[str], name: str) -> Non
 @pytest.fixture
 def every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """MindSpore Lite counts as set up; nothing is run in it."""
-    monkeypatch.setattr(offline, "absent", lambda *_arguments: None)
+    monkeypatch.setattr(layout, "why_unavailable", lambda *_arguments: None)
 
 
 @pytest.mark.usefixtures("every_engine")
@@ -90,5 +91,5 @@ def test_a_name_that_is_given_is_kept() -> None:
         parse(["run_mode=export", "model=tiny_llama", "export_output=x/y", "quant=a16w8"], heads())
     )
     files = model_files.locate(config)
-    want = SimpleNamespace(layout="dynamic")
-    assert export.place_of(config, files, want, "CPU").folder == Path("x/y")
+    job = job_of_export(config, files, Ranks())
+    assert output_paths(job, config.export_output, overwrite=False).folder == Path("x/y")

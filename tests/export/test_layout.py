@@ -9,7 +9,8 @@ import pytest
 from lite_runner.architectures.spec import Decoder, Norm, Rotary
 from lite_runner.config.argv import parse
 from lite_runner.errors import ConfigError
-from lite_runner.export import offline
+from lite_runner.export import layout
+from lite_runner.export.spec import spec_of_run
 from lite_runner.mindir.manifest import Layout
 from lite_runner.model import model_files
 from lite_runner.run_modes import heads, resolve
@@ -23,7 +24,7 @@ NOT_IN_LITE = {
 @pytest.fixture(autouse=True)
 def every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """MindSpore Lite counts as set up; nothing is run in it."""
-    monkeypatch.setattr(offline, "absent", lambda *_arguments: None)
+    monkeypatch.setattr(layout, "why_unavailable", lambda *_arguments: None)
 
 
 def layout_of(kind: str, *settings: str) -> Layout:
@@ -31,7 +32,7 @@ def layout_of(kind: str, *settings: str) -> Layout:
     config, _ = resolve(parse(words, heads()))
     files = model_files.locate(config)
     files = replace(files, model=changed(files.model, kind))
-    return offline.wanted_of_run(config, files, 1, 64).layout
+    return spec_of_run(config, files, 1, 64).layout
 
 
 def changed(model: Decoder, kind: str) -> Decoder:

@@ -1,0 +1,32 @@
+"""The exported model of a run in the cache, exported first where it is not there yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from lite_runner import progress
+from lite_runner.config.ranks import Ranks
+from lite_runner.export.cache import folder_in_cache
+from lite_runner.export.exchange import barrier, broadcast
+from lite_runner.export.job import ExportJob
+from lite_runner.export.output_paths import OutputPaths
+from lite_runner.export.writer import export_artifact
+from lite_runner.mindir.manifest import Manifest, read_manifest
+
+
+def cached_export(job: ExportJob) -> tuple[Path, Manifest]:
+    """Its folder in the cache and its manifest. Of several ranks each calls this; replicas of the
+    model share one export. Raises RunnerError."""
+    folder, ranks = folder_in_cache(job.config, job.files, job.spec), job.ranks
+    if not folder.is_dir():
+        job.tokenizer_files()  # without a tokenizer it cannot be exported
+    if broadcast(ranks, "" if folder.is_dir() else "missing"):
+        progress.note(f"no exported {job.config.model_name} in the cache: exporting it first")
+        paths = OutputPaths(folder)
+        if ranks.tensor > 1:  # all ranks are of one replica
+            return folder, export_artifact(job, paths)
+        if job.first:
+            export_artifact(replace(job, ranks=Ranks()), paths)
+        barrier(ranks)
+    return folder, read_manifest(folder, check_files=False)  # ours; checked when written

@@ -1,0 +1,66 @@
+"""What lies beside the graphs of an export: tokenizer, manifest, yaml and config.ini."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from lite_runner.architectures import custom_network
+from lite_runner.backends.ge_options import ge_to_write
+from lite_runner.config.ge import FILE_NAME, render
+from lite_runner.config.model_yaml import model_yaml
+from lite_runner.export.job import ExportJob
+from lite_runner.export.output_paths import OutputPaths
+from lite_runner.mindir.manifest import MANIFEST, Graph, GraphName, Manifest
+from lite_runner.system.versions import versions
+from lite_runner.weights.files import sha256_of
+from lite_runner.weights.lora.adapter import digest
+
+
+def write_tokenizer(folder: Path, job: ExportJob) -> None:
+    """Write the tokenizer's files."""
+    for file, text in job.tokenizer_files().items():
+        (folder / file).write_text(text, encoding="utf-8")
+
+
+def write_manifest(folder: Path, job: ExportJob, graphs: Mapping[GraphName, Graph]) -> None:
+    """Write the manifest, which lists all files that are in the folder by now."""
+    config, files, spec = job.config, job.files, job.spec
+    there = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    names = sorted(name for name in there if name != MANIFEST)
+    manifest = Manifest(
+        layout=spec.layout,
+        model_name=config.model_name,
+        model=files.model,
+        source=files.source,
+        target=spec.target,
+        model_type="MINDIR_LITE" if spec.model_type == "mindir_lite" else "MINDIR",
+        precision=spec.precision,
+        batch_size=spec.slots,
+        seq_length=files.model.seq_length if spec.layout == "resizable" else spec.length,
+        graphs=graphs,
+        files={file: sha256_of(folder / file) for file in names},
+        tokenizer=tuple(job.tokenizer_files()),
+        versions=versions(),
+        encrypted=spec.key is not None,
+        sampled=spec.sampled,
+        adapter=files.adapter.name if files.adapter else "",
+        adapter_sha256=digest(files.adapter) if files.adapter else "",
+        operators=spec.operators,
+    )
+    manifest.write(folder)
+
+
+def write_settings(folder: Path, job: ExportJob, manifest: Manifest, paths: OutputPaths) -> None:
+    """Write the yaml and config.ini that MindFormers' tools want beside graphs.
+
+    The user may change them, so the manifest does not list them. No yaml is written beside one of
+    the user's, nor for a registered family, which the yaml cannot describe.
+    """
+    config = job.config
+    if custom_network(manifest.model) is None and not paths.has_own_yaml():
+        text = model_yaml(manifest.model, config, manifest.seq_length, manifest.model_type.lower())
+        (folder / f"{config.model_name}.yaml").write_text(text, encoding="utf-8")
+    ge = ge_to_write(config, manifest.target)
+    if ge is not None and ge.sections:
+        (folder / FILE_NAME).write_text(render(ge.sections), encoding="utf-8")
