@@ -120,7 +120,8 @@ def _complete(args: list[str]) -> None:
 def _print_config(line: CommandLine) -> None:
     import yaml
 
-    from lite_runner.config.compose import compose_line, raise_faults
+    from lite_runner.config.compose import compose_line
+    from lite_runner.config.fields import raise_faults
     from lite_runner.run_modes import schemas
 
     composed = compose_line(line, schemas())

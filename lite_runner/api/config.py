@@ -12,8 +12,7 @@ from lite_runner import progress
 from lite_runner.api.context import chosen
 from lite_runner.api.ranks import TransformerOpParallelConfig, divided, parallel_settings
 from lite_runner.config.argv import CommandLine, Setting
-from lite_runner.config.compose import raise_faults
-from lite_runner.config.fields import Fault, hints_of, leaves, read
+from lite_runner.config.fields import Fault, hints_of, leaves, raise_faults, read
 from lite_runner.config.groups import options_of
 from lite_runner.config.mindformers import translate
 from lite_runner.config.mindformers_keys import IGNORED

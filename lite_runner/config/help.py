@@ -12,8 +12,10 @@ from pathlib import Path
 from lite_runner import __version__
 from lite_runner.config.argv import CommandLine
 from lite_runner.config.choices import user_folders
-from lite_runner.config.compose import Schemas, compose_line, raise_faults
+from lite_runner.config.compose import compose_line
+from lite_runner.config.composed import Schemas
 from lite_runner.config.config_file import ConfigFile
+from lite_runner.config.fields import raise_faults
 from lite_runner.config.groups import GROUPS, conf_dir, keys_by_run_mode, options_of
 from lite_runner.config.yaml_file import read_yaml
 
