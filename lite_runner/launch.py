@@ -10,7 +10,8 @@ from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.config.cluster import cluster_of, ranks_of
-from lite_runner.config.fields import Note, raise_faults
+from lite_runner.config.compose import raise_faults
+from lite_runner.config.fields import Note
 from lite_runner.config.options import SaveStrategyOptions
 from lite_runner.config.repeat import kept, with_input
 from lite_runner.config.schema import RunConfig

@@ -16,7 +16,7 @@ from lite_runner.backends.likelihood import rows_at_once
 from lite_runner.backends.step_sizes import step_capacity
 from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.checks import fits_model
-from lite_runner.config.fields import raise_faults
+from lite_runner.config.compose import raise_faults
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.options import ComputeOptions, ExportedOptions, GenerateOptions
 from lite_runner.config.prompt import Request

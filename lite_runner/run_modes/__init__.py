@@ -10,10 +10,10 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from lite_runner.config import compose, composed, sweep
+from lite_runner.config import compose, sweep
 from lite_runner.config.argv import CommandLine
 from lite_runner.config.checks import common_faults
-from lite_runner.config.composed import Schemas
+from lite_runner.config.compose import Schemas
 from lite_runner.config.fields import Fault, Note, show
 from lite_runner.config.groups import options_of
 from lite_runner.config.schema import RunConfig
@@ -75,7 +75,7 @@ def from_dict(raw: dict[str, Any]) -> RunConfig:
 
 def heads() -> list[str]:
     """The first parts of every key a user may write."""
-    return composed.heads(schemas())
+    return compose.heads(schemas())
 
 
 def resolve(line: CommandLine) -> tuple[RunConfig, list[Note]]:

@@ -11,7 +11,8 @@ from lite_runner import progress
 from lite_runner.config.adapter_checks import adapter_faults
 from lite_runner.config.checks import strategy_faults
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.fields import Fault, fault, raise_faults
+from lite_runner.config.compose import raise_faults
+from lite_runner.config.fields import Fault, fault
 from lite_runner.config.ge import ge_faults
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.offline_checks import offline_faults
