@@ -133,5 +133,5 @@ def test_what_graphs_answer() -> None:
     for outputs in ([tokens], [score, tokens[:, None]]):
         got = logits_of(outputs, rows, vocab, last)
         assert got.argmax(-1).tolist() == [3, 1] and got.sum() == rows
-    with pytest.raises(ArtifactError, match=r"answers float32 \[2, 3\], expected logits of 5"):
+    with pytest.raises(ArtifactError, match=r"returns float32 \[2, 3\], expected logits of 5"):
         logits_of([mask], rows, vocab, last)
