@@ -91,7 +91,7 @@ def check_supported(config: ComputeOptions, files: ModelFiles, device: str, rank
             f" compute the model: {'; '.join(reasons)}"
         )
     for key, exact in ("kv_cache", "fp32"), ("adapter_dtype", "auto"):
-        wanted = getattr(config, key)
+        wanted = getattr(config, key, exact)  # run_mode=eval merges its adapter
         if wanted != exact and (fallback := _without_kernels(config, files, device, ranks)):
             raise ConfigError(
                 f"{key}={wanted} needs this project's own operators, which do not serve here: "
