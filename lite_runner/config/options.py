@@ -63,11 +63,35 @@ class ExportedOptions(ComputeOptions):
     engine: Literal["auto", "lite", "lite-worker", "graph-cell"]
     export: Export
     infer: Infer
-    predict_batch_size: Count | None  # null: the run mode decides
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        return not self.runs_given_model
+
+    @property
+    def runs_given_model(self) -> bool:
+        """Whether an exported model is named, which has its weights in it."""
+        named = self.infer.model_dir or self.infer.prefill_model_path
+        return bool(named) and not self.writes_graphs  # or it is written there
 
     def without_secrets(self: Exported) -> Exported:
         infer = dataclasses.replace(self.infer, enc_key=hidden(self.infer.enc_key))
         return dataclasses.replace(self, infer=infer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(RunConfig):
+    """How many rows are computed together."""
+
+    predict_batch_size: Count | None  # null: the run mode decides
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterSlotOptions(RunConfig):
+    """How LoRA adapters are held on the device."""
+
+    max_loaded_adapters: Count | None  # null: as many as run together
+    adapter_dtype: Literal["auto", "bf16"]  # auto: without a loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +180,8 @@ class GenerateOptions(
     PromptOptions,
     SamplingOptions,
     AdapterOptions,
+    AdapterSlotOptions,
+    BatchOptions,
     ExportedOptions,
     SaveStrategyOptions,
 ):
@@ -164,18 +190,7 @@ class GenerateOptions(
     computes_here: ClassVar[bool] = True
     adapter_lines: ClassVar[bool] = False  # a .txt file of prompts has lines adapter<TAB>prompt
 
-    max_loaded_adapters: Count | None  # null: as many as run together
-    adapter_dtype: Literal["auto", "bf16"]  # auto: without a loss
     prefix_cache: Literal["auto", "none"]
-
-    @property
-    def needs_checkpoint(self) -> bool:
-        return not self.runs_given_model
-
-    @property
-    def runs_given_model(self) -> bool:
-        """Whether an exported model is named, which has its weights in it."""
-        return bool(self.infer.model_dir or self.infer.prefill_model_path)
 
 
 def _or(given: Any, default: Any) -> Any:

@@ -44,11 +44,17 @@ class ExportJob:
 
 
 def job_of_export(
-    config: ExportedOptions, files: ModelFiles, ranks: Ranks, tokenizer: Tokenizer | None = None
+    config: ExportedOptions,
+    files: ModelFiles,
+    ranks: Ranks,
+    tokenizer: Tokenizer | None = None,
+    *,
+    slots: int,
 ) -> ExportJob:
-    """The export that run_mode=export writes. Raises as `spec_of` and `engine_for`."""
+    """The export that run_mode=export writes, for batches of `slots` rows. Raises as `spec_of` and
+    `engine_for`."""
     length = config.infer.infer_seq_length or default_length(files.model)
-    spec = spec_of(config, files, config.predict_batch_size or 1, length)
+    spec = spec_of(config, files, slots, length)
     return ExportJob(config, files, tokenizer, spec, engine_for(config, spec.layout), ranks)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.options import GenerateOptions
+from lite_runner.config.options import ComputeOptions, GenerateOptions
 from lite_runner.config.ranks import Ranks
-from lite_runner.config.schema import DType
+from lite_runner.config.schema import DType, RunConfig
 from lite_runner.model import model_files
 from lite_runner.model.model_files import ModelFiles
 from lite_runner.sizing.need import BYTES_OF
@@ -28,7 +28,7 @@ class AdapterJob:
 
     adapters: Sequence[Adapter]
     of_prompts: Sequence[str | None]  # their names; None: the base model
-    cut: bool = False  # whether they are the first rank's pieces, cut by an earlier run
+    cut: Path | None = None  # where an earlier run left their pieces; these are the first rank's
 
     def name(self, prompt: int) -> str | None:
         """Of a prompt's adapter; None: the base model."""
@@ -50,8 +50,8 @@ def open_wanted(
         return None
     wanted = list(dict.fromkeys(name for name in names if name is not None))
     path = Path(config.adapter_path).expanduser()
-    cut = is_cut(path)
-    if cut:  # those of the first rank stand for all
+    cut = path if is_cut(path) else None
+    if cut is not None:  # those of the first rank stand for all
         ranks, vocab_parallel = replace(ranks_of(config), rank=0), config.vocab_parallel
         opened = open_cut(path, model, ranks, wanted, vocab_parallel=vocab_parallel)
     else:
@@ -61,7 +61,7 @@ def open_wanted(
 
 def check_values(job: AdapterJob, files: ModelFiles) -> None:
     """ArtifactError for an adapter that changes nothing, or that is of another base."""
-    if not job.cut:  # or they were checked before they were cut
+    if job.cut is None:  # or they were checked before they were cut
         check_adapters(job.adapters, files)
 
 
@@ -77,14 +77,14 @@ def check_adapters(adapters: Sequence[Adapter], files: ModelFiles) -> None:
 
 
 def pieces_of(
-    job: AdapterJob, config: GenerateOptions, model: Decoder, ranks: Ranks
+    job: AdapterJob, config: ComputeOptions, model: Decoder, ranks: Ranks
 ) -> list[Adapter]:
     """What this rank holds of each adapter: read already cut, cut now, or, with auto_trans_ckpt,
     cut once for this and later runs."""
     vocab_parallel = config.vocab_parallel
-    if job.cut:
-        path, names = Path(config.adapter_path).expanduser(), [one.name for one in job.adapters]
-        return open_cut(path, model, ranks, names, vocab_parallel=vocab_parallel)
+    if job.cut is not None:
+        names = [one.name for one in job.adapters]
+        return open_cut(job.cut, model, ranks, names, vocab_parallel=vocab_parallel)
     if config.auto_trans_ckpt and ranks.tensor > 1:
         folder = Path(config.output_dir).expanduser() / CUT_FOLDER
         return cut_once(job.adapters, model, ranks, folder, vocab_parallel=vocab_parallel)
@@ -92,22 +92,20 @@ def pieces_of(
 
 
 def pool_bytes(
-    job: AdapterJob, config: GenerateOptions, model: Decoder, ranks: Ranks, slots: int, dtype: DType
+    job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks, slots: int, dtype: DType
 ) -> int:
     """Bytes of as many adapter slots in each of `ranks`, each with room for the largest r.
 
     Only shapes are looked at, of which all ranks have the same.
     """
-    pieces = job.adapters if job.cut else _cut_now(job, config, model, ranks)
+    pieces = job.adapters if job.cut is not None else _cut_now(job, config, model, ranks)
     pairs = [item for adapter in pieces for item in adapter.pairs.items()]
     widths = {name: pair.a.shape[1] + pair.b.shape[0] for name, pair in pairs}
     largest = max((pair.rank for _, pair in pairs), default=0)
     return slots * largest * sum(widths.values()) * BYTES_OF[dtype]
 
 
-def _cut_now(
-    job: AdapterJob, config: GenerateOptions, model: Decoder, ranks: Ranks
-) -> list[Adapter]:
+def _cut_now(job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks) -> list[Adapter]:
     """What `ranks` holds of adapters that are whole; nothing is read."""
     return [
         adapter_pieces(adapter, model, ranks, vocab_parallel=config.vocab_parallel)

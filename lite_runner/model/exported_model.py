@@ -14,7 +14,7 @@ from typing import Literal, cast
 from lite_runner import progress
 from lite_runner.config.ge import FILE_NAME
 from lite_runner.config.model_dir import MANIFEST, only_yaml
-from lite_runner.config.options import GenerateOptions
+from lite_runner.config.options import ExportedOptions
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.mindir.manifest import GraphName, Manifest, read_manifest
@@ -45,7 +45,7 @@ def exported_model(config: RunConfig) -> ExportedModel | None:
     Raises ArtifactError: a file is missing or another one, half of a pair, ambiguous, no MindIR,
     or not of the model that the config names.
     """
-    if not isinstance(config, GenerateOptions):  # an export writes to these paths
+    if not isinstance(config, ExportedOptions) or not config.runs_given_model:
         return None
     try:
         return _found(config)
@@ -54,7 +54,7 @@ def exported_model(config: RunConfig) -> ExportedModel | None:
         raise ArtifactError(f"{where}: cannot be read: {error.strerror or error}") from error
 
 
-def _found(config: GenerateOptions) -> ExportedModel | None:
+def _found(config: ExportedOptions) -> ExportedModel | None:
     infer = config.infer
     if infer.model_dir:
         folder = Path(infer.model_dir).expanduser()
@@ -180,7 +180,7 @@ def _manifest_of(folder: Path, paths: Mapping[GraphName, Path]) -> Manifest | No
     return None
 
 
-def _inspected(paths: Mapping[GraphName, Path], config: GenerateOptions) -> Manifest:
+def _inspected(paths: Mapping[GraphName, Path], config: ExportedOptions) -> Manifest:
     """What the graphs tell of themselves, held against the model that the config names."""
     for path in paths.values():
         if path.suffix == ".ms":

@@ -13,7 +13,7 @@ from pathlib import Path
 from lite_runner import progress
 from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.compose import raise_faults
+from lite_runner.config.fields import raise_faults
 from lite_runner.config.groups import own_source
 from lite_runner.config.options import AdapterOptions, ComputeOptions, StrategyOptions
 from lite_runner.config.quantization import Quantization

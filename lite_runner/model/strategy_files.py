@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lite_runner.config.checks import fits_model
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.compose import raise_faults
+from lite_runner.config.fields import raise_faults
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import model_files

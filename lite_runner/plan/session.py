@@ -16,9 +16,16 @@ from lite_runner.backends.likelihood import rows_at_once
 from lite_runner.backends.step_sizes import step_capacity
 from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.checks import fits_model
-from lite_runner.config.compose import raise_faults
+from lite_runner.config.fields import raise_faults
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.options import ComputeOptions, ExportedOptions, GenerateOptions
+from lite_runner.config.options import (
+    AdapterSlotOptions,
+    BatchOptions,
+    ComputeOptions,
+    Exported,
+    ExportedOptions,
+    GenerateOptions,
+)
 from lite_runner.config.prompt import Request
 from lite_runner.config.ranks import Ranks
 from lite_runner.generation import Request as GenerationRequest
@@ -172,7 +179,7 @@ def longest_of(prompts: Sequence[int], each: Sequence[GenerationConfig], context
 
 
 def slots_for(
-    config: GenerateOptions, generation: GenerationConfig, prompts: int, copies: int = 1
+    config: BatchOptions, generation: GenerationConfig, prompts: int, copies: int = 1
 ) -> int:
     """Sequences that one of the copies of the model computes at once."""
     width = max(generation.num_beams, generation.num_return_sequences)
@@ -195,7 +202,7 @@ def share(config: GenerateOptions, job: Job, ranks: Ranks) -> Job:
     )
 
 
-def adapter_slots_for(config: GenerateOptions, job: Job) -> int:
+def adapter_slots_for(config: AdapterSlotOptions, job: Job) -> int:
     """Adapters to hold on the device at a time; by default as many as can run together."""
     if job.adapters is None:
         return 0
@@ -204,7 +211,7 @@ def adapter_slots_for(config: GenerateOptions, job: Job) -> int:
 
 
 def adapter_bytes(
-    config: GenerateOptions, model: Decoder, job: Job, device: str, ranks: Ranks
+    config: AdapterSlotOptions, model: Decoder, job: Job, device: str, ranks: Ranks
 ) -> int:
     """What the adapters of this rank's job take on its device."""
     if job.adapters is None:
@@ -220,7 +227,7 @@ def memory_need(
 ) -> Memory:
     """What this rank's `job` takes: on the CPU its process, on a device what is on that."""
     pool = 0
-    if isinstance(config, GenerateOptions):
+    if isinstance(config, AdapterSlotOptions):
         pool = adapter_bytes(config, files.model, job, device, ranks)
     if device != "CPU":
         return footprint.on_device(config, files, device, ranks, job.slots, job.length, pool)
@@ -263,7 +270,7 @@ def memory_levers(
     return footprint.levers(config, files, need, own=own, slots=job.slots, length=job.length)
 
 
-def with_backend(config: GenerateOptions, files: ModelFiles, job: Job) -> GenerateOptions:
+def with_backend(config: Exported, files: ModelFiles, job: Job) -> Exported:
     """The config with backend=auto decided."""
     if config.backend != "auto":
         return config
@@ -314,10 +321,10 @@ def load(
             lambda: memory_levers(config, files, job, device, ranks),
         )
     adapters: Sequence[Adapter] = ()
-    if job.adapters is not None and isinstance(config, GenerateOptions):
+    if job.adapters is not None:
         adapters = pieces_of(job.adapters, config, files.model, ranks)
     lora = None
-    if adapters and isinstance(config, GenerateOptions):
+    if adapters and isinstance(config, AdapterSlotOptions):
         rounded = config.adapter_dtype == "bf16"
         lora = pool_size(adapters, adapter_slots_for(config, job), rounded=rounded)
     tensors = files.tensors(ranks, vocab_parallel=config.vocab_parallel)

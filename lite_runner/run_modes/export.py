@@ -11,13 +11,13 @@ from lite_runner import progress
 from lite_runner.config.adapter_checks import adapter_faults
 from lite_runner.config.checks import strategy_faults
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.compose import raise_faults
-from lite_runner.config.fields import Fault, fault
+from lite_runner.config.fields import Fault, fault, raise_faults
 from lite_runner.config.ge import ge_faults
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.options import (
     AdapterOptions,
+    BatchOptions,
     ExportedOptions,
     OverwriteOptions,
 )
@@ -34,7 +34,7 @@ from lite_runner.plan.session import Job
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ExportedOptions, AdapterOptions, OverwriteOptions):
+class Config(ExportedOptions, BatchOptions, AdapterOptions, OverwriteOptions):
     """run_mode=export"""
 
     writes_graphs: ClassVar[bool] = True
@@ -73,7 +73,7 @@ def plan(config: Config) -> Plan:
     ranks = ranks_of(config)
     if ranks.size > 1 and not config.dry_run:
         files.cut(ranks, vocab_parallel=config.vocab_parallel)
-    export = job_of_export(config, files, ranks)
+    export = job_of_export(config, files, ranks, slots=config.predict_batch_size or 1)
     spec, engine = export.spec, export.engine
     paths = output_paths(export, config.export_output, overwrite=config.overwrite)
     paths.check()
@@ -106,7 +106,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
     assert isinstance(config, Config)
     files = model_files.with_adapter(plan.model, config)
     tokenizer = model_files.tokenizer_of(config, files)
-    job = job_of_export(config, files, ranks, tokenizer)
+    job = job_of_export(config, files, ranks, tokenizer, slots=plan.work.slots)
     spec, engine = job.spec, job.engine
     if spec.target != engine.device:
         progress.note(

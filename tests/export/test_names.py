@@ -23,7 +23,8 @@ def named(*settings: str) -> str:
     words = ["run_mode=export", "model=tiny_llama", "export.layout=dynamic", *settings]
     config, _ = resolve(parse(words, heads()))
     files = model_files.with_adapter(model_files.locate(config), config)
-    folder = output_paths(job_of_export(config, files, Ranks()), "", overwrite=False).folder
+    job = job_of_export(config, files, Ranks(), slots=config.predict_batch_size or 1)
+    folder = output_paths(job, "", overwrite=False).folder
     assert folder.parent == Path(config.output_dir)
     return folder.name
 
@@ -91,5 +92,5 @@ def test_a_name_that_is_given_is_kept() -> None:
         parse(["run_mode=export", "model=tiny_llama", "export_output=x/y", "quant=a16w8"], heads())
     )
     files = model_files.locate(config)
-    job = job_of_export(config, files, Ranks())
+    job = job_of_export(config, files, Ranks(), slots=config.predict_batch_size or 1)
     assert output_paths(job, config.export_output, overwrite=False).folder == Path("x/y")
