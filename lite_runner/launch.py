@@ -10,8 +10,7 @@ from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.config.cluster import cluster_of, ranks_of
-from lite_runner.config.compose import raise_faults
-from lite_runner.config.fields import Note
+from lite_runner.config.fields import Note, raise_faults
 from lite_runner.config.options import SaveStrategyOptions
 from lite_runner.config.repeat import kept, with_input
 from lite_runner.config.schema import RunConfig
@@ -34,10 +33,13 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
     progress.configure(config.verbosity)
     for note in notes:
         progress.note(f"note: {note.text}")
-    config = with_rank_table(config)
+    config, mode = with_rank_table(config), run_mode(config.run_mode)
     if config.dry_run:
         tell_details(notes)
-        progress.text(run_mode(config.run_mode).plan(config).text())
+        progress.text(mode.plan(config).text())
+        return 0
+    if not config.leaves_folder:
+        mode.run(mode.plan(config), None)
         return 0
     environment.check_packages()
     if config.computes_here:
@@ -54,7 +56,6 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
             _launch_ranks(config, folder, plugins)
         else:
             folder.write_config(kept(config.without_secrets()))
-            mode = run_mode(config.run_mode)
             mode.run(mode.plan(config), folder)
     return 0
 

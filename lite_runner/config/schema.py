@@ -40,6 +40,7 @@ class RunConfig:
     takes_parallel: ClassVar[bool] = False  # the parallel group has a meaning
     computes_here: ClassVar[bool] = False  # the run needs its device on this machine
     takes_quantized: ClassVar[bool] = True  # weights may be integers
+    leaves_folder: ClassVar[bool] = True  # False: it runs whatever packages there are
 
     run_mode: str
     backend: Literal["ms", "mslite", "auto"]

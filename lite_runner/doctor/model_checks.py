@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.options import GenerateOptions
+from lite_runner.config.options import BatchOptions, ExportedOptions, SamplingOptions
 from lite_runner.doctor.check import Check, Finding
 from lite_runner.model import model_files
 from lite_runner.model.model_files import RANDOM, ModelFiles
@@ -19,14 +21,21 @@ FETCHED = "a run fetches it"
 _SAMPLE = "The capital of France is"
 
 
-def checks(config: GenerateOptions) -> Iterator[Check]:
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(SamplingOptions, BatchOptions, ExportedOptions):
+    """What of a config says which model is meant, and what a run of it would take."""
+
+    on_ranks: ClassVar[bool] = False
+
+
+def checks(config: ModelOptions) -> Iterator[Check]:
     """Of the model of `config`; nothing is fetched, and of weights only the headers are read."""
     yield Check("model files", partial(files, config))
     yield Check("tokenizer", partial(tokenizer, config))
     yield Check("model memory", partial(needs, config))
 
 
-def files(config: GenerateOptions) -> Finding:
+def files(config: ModelOptions) -> Finding:
     """Whether all tensors are there, in the shapes of the model."""
     found = model_files.planned(config)
     if _is_elsewhere(found):
@@ -37,7 +46,7 @@ def files(config: GenerateOptions) -> Finding:
     return Finding("ok", f"{found.whereabouts()}, {len(tensors)} tensors, none missing")
 
 
-def tokenizer(config: GenerateOptions) -> Finding:
+def tokenizer(config: ModelOptions) -> Finding:
     """Whether it loads, and gives back a text that it has encoded."""
     found = model_files.planned(config)
     if _is_elsewhere(found):
@@ -50,7 +59,7 @@ def tokenizer(config: GenerateOptions) -> Finding:
     return Finding("ok", f"{loaded.source}: {loaded.vocab_size} tokens, {template} a chat template")
 
 
-def needs(config: GenerateOptions) -> Finding:
+def needs(config: ModelOptions) -> Finding:
     """What a run with a short prompt, the config's batch and its new tokens would take, against
     what there is."""
     device = environment.resolve_device(config.context.device_target)

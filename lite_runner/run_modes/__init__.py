@@ -10,10 +10,10 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from lite_runner.config import compose, sweep
+from lite_runner.config import compose, composed, sweep
 from lite_runner.config.argv import CommandLine
 from lite_runner.config.checks import common_faults
-from lite_runner.config.compose import Schemas
+from lite_runner.config.composed import Schemas
 from lite_runner.config.fields import Fault, Note, show
 from lite_runner.config.groups import options_of
 from lite_runner.config.schema import RunConfig
@@ -40,10 +40,10 @@ class RunMode(Protocol):
         Raises RunnerError."""
 
     @staticmethod
-    def run(plan: Plan, folder: RunFolder, *interrupted: Callable[[], bool]) -> None:
+    def run(plan: Plan, folder: RunFolder | None, *interrupted: Callable[[], bool]) -> None:
         """Do the work of a plan, or of one rank of several. `interrupted` says to a rank, before
         each step, whether all stop there. Raises RunnerError, and CutShort where Ctrl-C ended a
-        generation whose results are written."""
+        generation whose results are written. `folder`: None where Config.leaves_folder is False."""
 
 
 @cache
@@ -75,7 +75,7 @@ def from_dict(raw: dict[str, Any]) -> RunConfig:
 
 def heads() -> list[str]:
     """The first parts of every key a user may write."""
-    return compose.heads(schemas())
+    return composed.heads(schemas())
 
 
 def resolve(line: CommandLine) -> tuple[RunConfig, list[Note]]:

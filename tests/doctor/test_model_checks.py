@@ -16,7 +16,7 @@ from lite_runner.system import memory
 
 
 def config_of(*arguments: str) -> RunConfig:
-    return resolve(parse([*arguments, "predict_data=x"], heads()))[0]
+    return resolve(parse(["run_mode=doctor", *arguments], heads()))[0]
 
 
 def findings(*arguments: str) -> dict[str, Finding]:

@@ -1,0 +1,60 @@
+"""run_mode=doctor: whether this machine can run models, and the one that is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from lite_runner.config.fields import Fault
+from lite_runner.doctor import checkup, model_checks
+from lite_runner.doctor.check import Check
+from lite_runner.errors import EnvironmentFault
+from lite_runner.plan.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(model_checks.ModelOptions):
+    """run_mode=doctor"""
+
+    leaves_folder: ClassVar[bool] = False
+
+    output_format: Literal["text", "json"]
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        """model=auto, the default here, is no model unless a checkpoint is named."""
+        return False
+
+    @property
+    def names_model(self) -> bool:
+        """Whether a model is named, typed or in a file."""
+        named = self.checkpoint_source or self.model_config() or self.runs_given_model
+        return bool(named)
+
+
+def faults(config: Config) -> Iterator[Fault]:
+    """Nothing: what is wrong is told by the checks."""
+    yield from ()
+
+
+def checks(config: Config) -> Iterator[Check]:
+    """Of the machine, and of the model where one is named."""
+    yield from checkup.machine_checks(Path(config.output_dir).expanduser())
+    if config.names_model:
+        yield from model_checks.checks(config)
+
+
+def plan(config: Config) -> Plan:
+    """The checks by their names; nothing is looked at yet."""
+    names = ", ".join(check.name for check in checks(config))
+    return Plan(config=config, lines={"run mode": config.run_mode, "checks": names})
+
+
+def run(plan: Plan, folder: None) -> None:
+    """Tell what every check finds. Raises EnvironmentFault where one fails."""
+    config = plan.config
+    assert isinstance(config, Config)
+    if not checkup.run(checks(config), config.output_format):
+        raise EnvironmentFault("not everything works here", "the lines behind -> say what mends it")
