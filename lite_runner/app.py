@@ -93,7 +93,9 @@ def _dispatch(args: list[str]) -> int:
     elif line.action == "completion":
         _complete(args)
     elif line.action == "cfg":
-        _print_config(line)
+        from lite_runner.config.help import config_text
+
+        print(config_text(line, schemas()), end="")
     elif line.action == "info":
         from lite_runner.config.help import info_text
 
@@ -115,20 +117,6 @@ def _complete(args: list[str]) -> None:
     sys.argv = [sys.argv[0], *args]
     folder = str(conf_dir())
     hydra.main(version_base="1.3", config_path=folder, config_name="config")(lambda _: None)()
-
-
-def _print_config(line: CommandLine) -> None:
-    import yaml
-
-    from lite_runner.config.compose import compose_line, raise_faults
-    from lite_runner.run_modes import schemas
-
-    composed = compose_line(line, schemas())
-    raise_faults(composed.faults)
-    shown = {} if line.shown == "hydra" else composed.raw
-    if line.shown != "job":
-        shown["hydra"] = {"searchpath": [str(folder) for folder in composed.folders]}
-    print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
 
 
 def _run(config: RunConfig, notes: Sequence[Note], plugins: Sequence[str] = ()) -> int:

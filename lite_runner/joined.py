@@ -20,8 +20,7 @@ from lite_runner import progress
 from lite_runner.backends import ascend_context
 from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.compose import raise_faults
-from lite_runner.config.fields import Fault, Note
+from lite_runner.config.fields import Fault, Note, raise_faults
 from lite_runner.config.repeat import kept
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lite_runner.errors import ConfigError, EnvironmentFault
 
+_registered: list[str] = []
 GROUP = "lite_runner.plugins"  # of entry points: a module, which registers when it is imported
 
 
@@ -50,6 +51,12 @@ def register_from(path: str) -> None:
         sys.path.append(folder)
     for file in files:
         _run(file)
+    _registered.append(str(place))
+
+
+def registered() -> list[str]:
+    """What `register_from` was given, by absolute path: for processes that this one starts."""
+    return list(dict.fromkeys(_registered))
 
 
 def _run(file: Path) -> None:

@@ -62,7 +62,7 @@ def counts() -> dict[str, int]:
 
 def settings() -> dict[str, dict[str, Any]]:
     """Every setting as composed without overrides, and what each option of a group changes."""
-    from lite_runner.config.compose import compose_groups, options_of
+    from lite_runner.config.groups import compose_groups, options_of
 
     defaults = _flat(compose_groups({}))
     found = {"defaults": defaults}

@@ -184,9 +184,15 @@ def stored(name: str) -> dict[str, dict[str, str]]:
     return found
 
 
+def merged(name: str, found: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """What is stored, and what was found besides."""
+    before = {} if "--overwrite" in sys.argv else stored(name)
+    return {key: inner | before.get(key, {}) for key, inner in found.items()}
+
+
 def _write(name: str, text: str) -> None:
     path = FOLDER / name
-    if path.exists() and "--overwrite" not in sys.argv:
+    if path.suffix == ".yaml" and path.exists() and "--overwrite" not in sys.argv:
         print(f"{name}: there already")
     else:
         path.write_text(text, encoding="utf-8")
@@ -200,7 +206,8 @@ def _rows(value: dict[str, dict[str, str]]) -> str:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder, beside(Path(folder)):
-        _write("accepted.json", _rows(accepted()))
+        _write("accepted.json", _rows(merged("accepted.json", accepted())))
         for run_mode, text in configs().items():
             _write(f"{run_mode}.yaml", text)
-        _write("changed_run_mode.json", _rows(changed_run_modes(Path(folder))))
+        changed = merged("changed_run_mode.json", changed_run_modes(Path(folder)))
+        _write("changed_run_mode.json", _rows(changed))

@@ -1,8 +1,8 @@
 """What each run mode prints with dry_run=true, the keys of its result.json, and exit codes.
 
-`python -m tests.frozen_runs` writes tests/fixtures/frozen/keys/runs.json of what runs.yaml lists;
-`--overwrite` makes it anew, which is for a change that users are told of. test_frozen_runs.py
-compares.
+`python -m tests.frozen_runs` adds to tests/fixtures/frozen/keys/runs.json, of what runs.yaml lists,
+what is missing of it; `--overwrite` makes it anew, which is for a change that users are told of.
+test_frozen_runs.py compares.
 """
 
 from __future__ import annotations
@@ -129,10 +129,9 @@ def _write_adapter(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    before = {name: {} for name in NAMES} if "--overwrite" in sys.argv else stored()
+    with tempfile.TemporaryDirectory() as folder, beside(Path(folder)):
+        now = {name: inner | before[name] for name, inner in found().items()}
     path = FOLDER / "runs.json"
-    if path.exists() and "--overwrite" not in sys.argv:
-        print(f"{path.name}: there already")
-    else:
-        with tempfile.TemporaryDirectory() as folder, beside(Path(folder)):
-            path.write_text(json.dumps(found(), indent=1) + "\n", encoding="utf-8")
-        print(f"wrote {path.name}")
+    path.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {path.name}")

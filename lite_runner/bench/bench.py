@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
+from lite_runner.bench.cell_job import jobs_of
 from lite_runner.bench.chart import check_available
 from lite_runner.bench.charts import figures_chart, ratios_chart
-from lite_runner.bench.compare import Former, check_comparable, compared, read_former
+from lite_runner.bench.compare import check_comparable, compared, read_former
 from lite_runner.bench.grid import Settings, why_left_out
 from lite_runner.bench.machine import this_machine
-from lite_runner.bench.options import BenchOptions
+from lite_runner.bench.options import BenchOptions, CellOptions
 from lite_runner.bench.report import Report
 from lite_runner.bench.runner import run_cells
 from lite_runner.bench.table import document
@@ -18,9 +19,8 @@ from lite_runner.errors import ConfigError
 from lite_runner.output.report import RunFolder
 
 
-def prepare(options: BenchOptions, context: int) -> Former | None:
-    """Find what would fail after hours, for a model of `context` positions; gives the run to
-    compare with.
+def check(options: BenchOptions, context: int) -> None:
+    """Find what would fail after hours, for a model of `context` positions.
 
     Raises ConfigError where no cell can be measured or none can be compared, EnvironmentFault where
     charts cannot be drawn.
@@ -35,41 +35,32 @@ def prepare(options: BenchOptions, context: int) -> Former | None:
         )
     if options.charts:
         check_available()
-    if not options.compare:
-        return None
-    former = read_former(options.compare)
-    check_comparable(measured, former)
-    return former
+    if options.compare:
+        check_comparable(measured, read_former(options.compare))
 
 
-def planned(options: BenchOptions, context: int) -> list[str]:
+def described(options: BenchOptions, context: int) -> list[str]:
     """A line a cell: what would be measured, or why not."""
-    return [_planned(cell, context) for cell in options.grid.cells()]
+    return [_described(cell, context) for cell in options.grid.cells()]
 
 
 def run(
     options: BenchOptions,
-    arguments: Sequence[str],
+    config: CellOptions,
     *,
     context: int,
-    former: Former | None,
     keep: Callable[[Report], None],
 ) -> Report:
-    """Measure the cells of the run with these command-line `arguments`, in processes of their own.
+    """Measure the cells of a run with this `config`, in processes of their own.
 
     `keep` is given all there is after every cell. Ctrl-C ends it with the cells that are done, or
     is raised where there are none.
     """
+    former = read_former(options.compare) if options.compare else None
     machine = this_machine()
     report = Report(machine=machine, warmup=options.warmup, repeat=options.repeat, cells=())
     try:
-        for cell in run_cells(
-            list(options.grid.cells()),
-            arguments,
-            context=context,
-            warmup=options.warmup,
-            repeat=options.repeat,
-        ):
+        for cell in run_cells(jobs_of(options, config), context):
             cells = (*report.cells, cell)
             comparison = None if former is None else compared(cells, former)
             report = replace(report, cells=cells, comparison=comparison)
@@ -98,6 +89,6 @@ def write(report: Report, model: str, folder: RunFolder, *, charts: bool) -> str
     return text
 
 
-def _planned(cell: Settings, context: int) -> str:
+def _described(cell: Settings, context: int) -> str:
     why = why_left_out(cell, context)
     return f"{cell}: left out, {why}" if why else str(cell)

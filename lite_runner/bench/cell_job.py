@@ -1,4 +1,4 @@
-"""What the process of a cell is told: plain data both ways, and nothing that is slow to import."""
+"""What the process of a cell is told: plain data both ways."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lite_runner.bench.grid import Settings
+from lite_runner.bench.options import BenchOptions, CellOptions
+from lite_runner.plugins import registered
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellJob:
     """One cell of a run."""
 
-    arguments: tuple[str, ...]  # the run's command line, less what the cell sets
+    config: Mapping[str, Any]  # of CellOptions, as plain data
+    plugins: tuple[str, ...]
     settings: Settings
     warmup: int  # repetitions that are not counted
     repeat: int
@@ -21,7 +24,21 @@ class CellJob:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> CellJob:
         settings = Settings(**raw["settings"])
-        return cls(**{**raw, "arguments": tuple(raw["arguments"]), "settings": settings})
+        return cls(**{**raw, "plugins": tuple(raw["plugins"]), "settings": settings})
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def jobs_of(options: BenchOptions, config: CellOptions) -> list[CellJob]:
+    """A job for each cell of the grid, in its order."""
+    return [
+        CellJob(
+            config=config.of_cell(settings).to_dict(),
+            plugins=tuple(registered()),
+            settings=settings,
+            warmup=options.warmup,
+            repeat=options.repeat,
+        )
+        for settings in options.grid.cells()
+    ]

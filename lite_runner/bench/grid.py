@@ -29,15 +29,6 @@ class Settings:
         """Tokens of a row, prompt and new ones."""
         return self.prompt + self.new
 
-    def overrides(self) -> list[str]:
-        """The run's keys that differ from cell to cell, as key=value."""
-        keys = {
-            "backend": self.backend,
-            "quant": self.quant,
-            "context.threads": self.threads,
-        }
-        return [f"{key}={value}" for key, value in keys.items() if value is not None]
-
     def __str__(self) -> str:
         """Every setting that is not left to the run, e.g. `batch 8, prompt 128, new 128`."""
         shown = {axis: getattr(self, axis) for axis in reversed(AXES)}

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from lite_runner import plugins
 from lite_runner.backends.base import Backend
 from lite_runner.bench.cell_job import CellJob
+from lite_runner.bench.options import CellOptions, cell_faults
 from lite_runner.bench.workload import workload
-from lite_runner.config.argv import parse
-from lite_runner.config.options import GenerateOptions
+from lite_runner.config.fields import raise_faults
 from lite_runner.export.cache import folder_in_cache
 from lite_runner.export.spec import spec_of_run
 from lite_runner.model import model_files
 from lite_runner.plan import session
-from lite_runner.run_modes import heads, resolve
 from lite_runner.system import environment
 
 
@@ -31,10 +30,9 @@ class Loaded:
 def load(job: CellJob) -> Loaded:
     """Fetch and load what the cell runs, and export it where the backend wants that. Raises
     RunnerError."""
-    line = parse([*job.arguments, *job.settings.overrides()], heads())
-    config, _ = resolve(line)
-    assert isinstance(config, GenerateOptions)
-    plugins.register_plugins(line.plugins)
+    plugins.register_plugins(job.plugins)
+    config = CellOptions.from_dict(job.config)
+    raise_faults(list(cell_faults(config)))
     files = model_files.locate(config)
     work = workload(files.model, job.settings)
     config = session.with_backend(config, files, work)
@@ -45,7 +43,7 @@ def load(job: CellJob) -> Loaded:
     return Loaded(backend, work, str(files.quantization), exports)
 
 
-def _is_there(config: GenerateOptions, files: model_files.ModelFiles, work: session.Job) -> bool:
+def _is_there(config: CellOptions, files: model_files.ModelFiles, work: session.Job) -> bool:
     """Whether what the backend loads need not be exported first."""
     if config.backend != "mslite" or files.given is not None:
         return True

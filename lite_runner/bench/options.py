@@ -1,14 +1,20 @@
-"""The section `bench` of a run's config."""
+"""The section `bench` of a run's config, and what of the rest its cells heed."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, ClassVar
 
-from lite_runner.bench.grid import AXES, BackendName, Grid
+from lite_runner.bench.grid import AXES, BackendName, Grid, Settings
+from lite_runner.config.checks import strategy_faults
 from lite_runner.config.fields import Fault, Range, fault
+from lite_runner.config.ge import ge_faults
+from lite_runner.config.offline_checks import offline_faults
+from lite_runner.config.options import AdapterSlotOptions, ExportedOptions
 from lite_runner.config.quantization import Quant
+from lite_runner.config.quantization_checks import quantization_faults
 from lite_runner.config.ranges import Count, Index
 
 NewTokens = Annotated[int, Range(2)]  # the first comes with the prompt, the others are decode
@@ -44,3 +50,46 @@ class BenchOptions:
 
 def _several(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellOptions(ExportedOptions, AdapterSlotOptions):
+    """What a cell heeds of the run's config: how a model is loaded and computed with."""
+
+    computes_here: ClassVar[bool] = True
+    on_ranks: ClassVar[bool] = False
+    takes_parallel: ClassVar[bool] = False
+
+    def of_cell(self, settings: Settings) -> CellOptions:
+        """The config of one cell of the grid."""
+        own = {field.name: getattr(self, field.name) for field in fields(CellOptions)}
+        threads = self.context.threads if settings.threads is None else settings.threads
+        quant = settings.quant or self.quant
+        own |= {
+            "backend": settings.backend or self.backend,
+            "quant": quant,
+            "quant_group": self.quant_group if quant == "a16w4" else None,
+            "context": replace(self.context, threads=threads),
+        }
+        return CellOptions(**own)
+
+
+def cell_faults(config: CellOptions) -> Iterator[Fault]:
+    """What does not go together in a cell. With backend=ms the settings of exported models are for
+    the others."""
+    yield from quantization_faults(config)
+    if config.backend != "ms":
+        yield from offline_faults(config)
+
+
+def grid_faults(options: BenchOptions, config: CellOptions) -> Iterator[Fault]:
+    """What does not go together in a benchmark; what only some of them cannot do is their error."""
+    yield from options.faults()
+    yield from strategy_faults(config)
+    yield from ge_faults(config)
+    cells = [config.of_cell(settings) for settings in options.grid.cells()]
+    found = [list(cell_faults(cell)) for cell in cells]
+    if all(found):
+        yield from itertools.chain.from_iterable(found)
+    if all(cell.backend == "ms" for cell in cells):
+        yield from offline_faults(config)

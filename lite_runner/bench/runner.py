@@ -12,7 +12,7 @@ from typing import Any
 
 from lite_runner import progress
 from lite_runner.bench.cell_job import CellJob
-from lite_runner.bench.grid import Settings, why_left_out
+from lite_runner.bench.grid import why_left_out
 from lite_runner.bench.machine import Others
 from lite_runner.bench.report import FIGURES, Cell, Measured
 from lite_runner.bench.spread import number
@@ -25,23 +25,18 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 _TAIL = 300  # characters of what a process that crashed said last
 
 
-def run_cells(
-    cells: Sequence[Settings], arguments: Sequence[str], *, context: int, warmup: int, repeat: int
-) -> Iterator[Cell]:
-    """Measure `cells` of the run with these command-line `arguments`, each when it is asked for.
+def run_cells(jobs: Sequence[CellJob], context: int) -> Iterator[Cell]:
+    """Measure cells, each when it is asked for.
 
     `context`: the model's positions. A cell that fails has an error, and the next one follows;
     KeyboardInterrupt ends the one that is being measured.
     """
-    with progress.step("bench", len(cells), "cells") as step:
-        for number_, settings in enumerate(cells, 1):
-            progress.status(f"cell {number_} of {len(cells)}: {settings}")
-            if why := why_left_out(settings, context):
-                cell = Cell(settings=settings, left_out=why)
+    with progress.step("bench", len(jobs), "cells") as step:
+        for number_, job in enumerate(jobs, 1):
+            progress.status(f"cell {number_} of {len(jobs)}: {job.settings}")
+            if why := why_left_out(job.settings, context):
+                cell = Cell(settings=job.settings, left_out=why)
             else:
-                job = CellJob(
-                    arguments=tuple(arguments), settings=settings, warmup=warmup, repeat=repeat
-                )
                 cell = _measured(job)
             progress.note(_line(cell))
             step.advance()

@@ -13,15 +13,17 @@ import functools
 import math
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from lite_runner.config.suggest import did_you_mean, nearest, nearest_key
+from lite_runner.errors import ConfigError
 
 Scalar = str | int | float | bool | None  # what a free mapping holds
 MAX_DEPTH = 8  # of keys; a yaml file can hold a mapping that contains itself
 _NAME = re.compile(r"\w[\w-]*")
+_HELP = "run_lite.py --help lists the groups and keys"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,14 @@ class Note:
 
     text: str
     detail: str = ""
+
+
+def raise_faults(faults: Iterable[Fault]) -> None:
+    """All `faults` as one ConfigError; nothing where there are none."""
+    if texts := list(dict.fromkeys(fault.text for fault in faults)):
+        error = ConfigError.of(texts)
+        error.hint = _HELP
+        raise error
 
 
 def fault(keys: tuple[str, ...] | str, text: str) -> Fault:

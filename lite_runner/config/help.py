@@ -1,4 +1,4 @@
-"""The texts of --help, made from conf/ itself, and of --info."""
+"""The texts of --help, made from conf/ itself, of --cfg and of --info."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import textwrap
 from importlib import metadata
 from pathlib import Path
 
+import yaml
+
 from lite_runner import __version__
 from lite_runner.config.argv import CommandLine
 from lite_runner.config.choices import user_folders
-from lite_runner.config.compose import Schemas, compose_line, raise_faults
+from lite_runner.config.compose import compose_line
+from lite_runner.config.composed import Schemas
 from lite_runner.config.config_file import ConfigFile
+from lite_runner.config.fields import raise_faults
 from lite_runner.config.groups import GROUPS, conf_dir, keys_by_run_mode, options_of
 from lite_runner.config.yaml_file import read_yaml
 
@@ -51,7 +55,7 @@ _KEY = re.compile(r"^(\w+): (.*?)  # (.*)$")
 
 
 def help_text(line: CommandLine) -> str:
-    """Usage, groups with their options, top-level keys with their meaning, and flags."""
+    """Usage, groups with their options, top-level keys with their comments, and flags."""
     folders = user_folders(line, ConfigFile())
     lines = [_USAGE, "Groups (group=option; the first line of conf/GROUP/OPTION.yaml says more)"]
     for group in GROUPS:
@@ -70,8 +74,18 @@ def help_text(line: CommandLine) -> str:
     return "\n".join([*lines, "", _FLAGS])
 
 
+def config_text(line: CommandLine, schemas: Schemas) -> str:
+    """The composed config as yaml, as --cfg prints it. Raises ConfigError."""
+    composed = compose_line(line, schemas)
+    raise_faults(composed.faults)
+    shown = {} if line.shown == "hydra" else composed.raw
+    if line.shown != "job":
+        shown["hydra"] = {"searchpath": [str(folder) for folder in composed.folders]}
+    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
+
+
 def info_text(line: CommandLine, schemas: Schemas) -> str:
-    """What a run would be composed of: folders, files and options; and the versions here."""
+    """Versions, and what a run is composed of: folders, files and options. Raises ConfigError."""
     composed = compose_line(line, schemas)
     raise_faults(composed.faults)
     usual = [

@@ -23,6 +23,7 @@ READ = (
     "adapter_path",
     "adapter_root",
     "eval_data",
+    "bench.compare",
     "src_strategy_path_or_dir",
     "infer.model_dir",
     "infer.ge_config_path",

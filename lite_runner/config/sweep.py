@@ -9,7 +9,8 @@ from pathlib import Path
 
 from lite_runner.config.argv import CommandLine
 from lite_runner.config.choices import user_folders
-from lite_runner.config.compose import Schemas, resolve
+from lite_runner.config.compose import resolve
+from lite_runner.config.composed import Schemas
 from lite_runner.config.config_file import read_config
 from lite_runner.config.fields import Note, accepts, annotation_of, leaves
 from lite_runner.config.grammar import swept_values

@@ -131,6 +131,7 @@ class Result:
     results: Sequence[RowResult]
     adapters: AdapterReport | None = None  # left out where there are none
     evaluation: Evaluation | None = None  # of run_mode=eval
+    bench: Mapping[str, Any] | None = None  # of run_mode=bench
     timing: Timing
     peak_rss_mib: float = field(default_factory=peak_rss_mib)
 
@@ -160,7 +161,7 @@ class Result:
     def to_json(self) -> str:
         """Readable JSON, text un-escaped. A NaN or infinity is a ValueError: JSON has none."""
         plain = asdict(self)
-        for name in ("seed", "adapters", "evaluation"):
+        for name in ("seed", "adapters", "evaluation", "bench"):
             if plain[name] is None:
                 del plain[name]
         for row in plain["results"]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lite_runner import progress
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.compose import raise_faults
+from lite_runner.config.fields import raise_faults
 from lite_runner.config.options import GenerateOptions
 from lite_runner.config.parallel import division_faults
 from lite_runner.config.prompt import items_of

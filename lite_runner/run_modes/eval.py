@@ -17,8 +17,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Backend
 from lite_runner.config.adapter_checks import adapter_faults
 from lite_runner.config.checks import fits_model, strategy_faults
-from lite_runner.config.compose import raise_faults
-from lite_runner.config.fields import Fault, Range, fault
+from lite_runner.config.fields import Fault, Range, fault, raise_faults
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.options import AdapterOptions, ComputeOptions
 from lite_runner.config.prompts import MAX_PROMPT_BYTES, decoded, is_file

@@ -12,8 +12,7 @@ from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.checks import fits_model, strategy_faults
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.compose import raise_faults
-from lite_runner.config.fields import Fault, fault
+from lite_runner.config.fields import Fault, fault, raise_faults
 from lite_runner.config.options import OverwriteOptions, SaveStrategyOptions, StrategyOptions
 from lite_runner.config.quantization import Quantization
 from lite_runner.config.quantization_checks import written_as_floats

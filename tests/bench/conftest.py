@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 
 from lite_runner.bench.grid import Settings
+from lite_runner.bench.options import CellOptions
 from lite_runner.bench.report import FIGURES, Cell, Machine, Measured, Report
 from lite_runner.bench.spread import Spread
+from lite_runner.config.argv import parse
+from lite_runner.run_modes import heads, resolve
 
 
 @pytest.fixture
@@ -20,6 +23,15 @@ def settings() -> Callable[..., Settings]:
         return Settings(**{**plain, **sizes, **changes})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def config() -> CellOptions:
+    """That of cells with tiny_llama."""
+    line = parse(["run_mode=bench", "model=tiny_llama"], heads())
+    found, _ = resolve(line)
+    assert isinstance(found, CellOptions)
+    return found
 
 
 @pytest.fixture

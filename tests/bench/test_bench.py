@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lite_runner.bench import bench
-from lite_runner.bench.options import BenchOptions
+from lite_runner.bench.options import BenchOptions, CellOptions
 from lite_runner.bench.report import Cell, Measured, Report
 from lite_runner.errors import ConfigError
 from lite_runner.output.report import RunFolder
@@ -42,16 +42,16 @@ def processes(monkeypatch: pytest.MonkeyPatch, measured: MeasuredOf) -> list[int
     return interrupts
 
 
-def run(options: BenchOptions, kept: list[Report]) -> Report:
-    former = bench.prepare(options, context=256)
-    return bench.run(options, ["model=x"], context=256, former=former, keep=kept.append)
+def run(options: BenchOptions, config: CellOptions, kept: list[Report]) -> Report:
+    bench.check(options, context=256)
+    return bench.run(options, config, context=256, keep=kept.append)
 
 
 def test_everything_is_kept_after_every_cell_and_written(
-    options: Options, processes: list[int], tmp_path: Path
+    options: Options, config: CellOptions, processes: list[int], tmp_path: Path
 ) -> None:
     kept: list[Report] = []
-    found = run(options(), kept)
+    found = run(options(), config, kept)
     assert [len(report.cells) for report in kept] == [1, 2, 3, 4] and kept[-1] == found
     assert [bool(cell.left_out) for cell in found.cells] == [False, False, True, True]
     text = bench.write(found, "tiny", RunFolder(tmp_path), charts=True)
@@ -59,37 +59,43 @@ def test_everything_is_kept_after_every_cell_and_written(
     assert {file.name for file in tmp_path.iterdir()} == {"bench.md", "bench.png", "bench.svg"}
 
     (tmp_path / "result.json").write_text(json.dumps({"model": "tiny", "bench": found.to_json()}))
-    again = run(options(compare=str(tmp_path)), [])
+    again = run(options(compare=str(tmp_path)), config, [])
     assert again.comparison is not None
     bench.write(again, "tiny", RunFolder(tmp_path), charts=True)
     assert (tmp_path / "compare.png").exists() and (tmp_path / "compare.svg").exists()
 
 
 def test_without_charts_there_is_the_table_alone(
-    options: Options, processes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: Options,
+    config: CellOptions,
+    processes: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bench, "check_available", lambda: pytest.fail("nothing is drawn"))
-    bench.write(run(options(charts=False), []), "tiny", RunFolder(tmp_path), charts=False)
+    bench.write(run(options(charts=False), config, []), "tiny", RunFolder(tmp_path), charts=False)
     assert [file.name for file in tmp_path.iterdir()] == ["bench.md"]
 
 
-def test_ctrl_c_keeps_what_is_done(options: Options, processes: list[int]) -> None:
+def test_ctrl_c_keeps_what_is_done(
+    options: Options, config: CellOptions, processes: list[int]
+) -> None:
     processes.append(8)
     kept: list[Report] = []
-    found = run(options(), kept)
+    found = run(options(), config, kept)
     assert found.interrupted and len(found.cells) == 1 and kept[-1] == found
     processes.append(1)
     with pytest.raises(KeyboardInterrupt):
-        run(options(), [])
+        run(options(), config, [])
 
 
 def test_a_grid_that_fits_nowhere_is_refused_before_it_starts(options: Options) -> None:
     with pytest.raises(ConfigError, match="no cell is left to measure: 544 tokens do not fit"):
-        bench.prepare(options(prompt=512), context=256)
+        bench.check(options(prompt=512), context=256)
 
 
 def test_the_plan_names_every_cell(options: Options) -> None:
-    assert bench.planned(options(batch=1), context=256) == [
+    assert bench.described(options(batch=1), context=256) == [
         "batch 1, new 32, prompt 128",
         "batch 1, new 32, prompt 512: left out, 544 tokens do not fit the model's context of 256",
     ]

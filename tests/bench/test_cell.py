@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from lite_runner.bench.cell_job import CellJob
 from lite_runner.bench.grid import Settings
+from lite_runner.bench.options import CellOptions
 from lite_runner.bench.report import FIGURES, Cell
 from lite_runner.bench.runner import run_cells
 
 
 @pytest.fixture(scope="module")
-def cells() -> list[Cell]:
+def cells(config: CellOptions) -> list[Cell]:
     common = {"backend": None, "threads": 1, "prompt": 24, "new": 6}
     grid = [
         Settings(**common, quant=None, adapters=0, batch=1),
         Settings(**common, quant="a16w8", adapters=2, batch=3),
     ]
-    arguments = ["model=tiny_llama", "predict_data=ids"]
-    return list(run_cells(grid, arguments, context=256, warmup=1, repeat=3))
+    return list(run_cells([job(config, one, repeat=3) for one in grid], context=256))
+
+
+def job(config: CellOptions, settings: Settings, repeat: int) -> CellJob:
+    told = config.of_cell(settings).to_dict()
+    return CellJob(config=told, plugins=(), settings=settings, warmup=1, repeat=repeat)
 
 
 def test_every_figure_has_its_repetitions(cells: list[Cell]) -> None:
@@ -42,8 +49,10 @@ def test_figures_of_one_repetition_fit_each_other(cells: list[Cell]) -> None:
     assert 1e3 * 3 / figures["decode_tok_s"] <= figures["token_ms_p99"] * 1.0001
 
 
-def test_a_config_that_is_wrong_is_the_error_of_its_cell(settings: Callable[..., Settings]) -> None:
-    arguments = ["model=tiny_llama", "predict_data=ids", "context.thread=2"]
-    (cell,) = run_cells([settings()], arguments, context=256, warmup=1, repeat=1)
+def test_what_does_not_go_together_is_the_error_of_its_cell(
+    config: CellOptions, settings: Callable[..., Settings]
+) -> None:
+    lite = replace(config, engine="lite", backend="mslite")
+    (cell,) = run_cells([job(lite, settings(quant="a16w8"), repeat=1)], context=256)
     assert cell.measured is None
-    assert "did you mean context.threads" in (cell.error or "")
+    assert "quant=a16w8 is not available with engine=lite" in (cell.error or "")

@@ -20,10 +20,7 @@ def test_every_combination_once_and_the_batch_varies_fastest() -> None:
     ]
 
 
-def test_what_is_left_to_the_run_overrides_nothing(settings: Callable[..., Settings]) -> None:
-    assert settings().overrides() == []
-    given = settings(backend="mslite", quant="a16w4", threads=2)
-    assert given.overrides() == ["backend=mslite", "quant=a16w4", "context.threads=2"]
+def test_what_is_left_to_the_run_is_not_told(settings: Callable[..., Settings]) -> None:
     assert str(settings(quant="a16w8")) == "batch 1, new 32, prompt 128, quant a16w8"
 
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from lite_runner.bench.options import BenchOptions
+from lite_runner.bench.grid import Settings
+from lite_runner.bench.options import BenchOptions, CellOptions, cell_faults
 from lite_runner.config.fields import Fault, hints_of, read
 from lite_runner.config.grammar import value_of
 
@@ -63,3 +66,28 @@ def test_what_is_typed_is_read(typed: str, key: str, value: Any) -> None:
 def test_faults_name_their_key(changes: dict[str, Any], said: str) -> None:
     faults = options(**changes)[1]
     assert len(faults) == 1 and said in faults[0]
+
+
+def test_a_cell_has_the_run_s_config_less_what_it_sets_itself(
+    config: CellOptions, settings: Callable[..., Settings]
+) -> None:
+    run = replace(config, quant="a16w4", quant_group=64, kv_cache="int8")
+    left = run.of_cell(settings())
+    assert type(left) is CellOptions
+    assert (left.quant, left.quant_group, left.kv_cache) == ("a16w4", 64, "int8")
+    assert (left.backend, left.context.threads) == ("ms", None)
+    given = run.of_cell(settings(backend="mslite", quant="none", threads=2))
+    assert (given.backend, given.quant, given.quant_group) == ("mslite", "none", None)
+    assert given.context.threads == 2
+    assert CellOptions.from_dict(given.to_dict()) == given
+
+
+def test_settings_of_exported_models_are_for_the_cells_that_run_one(
+    config: CellOptions, settings: Callable[..., Settings]
+) -> None:
+    run = replace(config, engine="lite")
+    assert not list(cell_faults(run.of_cell(settings())))
+    lite = run.of_cell(settings(backend="mslite", quant="a16w8"))
+    assert [one.text for one in cell_faults(lite)] == [
+        "quant=a16w8 is not available with engine=lite"
+    ]

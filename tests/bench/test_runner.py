@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from lite_runner.bench import runner
+from lite_runner.bench.cell_job import CellJob
 from lite_runner.bench.grid import Settings
 from lite_runner.bench.report import Cell, Measured
 from lite_runner.bench.runner import run_cells
@@ -34,8 +35,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 
 def run(*cells: Settings) -> list[Cell]:
-    sizes = {"context": 256, "warmup": 0, "repeat": 2}
-    return list(run_cells(cells, ["model=tiny_llama"], **sizes))
+    told = {"config": {"quant": None}, "plugins": ("own.py",), "warmup": 0, "repeat": 2}
+    return list(run_cells([CellJob(settings=one, **told) for one in cells], context=256))
 
 
 def test_what_a_process_measures_is_kept(
@@ -43,7 +44,7 @@ def test_what_a_process_measures_is_kept(
 ) -> None:
     answer = measured([1.0, 2.0])
     stand_in(
-        "assert job['arguments'] == ['model=tiny_llama'], job\n"
+        "assert (job['config'], job['plugins']) == ({'quant': None}, ['own.py']), job\n"
         "assert (job['settings']['batch'], job['warmup'], job['repeat']) == (4, 0, 2), job\n"
         f"print({json.dumps({'measured': asdict(answer)})!r})"
     )

@@ -148,7 +148,7 @@ def test_options_of_a_file(resolve: Resolve, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
-        (f"{SESSION}.event.x=1", f"{SESSION}.event has a value, 'notify', and is no section"),
+        (f"{SESSION}.event.x=1", f"{SESSION}.event is 'notify', not a section"),
         (f"{SESSION}.exec=1", f"{SESSION}.exec: a section; its keys are set one by one"),
         (f"{SESSION}..x=1", "expected names of letters"),
         ("infer.ge_options.ge_sesion_options.ge.x=1", "did you mean ge_session_options?"),

@@ -108,7 +108,7 @@ def test_what_a_file_says_is_laid_over_conf(resolve: Resolve, file: Callable[...
 def test_what_has_no_meaning_is_one_note(notes: Notes, file: Callable[..., str]) -> None:
     path = file()
     [note] = notes("--config", path, "--predict_data", "hi")
-    assert note.startswith(f"of {path} these change nothing here: callbacks, moe_config, optimizer")
+    assert note.startswith(f"no effect here, of {path}: callbacks, moe_config, optimizer")
     for part in ("parallel_config", "context (save_graphs)", "tokenizer (bos_token)"):
         assert part in note
     assert "multiple_of" not in note and "optimizer." not in note
@@ -153,7 +153,7 @@ def test_flags_work_without_a_file(resolve: Resolve, notes: Notes, faults: Fault
     args = ("--model", "tiny_llama", "--run_mode", "predict", "--predict_data", "hi")
     assert resolve(*args, "--use_parallel", "False").model_name == "tiny_llama"
     [note] = notes(*args, "--batch_size", "4", "--profile", "False")
-    assert note == "of the flags these change nothing here: profile, runner_config"
+    assert note == "no effect here, of the flags: profile, runner_config"
     assert "profile: true is not available: there is no profiler" in faults(
         *args, "--profile", "True"
     )

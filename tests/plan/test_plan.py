@@ -43,6 +43,7 @@ MODES = {
     "eval": ([TEXT], "text.txt: 6 B, in windows of 256"),
     "export": (["export_output=out", "engine=graph-cell"], "out: dynamic, mindir"),
     "quantize": (["quantize_output=out", "quant=a16w8"], "out: "),
+    "bench": (["bench.prompt=8", "bench.charts=false"], "batch 8, new 128, prompt 8"),
     "shard": (["shard_output=out", "parallel=tp2"], "out: rank_0 to rank_1"),
 }
 

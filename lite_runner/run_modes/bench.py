@@ -1,0 +1,79 @@
+"""run_mode=bench: speed and memory of a model over a grid of settings, a process a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lite_runner import progress
+from lite_runner.bench import bench
+from lite_runner.bench.options import BenchOptions, CellOptions, grid_faults
+from lite_runner.bench.report import Report
+from lite_runner.config.fields import Fault
+from lite_runner.errors import RunnerError
+from lite_runner.model import model_files
+from lite_runner.output.report import Result, RunFolder, Timing
+from lite_runner.plan.plan import Plan
+from lite_runner.sizing.need import about_model
+from lite_runner.system import environment
+from lite_runner.system.signals import CutShort
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(CellOptions):
+    """run_mode=bench"""
+
+    bench: BenchOptions
+
+
+def faults(config: Config) -> Iterator[Fault]:
+    """What does not go together in a benchmark."""
+    yield from grid_faults(config.bench, config)
+
+
+def plan(config: Config) -> Plan:
+    """The checkpoint and the cells. Without dry_run it is fetched, and the cells find it in the
+    cache. Raises RunnerError."""
+    device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
+    files = model_files.find(config)
+    context = files.model.seq_length
+    bench.check(config.bench, context)
+    lines = about_model(config, files.model, files.whereabouts())
+    lines |= {"device": device, "output": config.output_dir}
+    table = tuple(bench.described(config.bench, context))
+    return Plan(config=config, device=device, files=files, lines=lines, table=table)
+
+
+def run(plan: Plan, folder: RunFolder) -> None:
+    """Measure every cell, print and write the figures. Raises RunnerError where cells failed;
+    CutShort after Ctrl-C, when those before it have been written."""
+    config, files = plan.config, plan.model
+    assert isinstance(config, Config)
+
+    def keep(report: Report) -> None:
+        folder.write_result(_result(config, files.source, report))
+
+    report = bench.run(config.bench, config, context=files.model.seq_length, keep=keep)
+    progress.text(bench.write(report, config.model_name, folder, charts=config.bench.charts))
+    progress.note(f"results in {folder.path}")
+    if report.interrupted:
+        raise CutShort
+    if report.failed:
+        raise RunnerError(
+            f"{report.failed} of {len(report.cells)} cells failed",
+            f"{folder.path / 'bench.md'} says why",
+        )
+
+
+def _result(config: Config, source: str, report: Report) -> Result:
+    engines = dict.fromkeys(cell.measured.engine for cell in report.cells if cell.measured)
+    return Result(
+        run_mode=config.run_mode,
+        model=config.model_name,
+        backend=config.backend,
+        engine=", ".join(engines) or "none",
+        load_checkpoint=source,
+        results=[],
+        bench=report.to_json(),
+        timing=Timing(),
+    )
