@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def guarded(action: Callable[[], int]) -> int:
-    """Every way to end, as an exit code; what went wrong goes to standard error."""
+    """The exit code of `action`; errors go to standard error."""
     try:
         with handled():
             code = action()

@@ -1,7 +1,7 @@
-"""A run in a job of several processes that somebody else starts, msrun or a loop over a rank table.
+"""A run in a job that another launcher started, such as msrun or a loop over a rank table.
 
-Each of them is started with the same command line and calls `run`. They join as the ranks that
-their environment says; what the run's own launcher would do, the first rank of a machine does.
+Each process has the same command line and calls `run`. It joins as the rank that its environment
+names; the first rank of a machine does what the run's own launcher would do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lite_runner.distributed.join import Joined, join, schedule
 from lite_runner.distributed.membership import Member, device_of
 from lite_runner.distributed.stopping import BOARD, STOP_S, Board, CommonStop
 from lite_runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, RunnerError
-from lite_runner.launch import launch, plan_for_ranks, starts_ranks, tell_details
+from lite_runner.launch import launch, log_details, plan_for_ranks, starts_ranks
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.rank import Outlet, placed
@@ -71,7 +71,7 @@ def run(
 
 
 def _faults(config: RunConfig, member: Member) -> Iterator[Fault]:
-    """Why `config` is no run of this many ranks."""
+    """Validation errors of `config` with the number of ranks that were started."""
     ranks, asked = ranks_of(config), config.parallel_config
     started = f"this process was started as {member.name}"
     if not config.on_ranks and member.size > 1:
@@ -125,7 +125,7 @@ def _join(config: RunConfig, member: Member, notes: Sequence[Note]) -> int:
     plan, folder = _agree(config, joined)
     with folder:
         folder.open_log(f"rank_{joined.rank}.log")
-        tell_details(notes)
+        log_details(notes)
         plan = dataclasses.replace(plan, config=placed(plan.config, device, device_id))
         board = Board(joined.place.folder / BOARD) if len(joined.here) == joined.size else None
         with _patient(board):

@@ -1,4 +1,4 @@
-"""Start a run: its folder, its log, and what does the work: this process, or several ranks."""
+"""Start a run: its folder, its log, and its work in this process or in several ranks."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ RANK_PROGRAM = Path(__file__).with_name("rank.py")
 
 
 def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str] = ()) -> int:
-    """Do what `config` says and give the exit code. Raises RunnerError for the caller to show."""
+    """Run `config` and return the exit code. Raises RunnerError, which the caller shows."""
     progress.configure(config.verbosity)
     for note in notes:
         progress.note(f"note: {note.text}")
     config, mode = with_rank_table(config), run_mode(config.run_mode)
     if config.dry_run:
-        tell_details(notes)
+        log_details(notes)
         progress.text(mode.plan(config).text())
         return 0
     if not config.leaves_folder:
@@ -46,12 +46,12 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         # Before anything is fetched: a yaml made for other machines needs an override.
         environment.resolve_device(config.context.device_target, several=config.use_parallel)
     config = with_input(config)
-    if config.parallel.node_rank == 0:  # ranks of other machines are told the first one's
+    if config.parallel.node_rank == 0:  # other machines get the seed of rank 0
         config = with_seed(config)
     with RunFolder.create(config.output_dir, config.run_mode, config.model_name) as folder:
         folder.open_log()
         progress.detail(", ".join(f"{name} {version}" for name, version in versions().items()))
-        tell_details(notes)
+        log_details(notes)
         if starts_ranks(config):
             _launch_ranks(config, folder, plugins)
         else:
@@ -60,8 +60,8 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
     return 0
 
 
-def tell_details(notes: Sequence[Note]) -> None:
-    """What notes are about, for the log and for verbosity=2."""
+def log_details(notes: Sequence[Note]) -> None:
+    """The details of notes, for run.log and verbosity=2."""
     for note in notes:
         if note.detail:
             progress.detail(note.detail)
@@ -96,14 +96,14 @@ def _is_ascend(config: RunConfig) -> bool:
 
 
 def starts_ranks(config: RunConfig) -> bool:
-    """Whether several processes do the work."""
+    """Whether several ranks do the work."""
     several = config.on_ranks and ranks_of(config).size > 1
     alone = isinstance(config, SaveStrategyOptions) and config.only_save_strategy
     return several and not alone
 
 
 def _launch_ranks(config: RunConfig, folder: RunFolder, plugins: Sequence[str]) -> None:
-    """Start what `config` says as ranks, which read its plan from the run folder."""
+    """Start the ranks of this machine, which read the plan from the run folder."""
     from lite_runner.distributed import ascend_ranks
     from lite_runner.distributed.job import Limits, run_ranks
 

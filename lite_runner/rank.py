@@ -96,7 +96,7 @@ def _run(plan_file: Path, run_folder: Path, rank: int) -> None:
 
 
 def _board() -> Board | None:
-    """Where the launcher says that all are to stop; None where nobody does."""
+    """The board on which the launcher asks all ranks to stop; None where there is none."""
     events = os.environ.get(SOCKET_VARIABLE)
     path = None if events is None else Path(events).with_name(BOARD)
     return None if path is None or not path.exists() else Board(path)

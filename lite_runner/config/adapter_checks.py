@@ -1,4 +1,4 @@
-"""What does not go together in a config about LoRA adapters."""
+"""Validation errors of LoRA adapters."""
 
 from __future__ import annotations
 

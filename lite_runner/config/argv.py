@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lite_runner.config.other_tools import said_here
+from lite_runner.config.other_tools import equivalent_of
 from lite_runner.config.suggest import NEAR_NAME, did_you_mean, nearest, nearest_flag
 
 Action = Literal["run", "help", "version", "cfg", "info", "multirun", "completion"]
@@ -143,7 +143,7 @@ def parse(args: Sequence[str], heads: Collection[str]) -> CommandLine:
 
 
 def _unknown_flag(word: str, words: _Words, line: CommandLine, heads: Collection[str]) -> None:
-    here = said_here(word)
+    here = equivalent_of(word)
     near = nearest_flag(word, [*_FLAG_NAMES, *heads])
     hint = f"; here it is {here}" if here else did_you_mean(near)
     line.faults.append(f"{word}: no such flag{hint}")

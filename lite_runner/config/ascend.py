@@ -50,7 +50,7 @@ def _typed(value: Any) -> Any:
 
 
 def ascend_faults(config: RunConfig) -> Iterator[Fault]:
-    """What MindSpore would refuse of them on a card."""
+    """Settings that MindSpore would refuse on an Ascend device."""
     memory, given = config.context.max_device_memory, config.context.ascend_config
     if memory is not None and not _MEMORY.fullmatch(memory):
         key = "context.max_device_memory"

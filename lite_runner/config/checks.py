@@ -1,4 +1,4 @@
-"""What does not go together in a config whose values are right one by one.
+"""Validation errors of a config whose values are valid one by one: combinations.
 
 Nothing here loads or downloads: a fault costs the user no waiting.
 """
@@ -31,7 +31,7 @@ def common_faults(config: RunConfig) -> Iterator[Fault]:
     yield from _paths(config)
     key = "model.model_config.is_sample_acceleration"
     if config.model.model_config.is_sample_acceleration and not isinstance(config, ExportedOptions):
-        yield fault(key, f"{key} has a meaning only with an exported model")
+        yield fault(key, f"{key} has an effect only with an exported model")
     yield from quantization_faults(config)
     yield from ascend_faults(config)
     yield from parallel_faults(config)
@@ -69,7 +69,7 @@ def strategy_faults(config: StrategyOptions) -> Iterator[Fault]:
     if strategy and config.checkpoint_source == "random":
         yield fault(
             ("src_strategy_path_or_dir", "load_checkpoint"),
-            f"src_strategy_path_or_dir={strategy} has no meaning with load_checkpoint=random",
+            f"src_strategy_path_or_dir={strategy} has no effect with load_checkpoint=random",
         )
 
 
@@ -77,7 +77,7 @@ def _parallel_mode(config: RunConfig) -> Iterator[Fault]:
     file, key = config.parallel.strategy_ckpt_save_file, "parallel.strategy_ckpt_save_file"
     if file and not config.use_parallel:
         yield fault(
-            (key, "use_parallel"), f"{key}={file} has a meaning only with use_parallel=true"
+            (key, "use_parallel"), f"{key}={file} has an effect only with use_parallel=true"
         )
     mode = config.parallel.parallel_mode
     if mode == 0 and config.parallel_config.model_parallel > 1:
@@ -90,7 +90,7 @@ def _parallel_mode(config: RunConfig) -> Iterator[Fault]:
         yield fault(
             "parallel.parallel_mode",
             f"parallel.parallel_mode: got {mode}, expected 1 (semi-auto) or 0 (data parallel):"
-            " how a model is cut is said here, not searched for",
+            " there is no search for a sharding strategy",
         )
 
 

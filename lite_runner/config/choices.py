@@ -14,7 +14,7 @@ from lite_runner.config.fields import Fault, fault, hints_of, show
 from lite_runner.config.grammar import value_of
 from lite_runner.config.groups import GROUPS, options_of, twice_defined, user_folder
 from lite_runner.config.mindformers import arch_of, base_model
-from lite_runner.config.other_tools import CHECKPOINTS, words_meant
+from lite_runner.config.other_tools import CHECKPOINTS, command_meant
 from lite_runner.config.sections import LayerNormSettings, LlamaSettings, Settings
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.config.yaml_file import at
@@ -89,7 +89,7 @@ def bare_words(line: CommandLine, models: Collection[str]) -> str:
     """The fault of words without a key, with the command line they may stand for."""
     typed = [s.value for s in line.settings if s.key == "predict_data"]
     prompt = typed[-1] if typed and isinstance(typed[-1], str) else None
-    meant = words_meant(line.bare, prompt, models, options_of("run_mode"))
+    meant = command_meant(line.bare, prompt, models, options_of("run_mode"))
     alone = "" if line.settings or line.config_files else "run_lite.py "
     words = ", ".join(show(word) for word in line.bare)
     return f"{words}: expected key=value; did you mean: {alone}{meant}"
@@ -165,7 +165,7 @@ def blended(
     models: Collection[str],
 ) -> str:
     """Why a file and a typed model= are of two models, of which a run would be a mixture; "" where
-    they go together.
+    they match.
 
     `chosen`: the composed groups.
     """

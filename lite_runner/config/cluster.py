@@ -41,7 +41,7 @@ def ranks_of(config: RunConfig) -> Ranks:
 
 
 def cluster_of(config: RunConfig) -> Cluster:
-    """The ranks of a config that `cluster_faults` has nothing against."""
+    """The ranks of a config that passed `cluster_faults`."""
     parallel, size = config.parallel, ranks_of(config).size
     return Cluster(
         worker_num=size,
@@ -53,7 +53,7 @@ def cluster_of(config: RunConfig) -> Cluster:
 
 
 def cluster_faults(config: RunConfig) -> Iterator[Fault]:
-    """What is wrong with the numbers of ranks and machines."""
+    """Validation errors of the numbers of ranks and machines."""
     parallel = config.parallel
     given = {
         "worker_num": parallel.worker_num,
@@ -66,7 +66,7 @@ def cluster_faults(config: RunConfig) -> Iterator[Fault]:
     if not config.use_parallel:
         for name, value in given.items():
             if value:
-                yield _fault(name, f"={value} has a meaning only with use_parallel=true")
+                yield _fault(name, f"={value} has an effect only with use_parallel=true")
         return
     size = ranks_of(config).size
     asked = config.parallel_config

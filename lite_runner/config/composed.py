@@ -140,7 +140,7 @@ class Composed:
         """The fault of `name`, whose `key` only other run modes have."""
         modes = " or ".join(self.schemas.having(key))
         mode = self.raw["run_mode"]
-        return f"{name} has no meaning with run_mode={mode}, only with run_mode={modes}"
+        return f"{name} has no effect with run_mode={mode}, only with run_mode={modes}"
 
     def _unknown(self, setting: Setting, known: list[str]) -> str:
         """The fault of a key that is not there, with the nearest one that is."""

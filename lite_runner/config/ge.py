@@ -67,7 +67,7 @@ def preset_of(soc: str) -> str | None:
 
 
 def ge_config(config: ExportedOptions) -> GeConfig | None:
-    """The GE options of a run that `ge_faults` has nothing against; None where it has none."""
+    """The GE options of a run that passed `ge_faults`; None where it has none."""
     if config.infer.ge_config_path:
         return GeConfig(files=_files(config))
     if config.infer.ge_options is None:

@@ -1,4 +1,4 @@
-"""What does not go together in the config of a run that generates texts."""
+"""Validation errors of run modes that generate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lite_runner.config.sampling_checks import sampling_faults
 
 
 def generate_faults(config: GenerateOptions) -> Iterator[Fault]:
-    """What does not go together in a run that generates."""
+    """All validation errors of a run that generates."""
     yield from prompt_faults(config)
     yield from request_faults(config)
     yield from sampling_faults(config, config.generation(), vars(config))
@@ -31,7 +31,7 @@ def generate_faults(config: GenerateOptions) -> Iterator[Fault]:
         if config.runs_given_model and (value := getattr(config, key)):
             yield fault(
                 key,
-                f"{key}={value if isinstance(value, str) else show(value)} has no meaning"
+                f"{key}={value if isinstance(value, str) else show(value)} has no effect"
                 " with an exported model, which has its weights in it",
             )
     if not config.runs_given_model:

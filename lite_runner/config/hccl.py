@@ -1,10 +1,10 @@
-"""How long HCCL waits for a rank that comes late.
+"""HCCL's timeouts: how long a rank waits for a late one.
 
 CANN 8.5: HCCL_CONNECT_TIMEOUT (envref_07_0149) is 120 to 7200 s, and 120 where it is not set, but
 importing MindSpore 2.10 sets it to 600 (mindspore/context.py). HCCL_EXEC_TIMEOUT (envref_07_0078)
 is 1836 s where it is not set; Atlas 800 (910A) takes up to 17340 and rounds down to a multiple of
-68; with HCCL_OP_EXPANSION_MODE=AIV more than 1091 is 1091. Ranks load for minutes, and copies of a
-model (data parallel) may end long after each other.
+68; with HCCL_OP_EXPANSION_MODE=AIV more than 1091 is 1091. Ranks load for minutes, and replicas
+(data parallel) may end long after each other.
 """
 
 from __future__ import annotations

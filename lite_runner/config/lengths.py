@@ -1,4 +1,4 @@
-"""How many tokens a run may generate, against what the model holds.
+"""Validation errors of lengths: tokens to generate against the model's context.
 
 What a user typed must fit; the defaults of a model, or of a yaml, shrink to what does.
 """

@@ -83,7 +83,7 @@ def translate(
     """What of a file (`raw`) means something here, given the `known` keys of our config.
 
     `defaults` are the settings of the model that it is laid over. With `use_parallel` off the
-    file's cards have no meaning, as in run_mindformer. Unless the model is `sized` by conf/ the
+    file's cards have no effect, as in run_mindformer. Unless the model is `sized` by conf/ the
     file must give the sizes.
     """
     result = Translation()

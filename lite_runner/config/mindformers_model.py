@@ -9,7 +9,7 @@ from typing import Any
 from lite_runner.config.fields import show
 
 PREFIX = "model.model_config."
-# Read here, so never listed as without a meaning.
+# Read here, so never listed as without effect.
 UNDERSTOOD = frozenset(
     f"{PREFIX}{name}"
     for name in (

@@ -1,4 +1,4 @@
-"""What does not go together in the config of an export, or of a run of what was exported."""
+"""Validation errors of exports, and of runs of exported models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lite_runner.errors import ConfigError
 
 
 def offline_faults(config: ExportedOptions) -> Iterator[Fault]:
-    """Exporting, and running what was exported."""
+    """All validation errors of exporting and of running an exported model."""
     offline = config.writes_graphs or config.backend != "ms"
     if config.context.mode == 1 and offline:
         yield fault(
@@ -41,7 +41,7 @@ def offline_faults(config: ExportedOptions) -> Iterator[Fault]:
     }
     for key, value in given.items():
         if value and not offline:
-            yield fault(key, f"{key} has a meaning only with backend=mslite or run_mode=export")
+            yield fault(key, f"{key} has an effect only with backend=mslite or run_mode=export")
     if offline and not config.use_past:
         yield fault(
             ("model.model_config.use_past", "backend"),
@@ -52,8 +52,8 @@ def offline_faults(config: ExportedOptions) -> Iterator[Fault]:
     if config.infer.rank_id and config.seed is None and samples(config):
         yield fault(
             "seed",
-            f"seed: infer.rank_id={config.infer.rank_id} was started by hand, and is told no seed"
-            " that another process draws; give all of them the same: seed=1",
+            f"seed: infer.rank_id={config.infer.rank_id} is a process started by hand, which does"
+            " not get the seed that another process draws; give all of them the same: seed=1",
         )
     try:
         encryption_key(config.infer.enc_key)
@@ -62,7 +62,7 @@ def offline_faults(config: ExportedOptions) -> Iterator[Fault]:
 
 
 def _engine(config: ExportedOptions) -> Iterator[Fault]:
-    """Layout, engine and form of an exported model against each other."""
+    """Combinations of layout, engine and file type of an exported model."""
     layout, engine = config.export.layout, config.engine
     forced = {
         "model.model_config.is_sample_acceleration": _sampled(config),
@@ -103,7 +103,7 @@ def _engine(config: ExportedOptions) -> Iterator[Fault]:
 
 
 def _given_model(config: ExportedOptions) -> Iterator[Fault]:
-    """Which exported model is meant, or where it goes."""
+    """Paths of the exported model: read, or written."""
     infer = config.infer
     paths = {
         "infer.prefill_model_path": infer.prefill_model_path,

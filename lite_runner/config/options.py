@@ -1,6 +1,6 @@
-"""Keys that some run modes share, in groups: a run mode's config is made of those it has.
+"""Groups of keys that run modes share: a run mode's config is composed of them.
 
-Each group is a RunConfig with its keys besides; conf/keys/ has their defaults.
+Each group is a RunConfig with keys of its own; conf/keys/ has their defaults.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Exported = TypeVar("Exported", bound="ExportedOptions")
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyOptions(RunConfig):
-    """Reading checkpoints that are cut for several ranks."""
+    """Reading sharded checkpoints."""
 
     src_strategy_path_or_dir: str
 
@@ -45,7 +45,7 @@ class SaveStrategyOptions(RunConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterOptions(RunConfig):
-    """LoRA adapters: where they are, and which."""
+    """LoRA adapters: their folders, and the one of each prompt."""
 
     adapter_path: str  # "": none
     adapter_root: str  # "": the adapters may be anywhere
@@ -54,7 +54,7 @@ class AdapterOptions(RunConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedOptions(ComputeOptions):
-    """Exported models: written, or run by an engine."""
+    """Exported models: writing them, or running them in an engine."""
 
     on_ranks: ClassVar[bool] = True
     takes_parallel: ClassVar[bool] = True
@@ -103,7 +103,7 @@ class OverwriteOptions(RunConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions(RunConfig):
-    """Prompts, and how texts are shown."""
+    """Prompts, and how completions are printed."""
 
     predict_data: str | Items
     chat: bool
@@ -115,7 +115,7 @@ class PromptOptions(RunConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions(RunConfig):
-    """How texts are generated; null: the model's model_config decides."""
+    """Sampling and lengths; null: as the model's model_config has it."""
 
     do_sample: bool | None
     max_new_tokens: Count | None
@@ -137,7 +137,7 @@ class SamplingOptions(RunConfig):
     def generation(self, model: Decoder | None = None) -> GenerationConfig:
         """The generation options, the model's defaults filled in.
 
-        `model` is what a checkpoint said of itself, for model=auto.
+        `model` is the checkpoint's own, for model=auto.
         """
         defaults = self.model.model_config
         model = model or self.model_config()
@@ -145,7 +145,7 @@ class SamplingOptions(RunConfig):
         if max_new_tokens is not None:  # wins over max_length
             max_length = None
         elif max_length is None:
-            # Nobody asked for just so many: the context cuts them short where it must.
+            # No limit was typed: the context may cut the model's own short.
             max_new_tokens, max_length = defaults.max_new_tokens, defaults.max_decode_length
             context = model.seq_length if model else None
             if max_new_tokens is not None:
@@ -185,7 +185,7 @@ class GenerateOptions(
     ExportedOptions,
     SaveStrategyOptions,
 ):
-    """All that generating texts takes."""
+    """All keys of generation."""
 
     computes_here: ClassVar[bool] = True
     adapter_lines: ClassVar[bool] = False  # a .txt file of prompts has lines adapter<TAB>prompt

@@ -1,4 +1,4 @@
-"""What users of other programs type, and how it is said here: only for the hints of faults."""
+"""What users of other programs type, and its equivalent here: for the hints of faults."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ _HERE = {
 CHECKPOINTS = (".gguf", ".safetensors", ".ckpt", ".bin")
 
 
-def said_here(flag: str) -> str:
+def equivalent_of(flag: str) -> str:
     """What to type in place of a flag of another program; "" for one that is not known."""
     return _HERE.get(flag.lstrip("-").replace("-", "_").lower(), "")
 
 
-def words_meant(
+def command_meant(
     words: Sequence[str], prompt: str | None, models: Collection[str], run_modes: Collection[str]
 ) -> str:
     """The arguments that words without a key stand for: a checkpoint, a yaml, a model, a text.

@@ -1,4 +1,4 @@
-"""Whether a model and its prompts can be divided as a config's parallel group says."""
+"""Validation errors of the parallel group: how it divides a model and its prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATA_KEYS = ("parallel_config.data_parallel", "parallel", "use_parallel")
 
 
 def parallel_faults(config: RunConfig) -> Iterator[Fault]:
-    """What is wrong with the parallel group, whatever the model."""
+    """Validation errors of the parallel group, whatever the model."""
     asked = config.parallel_config
     if asked.pipeline_stage != 1:
         yield Fault(
@@ -38,12 +38,12 @@ def parallel_faults(config: RunConfig) -> Iterator[Fault]:
     if not config.takes_parallel:
         yield Fault(
             ("parallel", "use_parallel", "run_mode"),
-            f"use_parallel=true has no meaning with run_mode={config.run_mode}",
+            f"use_parallel=true has no effect with run_mode={config.run_mode}",
         )
 
 
 def replica_faults(config: GenerateOptions) -> Iterator[Fault]:
-    """What of backend and prompts the parallel group cannot divide."""
+    """Validation errors of the parallel group with the backend and the prompts."""
     asked = config.parallel_config
     if not config.use_parallel:
         return
@@ -51,41 +51,41 @@ def replica_faults(config: GenerateOptions) -> Iterator[Fault]:
         yield Fault(
             ("parallel", "use_parallel", "backend"),
             "parallel_config: data_parallel and model_parallel above 1 together need"
-            " backend=ms: graphs that ranks share are of one copy of the model",
+            " backend=ms: graphs sharded over ranks are of one replica",
         )
     if not config.only_save_strategy:
         yield from _prompts(config)
 
 
 def _prompts(config: GenerateOptions) -> Iterator[Fault]:
-    copies, batch = config.parallel_config.data_parallel, config.predict_batch_size
-    if batch and batch % copies:
+    replicas, batch = config.parallel_config.data_parallel, config.predict_batch_size
+    if batch and batch % replicas:
         yield Fault(
             (*DATA_KEYS, "predict_batch_size"),
-            f"predict_batch_size: got {batch}, expected a multiple of data_parallel={copies}, which"
-            " divides the batch",
+            f"predict_batch_size: got {batch}, expected a multiple of data_parallel={replicas}:"
+            " replicas divide the batch",
         )
     data = config.predict_data
     if not data or data == STANDARD_INPUT or prompt_file(data) is not None:
         return
     prompts = 1 if isinstance(data, str) else prompt_count(data)
-    if copies > prompts:
+    if replicas > prompts:
         yield Fault(
             (*DATA_KEYS, "predict_data"),
-            f"parallel_config.data_parallel: got {copies}, expected at most the {prompts}"
+            f"parallel_config.data_parallel: got {replicas}, expected at most the {prompts}"
             f" {'prompt' if prompts == 1 else 'prompts'} of predict_data, which it divides;"
             " use_parallel=false runs one process",
         )
 
 
 def division_faults(config: RunConfig, model: Decoder) -> Iterator[Fault]:
-    """What of a model does not divide by model_parallel; the text names the degrees that do."""
+    """Sizes of a model that model_parallel does not divide; the text names the degrees that do."""
     ranks, whole_vocabulary = ranks_of(config).tensor, not config.vocab_parallel
     if ranks > 1 and custom_network(model):
         yield Fault(
             (*_KEYS, "model"),
             f"parallel_config.model_parallel: got {ranks}, expected 1: how the tensors of"
-            f" {model.architecture}, which is registered, are cut is not known",
+            f" {model.architecture}, which is registered, are sharded is not known",
         )
         return
     wrong = not_divided(model, ranks, whole_vocabulary)

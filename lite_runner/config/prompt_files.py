@@ -24,7 +24,7 @@ OF_ALL = {*GenerationConfig.__dataclass_fields__, "adapter_id", "system"} - {*KE
 MAX_RECORDS = 1 << 20
 _SHOWN = 10  # faults of a file that are listed
 
-# What is wrong with a request of this run.
+# Validation errors of a request of this run.
 Check = Callable[[Request], list[str]]
 
 

@@ -18,7 +18,7 @@ STANDARD_INPUT = "-"
 
 
 def prompt_file(predict_data: str | Items) -> Path | None:
-    """The file that is meant by a single text; a list holds texts only.
+    """The file that a single text names; a list holds texts only.
 
     A text that ends in .txt always means one, and the other kinds where it is one word, or a file
     that is there.
@@ -39,7 +39,7 @@ def is_file(path: Path) -> bool:
 
 
 def prompt_faults(config: GenerateOptions) -> Iterator[Fault]:
-    """What is wrong with the prompts, as far as no file needs to be read for it."""
+    """Validation errors of the prompts, as far as they show without reading a file."""
     for text in _data_faults(config):
         yield fault("predict_data", text)
     if config.system and not config.chat:
@@ -125,7 +125,7 @@ def prompt_count(items: Sequence[Item]) -> int:
 
 
 def _check(config: GenerateOptions) -> Check:
-    """What is wrong with a request of this run."""
+    """Validation errors of a request of this run."""
     shared = config.generation()
 
     def faults(request: Request) -> list[str]:
@@ -158,7 +158,7 @@ def _read_file(path: Path) -> bytes:
 
 
 def decoded(raw: bytes, where: str) -> str:
-    """UTF-8 as text; `where` begins what is said of other bytes, or of too many (ConfigError)."""
+    """UTF-8 as text; other bytes, or too many, are a ConfigError that begins with `where`."""
     if len(raw) > MAX_PROMPT_BYTES:
         raise ConfigError(f"{where} has more than {MAX_PROMPT_BYTES} bytes")
     try:

@@ -1,4 +1,4 @@
-"""What does not go together in a config about quantized weights."""
+"""Validation errors of quantized weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lite_runner.config.schema import RunConfig
 
 
 def quantization_faults(config: RunConfig) -> Iterator[Fault]:
-    """The settings quant and quant_group against each other and against the rest."""
+    """quant and quant_group with each other, and with the rest of the config."""
     if config.quant_group is not None and config.quant != "a16w4":
         yield fault(
             ("quant_group", "quant"),
@@ -25,13 +25,13 @@ def written_as_floats(config: RunConfig) -> Iterator[Fault]:
     if config.quantization.quant != "none":
         yield fault(
             ("quant", "run_mode"),
-            f"quant={config.quant} has no meaning with run_mode={config.run_mode}, which writes"
+            f"quant={config.quant} has no effect with run_mode={config.run_mode}, which writes"
             " floats; run_mode=quantize writes integers",
         )
 
 
 def unavailable(config: RunConfig, what: str, key: str) -> Iterator[Fault]:
-    """What cannot be done with quantized weights; `what` says where they come from."""
+    """What is not available with quantized weights; `what` names the setting they come from."""
     asked = {f"run_mode={config.run_mode}": not config.takes_quantized}
     if isinstance(config, ExportedOptions):
         asked |= _of_exported(config)
@@ -42,7 +42,7 @@ def unavailable(config: RunConfig, what: str, key: str) -> Iterator[Fault]:
 
 
 def _of_exported(config: ExportedOptions) -> dict[str, bool]:
-    """Settings of exported models, and whether the run has them."""
+    """Settings of exported models by name, and whether the run has each."""
     offline = config.writes_graphs or config.backend == "mslite"
     layout, target = config.export.layout, config.export.target
     return {

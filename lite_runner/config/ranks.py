@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ranks:
-    """One rank among `data * tensor`; neighbours hold the parts of one copy of the model."""
+    """One rank among `data * tensor`; neighbours hold the shards of one replica of the model."""
 
     rank: int = 0
-    data: int = 1  # copies of the model, each with prompts of its own (data parallel)
-    tensor: int = 1  # ranks that share a copy (tensor parallel)
+    data: int = 1  # replicas of the model, each with prompts of its own (data parallel)
+    tensor: int = 1  # ranks that share a replica (tensor parallel)
 
     @property
     def size(self) -> int:

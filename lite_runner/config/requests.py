@@ -40,13 +40,13 @@ def adapter_names(ids: str | Sequence[str | None] | None) -> list[str]:
 
 
 def request_faults(config: GenerateOptions) -> Iterator[Fault]:
-    """What of adapters and prompts does not go together, as far as the config shows it."""
+    """Validation errors of adapters with prompts, as far as the config shows them."""
     data, ids = config.predict_data, config.adapter_id
     file = data == STANDARD_INPUT or prompt_file(data) is not None
     if config.adapter_path and config.backend == "mslite":
         yield fault(
             ("adapter_path", "backend"),
-            "adapter_path has no meaning with backend=mslite, whose models are exported ones;"
+            "adapter_path has no effect with backend=mslite, whose models are exported ones;"
             " run_mode=export adapter_id= exports a model with an adapter merged into it",
         )
     if isinstance(ids, tuple) and data and not file:

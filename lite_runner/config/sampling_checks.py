@@ -1,4 +1,4 @@
-"""What does not go together in the options of a generation: a run's, or a prompt's own."""
+"""Validation errors of generation options: a run's, or a prompt's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lite_runner.config.prompt import Request
 def sampling_faults(
     config: GenerateOptions, options: GenerationConfig, given: Mapping[str, Any]
 ) -> Iterator[Fault]:
-    """What stands against `options` in a run of `config`; `given` are those that were typed, by
+    """Validation errors of `options` in a run of `config`; `given` are those that were typed, by
     name, and null where they were not."""
     yield from _sampling(options, given)
     yield from _beams(options, given)
@@ -25,7 +25,7 @@ def sampling_faults(
 def request_option_faults(
     config: GenerateOptions, shared: GenerationConfig, request: Request
 ) -> list[str]:
-    """What a prompt's own options are against each other, and against the run's (`shared`)."""
+    """Validation errors of a prompt's options, with each other and with the run's (`shared`)."""
     own = request.own
     if not own:
         return []
@@ -34,8 +34,7 @@ def request_option_faults(
 
 
 def more_than_greedy(options: GenerationConfig) -> dict[str, str]:
-    """What of these options needs logits, as key=value by its key: it is more than the likeliest
-    token."""
+    """What of these options needs logits, as key=value by its key: more than the argmax."""
     asked = {
         "do_sample": ("true", options.do_sample),
         "num_beams": (options.num_beams, options.num_beams > 1),
@@ -56,7 +55,7 @@ def _sampling(options: GenerationConfig, given: Mapping[str, Any]) -> Iterator[F
             if value not in (None, off):
                 yield fault(
                     (key, "do_sample"),
-                    f"{key}={value:g} has a meaning only with sampling; add do_sample=true",
+                    f"{key}={value:g} has an effect only with sampling; add do_sample=true",
                 )
     elif options.num_beams > 1:
         yield fault(
@@ -65,7 +64,7 @@ def _sampling(options: GenerationConfig, given: Mapping[str, Any]) -> Iterator[F
             " needs do_sample=false",
         )
     if any(text == "" for text in options.stop):
-        yield fault("stop", "stop: an empty text would end every completion at once")
+        yield fault("stop", "stop: an empty string would end every completion at once")
 
 
 def _beams(options: GenerationConfig, given: Mapping[str, Any]) -> Iterator[Fault]:
@@ -82,19 +81,19 @@ def _beams(options: GenerationConfig, given: Mapping[str, Any]) -> Iterator[Faul
     if beams > 1 and options.stop:
         yield fault(
             ("stop", "num_beams"),
-            f"stop texts are not available with num_beams={beams}: no beam is sure before the end",
+            f"stop strings are not available with num_beams={beams}: beams change until the end",
         )
     if beams > 1 and options.logprobs is not None:
         yield fault(
             ("logprobs", "num_beams"),
-            f"logprobs={options.logprobs} is not available with num_beams={beams}: no beam is sure"
+            f"logprobs={options.logprobs} is not available with num_beams={beams}: beams change"
             " before the end",
         )
     length_penalty = given.get("length_penalty")
     if length_penalty is not None and beams == 1:
         yield fault(
             ("length_penalty", "num_beams"),
-            f"length_penalty={length_penalty:g} has a meaning only with num_beams > 1",
+            f"length_penalty={length_penalty:g} has an effect only with num_beams > 1",
         )
 
 
@@ -110,12 +109,13 @@ def _lengths(options: GenerationConfig) -> Iterator[Fault]:
 
 
 def _logits(config: GenerateOptions, options: GenerationConfig) -> Iterator[Fault]:
-    """Options that need more logits than an exported model gives."""
+    """Options that need more logits than an exported model returns."""
     key = "model.model_config.is_sample_acceleration"
     if config.model.model_config.is_sample_acceleration:
         for name, asked in more_than_greedy(options).items():
             yield fault(
-                (key, name), f"{key}=true chooses the likeliest token, so {asked} cannot be done"
+                (key, name),
+                f"{key}=true returns the argmax alone, no logits, so {asked} cannot be done",
             )
     if options.prompt_logprobs is not None and (
         config.backend == "mslite" or (config.backend == "auto" and config.runs_given_model)

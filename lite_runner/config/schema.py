@@ -1,8 +1,7 @@
-"""What every run has, whatever its run mode: the resolved config. Names are run_mindformer's.
+"""RunConfig: the keys that every run mode has. Names are those of run_mindformer's yaml.
 
-The keys that only some run modes have are in options.py, and in the run modes themselves. The
-defaults stand in conf/. A config that exists is of the right types; what does not go together is
-found by checks.py.
+Groups of keys that some run modes share are in options.py, a run mode's own keys in its module, and
+the defaults in conf/. A config that exists has valid types; checks.py validates combinations.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ Config = TypeVar("Config", bound="RunConfig")
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One run, whole and resolved: the keys that every run mode has."""
+    """The resolved config of a run; a run mode adds its keys in a subclass."""
 
-    # What a run mode is, for those who have only its config.
-    on_ranks: ClassVar[bool] = False  # ranks do the work
-    takes_parallel: ClassVar[bool] = False  # the parallel group has a meaning
+    # Properties of a run mode that code with only its config asks for.
+    on_ranks: ClassVar[bool] = False  # several ranks may do the work
+    takes_parallel: ClassVar[bool] = False  # the parallel group has an effect
     computes_here: ClassVar[bool] = False  # the run needs its device on this machine
     takes_quantized: ClassVar[bool] = True  # weights may be integers
     leaves_folder: ClassVar[bool] = True  # False: it runs whatever packages there are
@@ -102,7 +101,7 @@ class RunConfig:
 
     @property
     def checkpoint_seed(self) -> int:
-        """What random weights are made from."""
+        """The seed of random weights."""
         return self.weights_seed if self.weights_seed is not None else self.seed or 0
 
     @property
@@ -128,7 +127,7 @@ class RunConfig:
 
     @property
     def quantization(self) -> Quantization:
-        """What quant and quant_group ask for; a quantized checkpoint may say more."""
+        """quant and quant_group as typed; a quantized checkpoint may have more settings."""
         return Quantization.of(self.quant, self.quant_group)
 
     @property

@@ -93,7 +93,7 @@ class LlamaSettings(DecoderSettings):
     qkv_has_bias: bool
     attn_proj_has_bias: bool = False
     mlp_bias: bool = False
-    use_sliding_window: bool = False  # else the next three have no meaning
+    use_sliding_window: bool = False  # else the next three have no effect
     sliding_window: Count | None = None  # latest tokens that one sees, itself among them
     max_window_layers: Index = 0  # first layers, which have no window
     layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None

@@ -1,4 +1,4 @@
-"""What the ranks of a machine find in their environment for Ascend, besides what msrun sets."""
+"""Environment variables of the ranks of a machine for Ascend, besides those of msrun."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def variables(
     hccl_timeout: int,
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """How long HCCL waits, unless the user has said it, and which devices are visible.
+    """HCCL's timeouts, unless the user has set them, and the visible devices.
 
     These are the ones that the rank table has for this machine; msrun gives a rank the place in its
     machine as DEVICE_ID, whatever the table says.

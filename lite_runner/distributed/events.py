@@ -1,4 +1,4 @@
-"""What a rank tells the launcher that started it: JSON lines over a Unix socket.
+"""Events that a rank sends to its launcher: JSON lines over a Unix socket.
 
 The launcher listens on a socket and names it in the environment; every rank connects once and
 keeps the connection open. Nothing is sent to a rank: a launcher that is gone closes the connection,

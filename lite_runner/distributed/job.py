@@ -1,4 +1,4 @@
-"""A job of several ranks from its first process to its last, and the one error it may end with."""
+"""A job of several ranks: msrun is started and supervised; a failure is raised as one error."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class _Job:
             )
         if not self.watch.all_met and seconds > self.limits.rendezvous:
             raise self._too_slow(
-                "the ranks did not meet within"
+                "the ranks did not join within"
                 f" parallel.rendezvous_timeout={self.limits.rendezvous} s",
                 "is every machine started, with the same parallel.master_addr and master_port?",
             )
@@ -229,13 +229,13 @@ class _Job:
         silent = time.monotonic() - state.heard_at
         lines = [
             message,
-            f"  rank {rank} has said nothing for {silent:.0f} s; last: {state.stage}",
+            f"  rank {rank} has been silent for {silent:.0f} s; last: {state.stage}",
             *self._log_lines(self._log(f"worker_{rank}")),
         ]
         return RunnerError("\n".join(lines), hint)
 
     def _failed(self, failure: Failure) -> RunnerError:
-        """What the rank said or, where it said nothing, what msrun and its log know."""
+        """The rank's own error or, where it sent none, what msrun's log has."""
         if not failure.message:
             return self._lost(failure)
         kind = _KINDS.get(failure.exit_code, RunnerError)
@@ -252,7 +252,7 @@ class _Job:
         return kind("\n".join(lines), failure.hint)
 
     def _lost(self, failure: Failure) -> RunnerError:
-        """The error of a rank that was gone without a word."""
+        """The error of a rank that ended without a message."""
         ended, deadline = None, time.monotonic() + MSRUN_LOOKS_S
         while ended is None and self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(TICK_S)
@@ -265,7 +265,9 @@ class _Job:
             known = self.watch.rank_of(int(ended[1]))
             rank, code = failure.rank if known is None else known, int(ended[2])
         kind = RunnerError if code is None else _KINDS.get(code, RunnerError)
-        lines = [f"rank {rank} ended without a word" + ("" if code is None else f": {_how(code)}")]
+        lines = [
+            f"rank {rank} ended without a message" + ("" if code is None else f": {_how(code)}")
+        ]
         hint = ""
         if lacking := memory.killed(code, self.kills_before):
             kind, hint = EnvironmentFault, memory.TAKE_LESS

@@ -1,4 +1,4 @@
-"""Joining somebody else's job: the way to the other ranks, and who of them is on this machine."""
+"""Joining a job that another launcher started: the rendezvous, and the ranks of this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Joined:
 
 
 def join(member: Member, device: str, device_id: int, timeout: int, hccl_timeout: int) -> Joined:
-    """Meet the other ranks, within `timeout` s where nothing else says how long; once a process.
+    """Join the other ranks, within `timeout` s unless the environment sets another; once a process.
 
     When one of this machine's ranks is gone before its work is done, this process ends too.
     Raises EnvironmentFault.
@@ -90,6 +90,6 @@ def schedule() -> None:
 
 def _leave(rank: int) -> None:
     """End where a lost `rank` would be waited for."""
-    text = f"error: rank {rank} has ended before its work was done; see what it said"
+    text = f"error: rank {rank} has ended before its work was done; see its messages"
     print(text, file=sys.stderr, flush=True)
     os._exit(EXIT_FAILED)

@@ -1,4 +1,4 @@
-"""Which process of somebody else's job this one is, as its environment says.
+"""This process's place in a job that another launcher started, read from its environment.
 
 Three kinds of starters set variables (MindSpore's documents and ascend-operator's source):
 - msrun, and any that builds MindSpore's dynamic cluster: MS_ROLE (MS_SCHED or MS_WORKER),
@@ -59,7 +59,7 @@ class Member:
 
 
 def membership(environ: Mapping[str, str] = os.environ) -> Member | None:
-    """What this process is of somebody else's job; None where it is of none.
+    """This process's place in a job that another launcher started; None where it is in none.
 
     Raises EnvironmentFault for variables that are missing or contradict each other, and
     ArtifactError for a broken rank table.

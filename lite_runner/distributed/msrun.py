@@ -99,7 +99,7 @@ def choose_port(cluster: Cluster) -> int:
     except OSError as error:
         where = f"{cluster.master_addr}:{asked}" if asked else cluster.master_addr
         raise EnvironmentFault(
-            f"parallel.master_addr, master_port: the ranks cannot meet at {where}:"
+            f"parallel.master_addr, master_port: the ranks cannot join at {where}:"
             f" {error.strerror or error}",
             "another port with parallel.master_port=, or null for a free one; master_addr is an"
             " address of the machine with node_rank 0",

@@ -1,4 +1,4 @@
-"""All processes of a job, found and ended, even those whose parent has gone."""
+"""Finding and ending all processes of a job, also those whose parent has ended."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def end_all(events: Path) -> None:
-    """Kill the processes of a job until none is left; says so where one does not end.
+    """Kill the processes of a job until none is left; a note names those that do not end.
 
     SIGKILL at once: a rank in a collective waits for its peers and would not end otherwise.
     """

@@ -55,7 +55,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Node:
-    """What one machine of a job is told about all of them."""
+    """The job as one of its machines starts its ranks."""
 
     worker_num: int  # ranks on all machines
     local_worker_num: int  # ranks on this machine
@@ -149,7 +149,7 @@ class RankTable:
 
         The range counts ranks, all of one machine; where there is one machine, it may count
         device ids too. `rank_size` are the ranks of all machines; None: as many as the range has.
-        Raises ConfigError where the table says something else.
+        Raises ConfigError where the table does not match.
         """
         size = last - first if rank_size is None else rank_size
         if size != self.ranks:
@@ -209,7 +209,7 @@ def board_fault(device_ids: Sequence[int]) -> str:
 def merge(tables: Mapping[str, RankTable]) -> RankTable:
     """One table of several, by name; ranks count on from one to the next.
 
-    Raises ConfigError where they do not go together.
+    Raises ConfigError where they are incompatible.
     """
     for name, table in tables.items():
         if table.version != "1.0":

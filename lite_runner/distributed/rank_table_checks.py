@@ -1,4 +1,4 @@
-"""Whether the rank table of a config is of its job."""
+"""Validation errors of a config's rank table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lite_runner.distributed.rank_table_file import read_rank_table
 
 
 def rank_table_faults(config: RunConfig) -> Iterator[Fault]:
-    """Why the rank table is of another job.
+    """Why the rank table does not match the config.
 
     Raises ArtifactError for a file that is missing or no rank table.
     """
@@ -20,7 +20,7 @@ def rank_table_faults(config: RunConfig) -> Iterator[Fault]:
     if not path:
         return
     if not config.use_parallel:
-        yield fault((key, "use_parallel"), f"{key} has a meaning only with use_parallel=true")
+        yield fault((key, "use_parallel"), f"{key} has an effect only with use_parallel=true")
         return
     table = read_rank_table(Path(path))
     if clash := table.clash():

@@ -1,9 +1,9 @@
-"""Where the ranks of one machine see each other: a folder with a file for each of them.
+"""Liveness of the ranks of one machine: a folder with a locked file for each of them.
 
-A job that somebody else starts may have nothing that looks after its processes, as the loops over
-a rank table. Each rank holds a lock on its file for as long as it lives, whatever ends it; so the
-others know that it is there, and leave when it is gone with its work undone, where they would wait
-for it in a collective. The file of rank 0 also says where a scheduler listens that it has started.
+A job that another launcher starts may have nothing that supervises its processes, as the loops
+over a rank table. Each rank locks its file for as long as it lives, whatever ends it. So the others
+know that it is alive, and end when it ends before its work is done: in a collective they would wait
+for it for good. The file of rank 0 also holds the port of a scheduler that it has started.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MeetingPlace:
     """This rank's file among those of the ranks of the job `key` on this machine."""
 
     def __init__(self, key: str, rank: int) -> None:
-        """Be there. Raises EnvironmentFault where another process is the same rank of `key`."""
+        """Lock this rank's file. Raises EnvironmentFault where another process holds the lock."""
         self.folder = _private_folder(key)
         self._file = os.open(self.folder / str(rank), os.O_RDWR | os.O_CREAT, 0o600)
         deadline = time.monotonic() + LEAVE_S
@@ -46,30 +46,30 @@ class MeetingPlace:
         self._thread: threading.Thread | None = None
 
     def say(self, text: str) -> None:
-        """What the others read in this rank's file from now on."""
+        """Replace the content of this rank's file, which the others read."""
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, text.encode(), 0)
 
     def done(self) -> None:
-        """This rank's work is complete: its end is nothing to the others."""
+        """This rank's work is complete: its end is no failure."""
         self.say(_DONE)
 
     def leave(self) -> None:
-        """Look after the others no more. MindSpore's end crashes beside a thread that does."""
+        """Stop watching the others: MindSpore's finalization crashes beside a running thread."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
 
     def wait_for_port(self, timeout: float) -> int:
-        """Where rank 0's scheduler listens, once it says so. Raises EnvironmentFault."""
+        """The port of rank 0's scheduler, once its file has it. Raises EnvironmentFault."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            if is_there(self.folder, 0) and (said := _said(self.folder, 0)).isdecimal():
-                return int(said)
+            if is_there(self.folder, 0) and (text := _content(self.folder, 0)).isdecimal():
+                return int(text)
             time.sleep(LOOK_S)
         raise EnvironmentFault(
-            f"rank 0 did not come within {timeout:.0f} s",
-            "see what it says; every rank of the loop is to be started",
+            f"rank 0 did not start within {timeout:.0f} s",
+            "see its messages; every rank of the loop must be started",
         )
 
     def watch(self, ranks: Iterable[int], lost: Callable[[int], None]) -> None:
@@ -83,13 +83,13 @@ class MeetingPlace:
         while others and not self._over.wait(LOOK_S):
             for rank in [rank for rank in others if not is_there(self.folder, rank)]:
                 others.remove(rank)
-                if _said(self.folder, rank) != _DONE:
+                if _content(self.folder, rank) != _DONE:
                     lost(rank)
                     return
 
 
 def is_there(folder: Path, rank: int) -> bool:
-    """Whether a process is this rank of the job whose folder this is."""
+    """Whether a process holds the lock of this rank in the job's folder."""
     with suppress(FileNotFoundError):
         file = os.open(folder / str(rank), os.O_RDONLY)
         try:
@@ -99,7 +99,7 @@ def is_there(folder: Path, rank: int) -> bool:
     return False
 
 
-def _said(folder: Path, rank: int) -> str:
+def _content(folder: Path, rank: int) -> str:
     with suppress(FileNotFoundError):
         return (folder / str(rank)).read_text(encoding="ascii", errors="replace")
     return ""

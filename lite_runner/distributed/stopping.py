@@ -1,11 +1,11 @@
-"""How ranks stop before the same step of their generation when Ctrl-C comes.
+"""How ranks stop before the same step of their generation on Ctrl-C.
 
-Ranks that share a copy of a model compute every step together: one that stopped by itself would be
-waited for in vain. So Ctrl-C is only noted, on a board in memory that all ranks of the machine see.
-When the first rank of a copy is about to begin its step k and finds that note, it writes k + 1
-beside it, and computes step k. The others need that rank's part of step k to finish theirs, so all
-of them see the number before they begin step k + 1, and there all stop. This costs a look into
-memory before each step. Copies have no steps in common: each stops for itself.
+Ranks that share a replica of a model compute every step together: if one stopped by itself, the
+others would wait for it for good. So Ctrl-C only sets a flag in shared memory, the board of all
+ranks of the machine. When the first rank of a replica is about to begin its step k and sees the
+flag, it writes k + 1 beside it, and computes step k. The others need that rank's part of step k to
+finish theirs, so all of them see the number before they begin step k + 1, and there all stop. This
+costs a read of memory before each step. Replicas have no steps in common: each stops by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lite_runner.config.ranks import Ranks
 BOARD = "board"  # the file's name, beside the launcher's socket or in the ranks' meeting place
 STOP_S = 15.0  # from Ctrl-C to the end of all ranks, results written; then they are ended
 _BYTES = 8  # of a number
-_BEGAN, _ASKED, _STOPS = range(3)  # places on the board; from the last on, one for each copy
+_BEGAN, _ASKED, _STOPS = range(3)  # places on the board; from the last on, one for each replica
 
 
 class Board:
@@ -62,22 +62,22 @@ class Board:
         """Say that a rank begins to generate."""
         self._numbers[_BEGAN] = 1
 
-    def stop_of(self, copy: int) -> int:
-        """The step before which a copy stops; 0: none yet."""
-        return self._numbers[_STOPS + copy]
+    def stop_of(self, replica: int) -> int:
+        """The step before which a replica stops; 0: none yet."""
+        return self._numbers[_STOPS + replica]
 
-    def set_stop(self, copy: int, step: int) -> None:
-        """Let a copy stop before its `step`, counted from 1."""
-        self._numbers[_STOPS + copy] = step
+    def set_stop(self, replica: int, step: int) -> None:
+        """Stop a replica before its `step`, counted from 1."""
+        self._numbers[_STOPS + replica] = step
 
 
 class CommonStop:
-    """Where a rank stops, the same for all that share its copy of the model."""
+    """The step before which a rank stops, the same for all that share its replica."""
 
     def __init__(self, board: Board | None, ranks: Ranks) -> None:
         """Without a `board`, as on several machines, nowhere."""
         self._board = board
-        self._copy = ranks.data_index
+        self._replica = ranks.data_index
         self._leads = ranks.tensor_index == 0
         self._ahead = 1 if ranks.tensor > 1 else 0  # steps that the others may have begun already
         self._step = 0
@@ -85,8 +85,8 @@ class CommonStop:
     def here(self) -> bool:
         """Whether generation ends now; to be asked once before every step.
 
-        A step is one that no rank of the copy finishes without the others: it waits for the logits
-        of a forward pass.
+        No rank of the replica finishes a step without the others: it needs the logits of a forward
+        pass.
         """
         board = self._board
         if board is None:
@@ -94,6 +94,6 @@ class CommonStop:
         self._step += 1
         if self._step == 1:
             board.begin()
-        if self._leads and board.asked and not board.stop_of(self._copy):
-            board.set_stop(self._copy, self._step + self._ahead)
-        return 0 < board.stop_of(self._copy) <= self._step
+        if self._leads and board.asked and not board.stop_of(self._replica):
+            board.set_stop(self._replica, self._step + self._ahead)
+        return 0 < board.stop_of(self._replica) <= self._step

@@ -1,4 +1,4 @@
-"""What the ranks of this machine say, as it comes in: their stages, rank 0's text, their end."""
+"""Events of this machine's ranks as they arrive: their stages, rank 0's text, their end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _READ_BYTES = 1 << 16
 
 @dataclass
 class RankState:
-    """One rank as it has shown itself so far."""
+    """The state of one rank, from its events so far."""
 
     pid: int | None = None  # None: not started yet
     stage: str = "starting"
@@ -30,7 +30,7 @@ class RankState:
 
 @dataclass(frozen=True)
 class Failure:
-    """The first rank that failed, and how. Without a message it was gone all of a sudden."""
+    """The first rank that failed, and how; without a message its process just ended."""
 
     rank: int
     exit_code: int = EXIT_FAILED
@@ -68,7 +68,7 @@ class Watch:
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def close(self) -> None:
-        """Hang up: ranks that are left end themselves."""
+        """Close the connections: ranks that are left end themselves."""
         for key in list((self._selector.get_map() or {}).values()):
             if isinstance(key.data, _Connection):
                 key.data.stream.close()
@@ -88,7 +88,7 @@ class Watch:
         return next((rank for rank, state in self.ranks.items() if state.pid == pid), None)
 
     def quietest(self) -> int:
-        """Of the ranks that keep the others waiting, the one that has been silent the longest."""
+        """Of the ranks that keep the others waiting, the one that has been silent longest."""
         working = {rank: state for rank, state in self.ranks.items() if not state.done}
         late = {rank: state for rank, state in working.items() if not state.met} or working
         return min(late, key=lambda rank: late[rank].heard_at)
@@ -100,7 +100,7 @@ class Watch:
         return f"{up} of {len(self.ranks)} ranks up: {first.stage}"
 
     def read(self, seconds: float) -> None:
-        """Take in what the ranks say, waiting up to `seconds` for it."""
+        """Read the ranks' events, waiting up to `seconds` for them."""
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._listener:
                 stream, _address = self._listener.accept()
@@ -121,7 +121,7 @@ class Watch:
             if data and len(rest) <= MAX_LINE_BYTES:
                 return
         except (ValueError, RecursionError) as error:
-            progress.detail(f"rank {connection.rank} says what is no event: {error}")
+            progress.detail(f"rank {connection.rank} sent a line that is no event: {error}")
         self._selector.unregister(connection.stream)
         connection.stream.close()
         if connection.rank is not None and not self.ranks[connection.rank].done:

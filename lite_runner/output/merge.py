@@ -1,4 +1,4 @@
-"""What each copy of the model made of its share of the prompts, and all of it put together."""
+"""What each replica made of its share of the prompts, and their results merged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lite_runner.output.report import AdapterReport, AdapterUse, RowResult, Timi
 
 @dataclass(frozen=True, kw_only=True)
 class RankResult:
-    """The work of one copy. Seconds of the steps are without compiling."""
+    """The results of one replica. Seconds of the steps exclude compiling."""
 
     rows: Sequence[RowResult] = ()  # in the order of the prompts
     generation: GenerationTiming = field(default_factory=GenerationTiming)
@@ -23,7 +23,7 @@ class RankResult:
     compile_s: float = 0.0
     prepare_s: float = 0.0  # the part of compile_s that the first token waited for
     adapters: AdapterReport | None = None
-    peak_rss_mib: float = field(default_factory=peak_rss_mib)  # of all ranks of the copy
+    peak_rss_mib: float = field(default_factory=peak_rss_mib)  # of all ranks of the replica
     interrupted: bool = False  # Ctrl-C has cut it short
 
     def timing(self) -> Timing:
@@ -74,7 +74,7 @@ def seed_of_all(config: Config, ranks: Ranks) -> Config:
 
 
 def gather(mine: RankResult, ranks: Ranks) -> RankResult:
-    """The work of all copies together, on every rank, once the slowest is done."""
+    """The results of all replicas merged, on every rank, once the slowest is done."""
     if ranks.size == 1:
         return mine
     from lite_runner.backends import collectives
@@ -83,31 +83,33 @@ def gather(mine: RankResult, ranks: Ranks) -> RankResult:
     return merge(every, ranks.tensor)
 
 
-def merge(shares: Sequence[RankResult], ranks_a_copy: int) -> RankResult:
-    """Shares of all ranks as one: the ranks of a copy have the same rows, and copies work at the
-    same time, from when all are prepared. The first token is the first copy's."""
-    copies = shares[::ranks_a_copy]
-    first = copies[0]
+def merge(results: Sequence[RankResult], ranks_per_replica: int) -> RankResult:
+    """The results of all ranks as one: the ranks of a replica have the same rows, and replicas run
+    concurrently, from when all are prepared. The first token is the first replica's."""
+    replicas = results[::ranks_per_replica]
+    first = replicas[0]
     return RankResult(
-        rows=[row for share in copies for row in share.rows],
+        rows=[row for one in replicas for row in one.rows],
         generation=GenerationTiming(
-            prefill_s=max(share.generation.prefill_s for share in copies),
-            decode_s=max(share.generation.decode_s for share in copies),
+            prefill_s=max(one.generation.prefill_s for one in replicas),
+            decode_s=max(one.generation.decode_s for one in replicas),
             time_to_first_token_s=first.generation.time_to_first_token_s,
-            prefill_tokens=sum(share.generation.prefill_tokens for share in copies),
-            decode_tokens=sum(share.generation.decode_tokens for share in copies),
+            prefill_tokens=sum(one.generation.prefill_tokens for one in replicas),
+            decode_tokens=sum(one.generation.decode_tokens for one in replicas),
         ),
-        load_s=max(share.load_s for share in copies),
-        compile_s=max(share.compile_s for share in copies),
-        prepare_s=max(share.prepare_s for share in copies),
-        adapters=_adapters([share.adapters for share in copies], ranks_a_copy),
-        peak_rss_mib=round(sum(share.peak_rss_mib for share in shares), 1),
-        interrupted=any(share.interrupted for share in copies),
+        load_s=max(one.load_s for one in replicas),
+        compile_s=max(one.compile_s for one in replicas),
+        prepare_s=max(one.prepare_s for one in replicas),
+        adapters=_adapters([one.adapters for one in replicas], ranks_per_replica),
+        peak_rss_mib=round(sum(one.peak_rss_mib for one in results), 1),
+        interrupted=any(one.interrupted for one in replicas),
     )
 
 
-def _adapters(reports: Sequence[AdapterReport | None], ranks_a_copy: int) -> AdapterReport | None:
-    """What all copies did with their adapters; one that had no prompt has no report."""
+def _adapters(
+    reports: Sequence[AdapterReport | None], ranks_per_replica: int
+) -> AdapterReport | None:
+    """The adapter reports of all replicas; one without prompts has none."""
     there = [report for report in reports if report is not None]
     if not there:
         return None
@@ -124,7 +126,7 @@ def _adapters(reports: Sequence[AdapterReport | None], ranks_a_copy: int) -> Ada
             )
     return AdapterReport(
         places=max(report.places for report in there),
-        pool_bytes=sum(report.pool_bytes for report in there) * ranks_a_copy,
+        pool_bytes=sum(report.pool_bytes for report in there) * ranks_per_replica,
         loads=sum(report.loads for report in there),
         used=used,
     )

@@ -1,4 +1,4 @@
-"""What a run shows of its texts: streamed, or one after another, or as JSON lines.
+"""How completions are printed: streamed, one after another, or as JSON lines.
 
 On a terminal a line above each of several texts names its prompt; elsewhere the texts stand alone.
 """
@@ -174,7 +174,7 @@ class Speedometer:
 
 
 def advice(rows: Sequence[RowResult], job: Job, *, chat: bool, tokenizer: Tokenizer) -> list[str]:
-    """What the user of these texts should know: that they were cut, or that a chat was meant."""
+    """Hints about these completions: cut by a length limit, or empty for want of chat=true."""
     lines = []
     returns = job.generation.num_return_sequences
     each = job.each
@@ -203,7 +203,7 @@ def _limit(row: RowResult, options: GenerationConfig) -> str:
 
 
 def summary(result: Result, folder: RunFolder) -> str:
-    """What the run did, in a line."""
+    """A summary of the run in a line."""
     timing = result.timing
     tokens = sum(row.generated_tokens for row in result.results)
     made = "1 token" if tokens == 1 else f"{tokens} tokens"

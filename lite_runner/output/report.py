@@ -1,4 +1,4 @@
-"""What a run leaves behind: its folder under output_dir, and the results in it.
+"""The run folder under output_dir, and the results in it.
 
 `<output_dir>/<date>/<time>-<run_mode>-<model>/` holds config.yaml, run.log, result.json and
 text_generation_result.txt; `<output_dir>/latest` points at the newest. A file stands under its
@@ -53,7 +53,7 @@ class RowResult:
     messages: Sequence[Mapping[str, str]] | None = None  # of a chat; prompt is the last of them
     cached_tokens: int = 0  # of prompt_tokens, those that another prompt's cache had already
     # Where asked for: "token", "logprob" and "top" of each drawn token, also the one that ended the
-    # text; and of the prompt's, where None stands for the first, which nothing foretells.
+    # text; and of the prompt's, where None stands for the first, which has no logits.
     logprobs: Sequence[Mapping[str, Any]] | None = None
     prompt_logprobs: Sequence[Mapping[str, Any] | None] | None = None
 
@@ -81,7 +81,7 @@ class AdapterReport:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a model foretells a text."""
+    """The perplexity of a model on a text."""
 
     perplexity: float  # exp of the mean negative natural log-likelihood of the scored tokens
     tokens: int  # of the text

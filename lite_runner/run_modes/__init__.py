@@ -1,6 +1,11 @@
-"""What a run can do: a module each, found by its name, and conf/run_mode/NAME.yaml with its keys.
+"""The registry of run modes: run_mode=NAME is the module NAME of this folder.
 
-The module has what `RunMode` says. Nothing else knows which run modes there are.
+A run mode is that module, which implements the protocol `RunMode`, and conf/run_mode/NAME.yaml with
+its defaults. To add one, add both: no list names them. The order of a run is
+
+    config, notes = resolve(line)            # typed keys -> Config, all validation errors at once
+    plan = run_mode(config.run_mode).plan(config)
+    run_mode(config.run_mode).run(plan, folder)
 """
 
 from __future__ import annotations
@@ -26,46 +31,49 @@ if TYPE_CHECKING:
 
 
 class RunMode(Protocol):
-    """What a module here has."""
+    """What a module of this folder defines."""
 
-    Config: type[RunConfig]  # its keys: those of every run, of groups (config/options.py), its own
+    Config: type[RunConfig]  # groups of keys (config/options.py) as bases, and its own keys
 
     @staticmethod
     def faults(config: Any) -> Iterator[Fault]:
-        """What does not go together in its config; nothing is loaded."""
+        """Validation errors of combinations of keys; nothing is loaded."""
 
     @staticmethod
     def plan(config: Any) -> Plan:
-        """All that is decided before a weight is read; with dry_run=true nothing is fetched.
-        Raises RunnerError."""
+        """Resolve a config: all that is decided before weights are read. With dry_run=true nothing
+        is fetched. Raises RunnerError."""
 
     @staticmethod
     def run(plan: Plan, folder: RunFolder | None, *interrupted: Callable[[], bool]) -> None:
-        """Do the work of a plan, or of one rank of several. `interrupted` says to a rank, before
-        each step, whether all stop there. Raises RunnerError, and CutShort where Ctrl-C ended a
-        generation whose results are written. `folder`: None where Config.leaves_folder is False."""
+        """Execute a plan, in this process or as one rank of several; results go to `folder`,
+        which is None where Config.leaves_folder is false.
+
+        A rank calls `interrupted` before each step: true where all ranks stop. Raises RunnerError,
+        and CutShort where Ctrl-C ended a generation whose results have been written.
+        """
 
 
 @cache
 def schemas() -> Schemas:
-    """The configs of the run modes."""
+    """The configs of the run modes, for lite_runner.config."""
     return Schemas(lambda name: run_mode(name).Config, faults)
 
 
 def run_mode(name: str) -> RunMode:
-    """The run mode of this name, which there is."""
+    """The run mode of a name that conf/run_mode has."""
     return cast(RunMode, import_module(f"{__name__}.{name}"))
 
 
 def faults(config: RunConfig) -> Iterator[Fault]:
-    """All validation errors of a config whose values are right one by one."""
+    """All validation errors of a config whose values are valid one by one."""
     yield from common_faults(config)
     yield from run_mode(config.run_mode).faults(config)
     yield from rank_table_faults(config)
 
 
 def from_dict(raw: dict[str, Any]) -> RunConfig:
-    """The config that `to_dict` made plain data of. Raises ConfigError."""
+    """The inverse of `RunConfig.to_dict`. Raises ConfigError."""
     name, known = raw.get("run_mode"), options_of("run_mode")
     if not isinstance(name, str) or name not in known:
         got = f"got {show(name)}" if "run_mode" in raw else "missing"
@@ -74,7 +82,7 @@ def from_dict(raw: dict[str, Any]) -> RunConfig:
 
 
 def heads() -> list[str]:
-    """The first parts of every key a user may write."""
+    """The first part of every dotted key that a user may type."""
     return composed.heads(schemas())
 
 

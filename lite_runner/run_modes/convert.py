@@ -59,7 +59,7 @@ class Config(AdapterOptions, OverwriteOptions):
 
 
 def faults(config: Config) -> Iterator[Fault]:
-    """What does not go together in a conversion."""
+    """Validation errors of a conversion."""
     if not config.convert_output:
         yield fault("convert_output", "convert_output is empty; give the file or folder to write")
     yield from written_as_floats(config)
@@ -96,7 +96,7 @@ def _release_faults(config: Config) -> Iterator[Fault]:
     if chosen and form in ("huggingface", "peft"):
         yield fault(
             ("mindformers.release", "convert_format"),
-            f"mindformers.release has no meaning with convert_format={form}, which MindFormers"
+            f"mindformers.release has no effect with convert_format={form}, which MindFormers"
             " is not meant to read",
         )
 

@@ -104,7 +104,7 @@ def read_text(config: Config) -> str:
 
 
 def faults(config: Config) -> Iterator[Fault]:
-    """What does not go together in an evaluation."""
+    """Validation errors of an evaluation."""
     if not config.eval_data:
         yield fault(
             "eval_data", "eval_data is empty; give a text file (no MindRecord): eval_data=TEXT.txt"

@@ -43,7 +43,7 @@ class Config(ExportedOptions, BatchOptions, AdapterOptions, OverwriteOptions):
 
 
 def faults(config: Config) -> Iterator[Fault]:
-    """What does not go together in an export."""
+    """Validation errors of an export."""
     infer = config.infer
     if infer.model_dir:
         yield fault("infer.model_dir", "infer.model_dir is read; give export_output=FOLDER")
@@ -52,11 +52,11 @@ def faults(config: Config) -> Iterator[Fault]:
             ("export_output", "infer.prefill_model_path", "infer.increment_model_path"),
             "export_output and infer.prefill_model_path both say where to write; give one of them",
         )
-    if config.use_parallel and (copies := config.parallel_config.data_parallel) > 1:
+    if config.use_parallel and (replicas := config.parallel_config.data_parallel) > 1:
         yield fault(
             (*DATA_KEYS, "run_mode"),
-            f"parallel_config.data_parallel: got {copies}, expected 1 with run_mode=export: all"
-            " copies of a model run the same graphs",
+            f"parallel_config.data_parallel: got {replicas}, expected 1 with run_mode=export: all"
+            " replicas run the same graphs",
         )
     yield from adapter_faults(config, one=True)
     yield from strategy_faults(config)

@@ -63,7 +63,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
         with closing(backend):
             mine = _complete(config, backend, tokenizer, job, load_s, of_all, interrupted)
         engine = backend.info.engine
-    else:  # there are fewer prompts than copies of the model
+    else:  # there are fewer prompts than replicas
         wait_for_all(ranks)
     whole = gather(mine, ranks)
     if ranks.rank > 0:

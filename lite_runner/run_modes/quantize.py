@@ -34,7 +34,7 @@ class Config(OverwriteOptions):
 
 
 def faults(config: Config) -> Iterator[Fault]:
-    """What does not go together where weights are quantized."""
+    """Validation errors of quantizing."""
     if not config.quantize_output:
         yield fault("quantize_output", "quantize_output is empty; give the folder to write")
     if config.quantization.quant == "none":

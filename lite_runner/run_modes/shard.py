@@ -46,14 +46,14 @@ class Config(StrategyOptions, SaveStrategyOptions, OverwriteOptions):
 
 
 def faults(config: Config) -> Iterator[Fault]:
-    """What does not go together where a checkpoint is cut or merged."""
+    """Validation errors of sharding and merging."""
     yield from written_as_floats(config)
     yield from strategy_faults(config)
     strategy = config.src_strategy_path_or_dir
     if strategy and config.only_save_strategy:
         yield fault(
             ("src_strategy_path_or_dir", "only_save_strategy"),
-            f"src_strategy_path_or_dir={strategy} has no meaning with only_save_strategy=true,"
+            f"src_strategy_path_or_dir={strategy} has no effect with only_save_strategy=true,"
             " which reads no weights",
         )
     asked = config.parallel_config
@@ -64,7 +64,7 @@ def faults(config: Config) -> Iterator[Fault]:
         yield fault(
             ("shard_output", "shard_format", "parallel"),
             f"shard_output: got {config.shard_output}, expected the name of a {suffix} file to"
-            " merge to; parallel=tp2 (or another) cuts for several ranks",
+            " merge to; parallel=tp2 (or another) shards for several ranks",
         )
     if config.transform_rank is not None and config.transform_rank >= ranks:
         yield fault(
@@ -75,7 +75,7 @@ def faults(config: Config) -> Iterator[Fault]:
     if config.transform_rank is not None and config.only_save_strategy:
         yield fault(
             ("transform_rank", "only_save_strategy"),
-            "transform_rank has no meaning with only_save_strategy=true, which writes no weights",
+            "transform_rank has no effect with only_save_strategy=true, which writes no weights",
         )
 
 

@@ -123,7 +123,7 @@ MINDFORMERS_FLAGS = {
     "predict_batch_size": ("2", ""),
     "adapter_id": ("a", "adapter_id needs adapter_path"),
     "load_checkpoint": ("random", ""),
-    "src_strategy_path_or_dir": ("s", "has no meaning with load_checkpoint=random"),
+    "src_strategy_path_or_dir": ("s", "has no effect with load_checkpoint=random"),
     "auto_trans_ckpt": ("True", ""),
     "transform_process_num": ("2", ""),
     "only_save_strategy": ("False", ""),

@@ -20,17 +20,17 @@ MODEL = "model.model_config"
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (["run_mode=export"], "predict_data has no meaning with run_mode=export"),
-        (["run_mode=shard"], "predict_data has no meaning with run_mode=shard"),
+        (["run_mode=export"], "predict_data has no effect with run_mode=export"),
+        (["run_mode=shard"], "predict_data has no effect with run_mode=shard"),
         (["run_mode=slora"], "run_mode=slora needs adapter_path=lora_adapter.json"),
-        (["export_output=x"], "export_output has no meaning with run_mode=predict"),
+        (["export_output=x"], "export_output has no effect with run_mode=predict"),
         (
             ["parallel=dp2tp2", "backend=mslite"],
             "data_parallel and model_parallel above 1 together need backend=ms",
         ),
         (
             ["parallel=tp2", "run_mode=convert"],
-            "use_parallel=true has no meaning with run_mode=con",
+            "use_parallel=true has no effect with run_mode=con",
         ),
         (["parallel_config.pipeline_stage=2"], "pipeline_stage: got 2, expected 1"),
         (["parallel_config.model_parallel=2"], "got model_parallel=2 with use_parallel=false"),
@@ -41,19 +41,19 @@ MODEL = "model.model_config"
         (["adapter_dtype=bf16"], "adapter_dtype needs adapter_path=lora_adapter.json"),
         (
             ["adapter_dtype=bf16", "adapter_path=/a", "adapter_id=a", "run_mode=eval"],
-            "adapter_dtype has no meaning with run_mode=eval",
+            "adapter_dtype has no effect with run_mode=eval",
         ),
         (
             ["src_strategy_path_or_dir=/s", "backend=mslite", "infer.model_dir=x"],
-            "src_strategy_path_or_dir=/s has no meaning with an exported model",
+            "src_strategy_path_or_dir=/s has no effect with an exported model",
         ),
         (
             ["src_strategy_path_or_dir=/s", "load_checkpoint=random"],
-            "src_strategy_path_or_dir=/s has no meaning with load_checkpoint=random",
+            "src_strategy_path_or_dir=/s has no effect with load_checkpoint=random",
         ),
         (
             ["auto_trans_ckpt=true", "run_mode=convert"],
-            "auto_trans_ckpt has no meaning with run_mode=convert",
+            "auto_trans_ckpt has no effect with run_mode=convert",
         ),
         (["only_save_strategy=true"], "only_save_strategy=true needs use_parallel=true"),
         (["context.mode=1", "backend=auto"], "context.mode=1 (pynative): an exported model is"),
@@ -64,17 +64,17 @@ MODEL = "model.model_config"
         ),
         (
             ["parallel.strategy_ckpt_save_file=s"],
-            "strategy_ckpt_save_file=s has a meaning only with",
+            "strategy_ckpt_save_file=s has an effect only with",
         ),
-        (["temperature=0.7"], "temperature=0.7 has a meaning only with sampling; add do_sample"),
-        (["top_k=5", "do_sample=false"], "top_k=5 has a meaning only with sampling"),
-        (["top_p=0.5"], "top_p=0.5 has a meaning only with sampling"),
-        (["min_p=0.5"], "min_p=0.5 has a meaning only with sampling"),
+        (["temperature=0.7"], "temperature=0.7 has an effect only with sampling; add do_sample"),
+        (["top_k=5", "do_sample=false"], "top_k=5 has an effect only with sampling"),
+        (["top_p=0.5"], "top_p=0.5 has an effect only with sampling"),
+        (["min_p=0.5"], "min_p=0.5 has an effect only with sampling"),
         (["do_sample=true", "num_beams=2"], "num_beams=2 with do_sample=true"),
         (["num_beams=2", "num_return_sequences=3"], "got 3, expected at most num_beams=2"),
-        (["num_beams=2", "stop=x"], "stop texts are not available with num_beams=2"),
+        (["num_beams=2", "stop=x"], "stop strings are not available with num_beams=2"),
         (["num_return_sequences=2"], "greedy completions are all the same"),
-        (["length_penalty=2"], "length_penalty=2 has a meaning only with num_beams > 1"),
+        (["length_penalty=2"], "length_penalty=2 has an effect only with num_beams > 1"),
         (["min_new_tokens=5", "max_new_tokens=4"], "expected at most max_new_tokens=4"),
         (["min_new_tokens=33"], "expected at most max_new_tokens=32"),
         (["min_new_tokens=9", "max_length=8"], "expected at most max_length=8"),
@@ -88,10 +88,10 @@ MODEL = "model.model_config"
         (["eos_token_id=320"], "eos_token_id: got 320, expected less than the vocabulary of 320"),
         (["eos_token_id=[1,999]"], "eos_token_id: got 999"),
         ([f"{MODEL}.pad_token_id=320"], "pad_token_id: got 320"),
-        (["stop="], "stop: an empty text"),
-        (["stop=['a','']"], "stop: an empty text"),
-        (["convert_format=ckpt"], "convert_format has no meaning with run_mode=predict"),
-        (["overwrite=true"], "overwrite has no meaning with run_mode=predict"),
+        (["stop="], "stop: an empty string"),
+        (["stop=['a','']"], "stop: an empty string"),
+        (["convert_format=ckpt"], "convert_format has no effect with run_mode=predict"),
+        (["overwrite=true"], "overwrite has no effect with run_mode=predict"),
         ([f"{MODEL}.n_kv_heads=3"], "num_heads: got 4, expected a multiple of n_kv_heads=3"),
         ([f"{MODEL}.use_sliding_window=true"], "sliding_window: got null, expected a number of"),
         (
@@ -176,7 +176,7 @@ def test_a_plan_needs_no_prompt(resolve: Resolve) -> None:
 
 def test_convert_needs_an_output_and_no_generation(resolve: Resolve, faults: Faults) -> None:
     message = faults(TINY, "run_mode=convert", "predict_data=hi", "top_k=3")
-    for part in ("convert_output is empty", "predict_data has no meaning", "top_k has no meaning"):
+    for part in ("convert_output is empty", "predict_data has no effect", "top_k has no effect"):
         assert part in message
     assert "got 'pt', expected one of" in faults(
         TINY, "run_mode=convert", "convert_output=x", "convert_format=pt"
@@ -184,7 +184,7 @@ def test_convert_needs_an_output_and_no_generation(resolve: Resolve, faults: Fau
     for release, told in (
         ("1.x", "mindformers.release: got 1.x, expected a release such as 1.0 or 1.3.2"),
         ("0.8", "mindformers.release: got 0.8, expected"),
-        ("1.0 convert_format=huggingface", "has no meaning with convert_format=huggingface"),
+        ("1.0 convert_format=huggingface", "has no effect with convert_format=huggingface"),
     ):
         keys = f"mindformers.release={release}".split()
         assert told in faults(TINY, "run_mode=convert", "convert_output=x", *keys)

@@ -55,5 +55,5 @@ def test_numbers_that_do_not_fit(faults: Faults, settings: list[str], expected: 
     "setting", ["worker_num=2", "local_worker_num=1", "node_rank=1", "timeout=9", "log_dir=x"]
 )
 def test_several_ranks_have_to_be_asked_for(faults: Faults, setting: str) -> None:
-    expected = f"parallel.{setting} has a meaning only with use_parallel=true"
+    expected = f"parallel.{setting} has an effect only with use_parallel=true"
     assert expected in faults(*TINY, f"parallel.{setting}")

@@ -225,7 +225,7 @@ def test_the_hint_to_leave_a_key_out_is_accepted(
 
 def test_a_fault_that_follows_from_another_is_left_out(faults: Faults) -> None:
     message = faults(TINY, "predict_data=hi", "do_sample=yes", "temperature=0.5")
-    assert "do_sample: got 'yes'" in message and "has a meaning only" not in message
+    assert "do_sample: got 'yes'" in message and "has an effect only" not in message
 
 
 def test_the_later_of_two_settings_wins(resolve: Resolve) -> None:

@@ -89,7 +89,7 @@ def test_every_key_of_a_run_has_one_default(mode: str) -> None:
     for chosen in choices(mode):
         found = Counter(key for raw in yamls(chosen) for key in dotted(raw))
         schema = leaves(config_of(mode), compose_groups(chosen))
-        if not has_infer(mode):  # the group ge has no meaning then
+        if not has_infer(mode):  # the group ge has no effect then
             found = Counter({key: n for key, n in found.items() if not key.startswith("infer.")})
         defaults = Counter[str]()
         for key, count in found.items():

@@ -198,9 +198,9 @@ def test_online_they_have_no_meaning(faults: Faults, tmp_path: Path) -> None:
     good = tmp_path / "good.ini"
     good.write_text("[ascend_context]\n")
     online = ("model=tiny_llama", "predict_data=x")
-    assert "ge has a meaning only with backend=mslite" in faults(*online, "ge=atlas_800")
+    assert "ge has an effect only with backend=mslite" in faults(*online, "ge=atlas_800")
     said = faults(*online, f"infer.ge_config_path={good}")
-    assert "infer.ge_config_path has a meaning only with backend=mslite" in said
+    assert "infer.ge_config_path has an effect only with backend=mslite" in said
 
 
 def test_only_lite_on_ascend_uses_them() -> None:

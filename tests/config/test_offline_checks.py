@@ -18,9 +18,9 @@ PATHS = ("infer.prefill_model_path=d/a.mindir", "infer.increment_model_path=d/b.
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (["engine=graph-cell"], "engine has a meaning only with backend=mslite or run_mode=export"),
-        (["export.layout=dynamic"], "export.layout has a meaning only with backend=mslite"),
-        (["infer.model_dir=x"], "infer.model_dir has a meaning only with backend=mslite"),
+        (["engine=graph-cell"], "engine has an effect only with backend=mslite or run_mode=export"),
+        (["export.layout=dynamic"], "export.layout has an effect only with backend=mslite"),
+        (["infer.model_dir=x"], "infer.model_dir has an effect only with backend=mslite"),
         (
             ["backend=mslite", "export.layout=dynamic", "engine=lite-worker"],
             "export.layout=dynamic runs in engine=graph-cell, not lite-worker",
@@ -34,18 +34,18 @@ PATHS = ("infer.prefill_model_path=d/a.mindir", "infer.increment_model_path=d/b.
             "needs infer.model_type=mindir_lite",
         ),
         (["backend=mslite", f"{MODEL}.use_past=false"], "use_past=false is not available with"),
-        (["infer.model_type=mindir_lite"], "infer.model_type has a meaning only with"),
-        (["infer.infer_seq_length=5"], "infer.infer_seq_length has a meaning only with"),
-        (["export.target=Ascend"], "export.target has a meaning only with"),
-        (["infer.enc_key=0123456789abcdef"], "infer.enc_key has a meaning only with"),
-        ([SAMPLED], "is_sample_acceleration has a meaning only with"),
+        (["infer.model_type=mindir_lite"], "infer.model_type has an effect only with"),
+        (["infer.infer_seq_length=5"], "infer.infer_seq_length has an effect only with"),
+        (["export.target=Ascend"], "export.target has an effect only with"),
+        (["infer.enc_key=0123456789abcdef"], "infer.enc_key has an effect only with"),
+        ([SAMPLED], "is_sample_acceleration has an effect only with"),
         (
             ["backend=mslite", "infer.rank_id=1", "do_sample=true"],
             "give all of them the same: seed=1",
         ),
         (
             ["backend=mslite", SAMPLED, "do_sample=true"],
-            "chooses the likeliest token, so do_sample=true cannot be done",
+            "returns the argmax alone, no logits, so do_sample=true cannot be done",
         ),
         (["backend=mslite", SAMPLED, "num_beams=2"], "so num_beams=2 cannot be done"),
         (

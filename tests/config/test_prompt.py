@@ -66,10 +66,10 @@ def test_the_system_message(resolve: Resolve) -> None:
         (["predict_data=[{prompt: a, max_new_tokens: 0}]"], "max_new_tokens: got 0, expected"),
         (
             ["predict_data=[b, {prompt: a, top_k: 3}]"],
-            "predict_data[1]: top_k=3 has a meaning only",
+            "predict_data[1]: top_k=3 has an effect only",
         ),
         (["predict_data=[{prompt: a, num_beams: 3}]"], "predict_data[0].num_beams: no such key"),
-        (["predict_data=[{prompt: a, stop: ''}]"], "predict_data[0]: stop: an empty text would"),
+        (["predict_data=[{prompt: a, stop: ''}]"], "predict_data[0]: stop: an empty string would"),
         (["predict_data=nowhere.jsonl"], "no file nowhere.jsonl; a text that ends in .jsonl"),
         (["predict_data=notes.md"], "notes.md is a file, expected one of .txt, .jsonl, .json,"),
         (["predict_data=notes.md"], "as a prompt: predict_data=['notes.md']"),

@@ -125,7 +125,7 @@ def test_options_of_a_prompt_fit_those_of_the_run(read: Read) -> None:
         (
             {"stop": "x"},
             ["num_beams=2"],
-            "p.jsonl:1: stop texts are not available with num_beams=2",
+            "p.jsonl:1: stop strings are not available with num_beams=2",
         ),
         ({"logprobs": 0}, ["num_beams=2"], "logprobs=0 is not available with num_beams=2"),
         ({"do_sample": True}, ["num_beams=2"], "num_beams=2 with do_sample=true is not available"),
@@ -134,7 +134,7 @@ def test_options_of_a_prompt_fit_those_of_the_run(read: Read) -> None:
         (
             {"repetition_penalty": 2},
             acceleration,
-            "chooses the likeliest token, so repetition_penalty=2 cannot be done",
+            "returns the argmax alone, no logits, so repetition_penalty=2 cannot be done",
         ),
     ):
         with pytest.raises(ConfigError) as caught:
@@ -163,7 +163,7 @@ def test_options_of_a_prompt_fit_those_of_the_run(read: Read) -> None:
         ("p.jsonl", '{"prompt": "a", "max_new_tokens": 0}', "max_new_tokens: got 0, expected"),
         ("p.jsonl", '{"prompt": "a", "num_beams": 1}', "num_beams is said for all prompts"),
         ("p.jsonl", '{"prompt": "a", "max_length": 1}', "max_length is said for all prompts"),
-        ("p.jsonl", '{"prompt": "a", "temperature": 0.5}', "p.jsonl:1: temperature=0.5 has a mean"),
+        ("p.jsonl", '{"prompt": "a", "temperature": 0.5}', "p.jsonl:1: temperature=0.5 has an eff"),
         ("p.jsonl", '{"prompt": "a", "temperature": 0}', "temperature: got 0, expected a number >"),
         ("p.jsonl", '{"prompt": "a", "top_k": -1}', "top_k: got -1, expected an integer >= 0"),
         ("p.jsonl", '{"prompt": "a", "top_p": 0}', "top_p: got 0, expected a number > 0 and <= 1"),
@@ -171,7 +171,7 @@ def test_options_of_a_prompt_fit_those_of_the_run(read: Read) -> None:
         ("p.jsonl", '{"prompt": "a", "do_sample": 1}', "do_sample: got 1, expected true or false"),
         ("p.jsonl", '{"prompt": "a", "repetition_penalty": 0}', "repetition_penalty: got 0, expe"),
         ("p.jsonl", '{"prompt": "a", "stop": [1]}', "stop[0]: got 1, expected a text"),
-        ("p.jsonl", '{"prompt": "a", "stop": ["x", ""]}', "stop: an empty text would end"),
+        ("p.jsonl", '{"prompt": "a", "stop": ["x", ""]}', "stop: an empty string would end"),
         ("p.jsonl", '{"prompt": "a", "logprobs": 101}', "logprobs: got 101, expected"),
         ("p.jsonl", '{"prompt": "a", "priority": 0.5}', "priority: got 0.5, expected an integer"),
         (

@@ -46,7 +46,7 @@ def test_settings_to_schemes() -> None:
             ["quant=a8w8", "model.model_config.use_past=false"],
             "quant=a8w8 is not available with model.model_config.use_past=false",
         ),
-        (["quantize_output=x"], "quantize_output has no meaning with run_mode=predict"),
+        (["quantize_output=x"], "quantize_output has no effect with run_mode=predict"),
     ],
 )
 def test_what_does_not_go_together(settings: list[str], expected: str, faults: Faults) -> None:
@@ -59,11 +59,11 @@ def test_what_does_not_go_together(settings: list[str], expected: str, faults: F
         (["run_mode=quantize", "quant=a16w8"], "quantize_output is empty"),
         (["run_mode=quantize", "quantize_output=x"], "run_mode=quantize needs quant=a16w8, a16w4"),
         (["run_mode=quantize", "quant=none"], "run_mode=quantize needs quant=a16w8"),
-        (["run_mode=quantize", "predict_data=x"], "predict_data has no meaning with run_mode=quan"),
-        (["run_mode=quantize", "adapter_path=x"], "adapter_path has no meaning with run_mode=qu"),
+        (["run_mode=quantize", "predict_data=x"], "predict_data has no effect with run_mode=quan"),
+        (["run_mode=quantize", "adapter_path=x"], "adapter_path has no effect with run_mode=qu"),
         (
             ["run_mode=convert", "convert_output=x.safetensors", "quant=a16w8"],
-            "quant=a16w8 has no meaning with run_mode=convert, which writes floats",
+            "quant=a16w8 has no effect with run_mode=convert, which writes floats",
         ),
         (
             ["run_mode=export", "quant=a16w8", "engine=lite"],

@@ -38,7 +38,7 @@ def test_a_prompt_of_its_own_may_sample(resolve: Resolve) -> None:
         config = resolve("model=tiny_llama", f"predict_data={name}.jsonl")
         assert (with_seed(config).seed is not None) is drawn
     by_hand = ["model=tiny_llama", "predict_data=p.jsonl", "backend=mslite", "infer.rank_id=1"]
-    with pytest.raises(ConfigError, match="is told no seed that another process draws"):
+    with pytest.raises(ConfigError, match="get the seed that another process draws"):
         resolve(*by_hand)
     assert resolve(*by_hand, "seed=1").seed == 1
 

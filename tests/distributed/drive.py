@@ -8,9 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.paths import ROOT
-
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it is run as a program
 
 from lite_runner.app import guarded
 from lite_runner.config.cluster import Cluster

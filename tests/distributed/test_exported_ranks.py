@@ -91,7 +91,7 @@ def test_ranks_say_what_one_process_says(folder: Path, job: str, engine: str) ->
     [
         ([], "exported for 2 ranks that share the model, got model_parallel=1"),
         (["parallel=dp2tp2"], "data_parallel and model_parallel above 1 together need backend=ms"),
-        (["parallel=dp2", "run_mode=export"], "all copies of a model run the same graphs"),
+        (["parallel=dp2", "run_mode=export"], "all replicas run the same graphs"),
         (["parallel=tp2", "export.layout=resizable"], "needs export.layout=static_pair"),
     ],
 )

@@ -76,9 +76,17 @@ def test_text_and_notes_of_rank_0_come_through(
     ("fault", "kind", "parts"),
     [
         ("reports", ArtifactError, ["rank 1: marker of", "\n      where it happened\n"]),
-        ("raises", RunnerError, ["rank 1 ended without a word: exit code 1", "LookupError: mark"]),
-        ("exits", EnvironmentFault, ["word: exit code 3", "    rank 1 is about to fail\n"]),
-        ("is killed", EnvironmentFault, ["1 ended without a word: killed by SIGKILL; ", "dmesg"]),
+        (
+            "raises",
+            RunnerError,
+            ["rank 1 ended without a message: exit code 1", "LookupError: mark"],
+        ),
+        ("exits", EnvironmentFault, ["message: exit code 3", "    rank 1 is about to fail\n"]),
+        (
+            "is killed",
+            EnvironmentFault,
+            ["1 ended without a message: killed by SIGKILL; ", "dmesg"],
+        ),
     ],
 )
 def test_a_rank_that_fails_ends_all(
@@ -98,14 +106,14 @@ def test_a_hang_ends_with_the_time(tmp_path: Path, marker: str) -> None:
     with pytest.raises(RunnerError, match=r"took longer than parallel\.timeout=5 s") as caught:
         run(tmp_path, marker, "hangs", Limits(60, total=5))
     wait_until_gone(marker)
-    assert "has said nothing for" in str(caught.value)
+    assert "has been silent for" in str(caught.value)
 
 
 def test_ranks_that_never_meet(tmp_path: Path, marker: str) -> None:
-    with pytest.raises(RunnerError, match="the ranks did not meet within") as caught:
+    with pytest.raises(RunnerError, match="the ranks did not join within") as caught:
         run(tmp_path, marker, "never meets", Limits(5))
     wait_until_gone(marker)
-    assert "  rank 1 has said nothing for" in str(caught.value)
+    assert "  rank 1 has been silent for" in str(caught.value)
 
 
 def test_a_scheduler_that_gives_up(tmp_path: Path, marker: str) -> None:
@@ -118,7 +126,7 @@ def test_a_scheduler_that_gives_up(tmp_path: Path, marker: str) -> None:
 def test_a_port_that_is_taken(tmp_path: Path, marker: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(EnvironmentFault, match=f"cannot meet at 127.0.0.1:{port}"):
+        with pytest.raises(EnvironmentFault, match=f"cannot join at 127.0.0.1:{port}"):
             run(tmp_path, marker, "none", port=port)
     assert not processes_of(marker)
 

@@ -73,7 +73,7 @@ def test_ports() -> None:
         # Another machine's port is its own.
         assert msrun.choose_port(Cluster(2, 1, master_port=port, node_rank=1)) == port
     assert msrun.choose_port(Cluster(2, 2, master_port=port)) == port
-    with pytest.raises(EnvironmentFault, match=r"cannot meet at 192\.0\.2\.1"):  # nobody's address
+    with pytest.raises(EnvironmentFault, match=r"cannot join at 192\.0\.2\.1"):  # nobody's address
         msrun.choose_port(Cluster(2, 2, master_addr="192.0.2.1"))
 
 

@@ -80,7 +80,7 @@ def test_the_scheduler_of_rank_0() -> None:
     assert place.wait_for_port(PATIENCE_S) == 8118
     process.communicate("gone\n", timeout=PATIENCE_S)
     # What a rank that is gone has said is nothing.
-    with pytest.raises(EnvironmentFault, match="rank 0 did not come within 0 s"):
+    with pytest.raises(EnvironmentFault, match="rank 0 did not start within 0 s"):
         place.wait_for_port(0.3)
 
 

@@ -39,13 +39,13 @@ def test_a_share_as_bytes() -> None:
         assert RankResult.from_bytes(one.to_bytes()) == one
 
 
-@pytest.mark.parametrize("ranks_a_copy", [1, 2])
-def test_copies_work_at_the_same_time(ranks_a_copy: int) -> None:
+@pytest.mark.parametrize("ranks_per_replica", [1, 2])
+def test_copies_work_at_the_same_time(ranks_per_replica: int) -> None:
     """Rows one after the other; the longest of each time, the first copy's first token, and the
     memory of every rank."""
     copies = [share(1), share(2, interrupted=True)]
-    every = [one for one in copies for _ in range(ranks_a_copy)]
-    found = merge(every, ranks_a_copy)
+    every = [one for one in copies for _ in range(ranks_per_replica)]
+    found = merge(every, ranks_per_replica)
     assert [row.prompt for row in found.rows] == ["p1", "p2"]
     assert found.generation == GenerationTiming(
         prefill_s=0.5,
@@ -55,7 +55,7 @@ def test_copies_work_at_the_same_time(ranks_a_copy: int) -> None:
         decode_tokens=6,
     )
     assert (found.load_s, found.compile_s, found.prepare_s) == (4.0, 2.0, 1.0)
-    assert found.peak_rss_mib == round(20.08 * ranks_a_copy, 1)
+    assert found.peak_rss_mib == round(20.08 * ranks_per_replica, 1)
     assert found.interrupted and not merge(every[:1], 1).interrupted
 
 

@@ -34,14 +34,14 @@ TEXT = f"eval_data={__file__}"
         (["backend=mslite"], "backend=mslite is not available with run_mode=eval"),
         (
             ["backend=auto", "infer.model_dir=x"],
-            "infer.model_dir has no meaning with run_mode=eval",
+            "infer.model_dir has no effect with run_mode=eval",
         ),
-        (["parallel=tp2"], "use_parallel=true has no meaning with run_mode=eval"),
-        (["predict_data=x"], "predict_data has no meaning with run_mode=eval"),
-        (["max_new_tokens=9"], "max_new_tokens has no meaning with run_mode=eval"),
-        (["chat=true"], "chat has no meaning with run_mode=eval"),
-        (["truncate=left"], "truncate has no meaning with run_mode=eval"),
-        (["predict_batch_size=2"], "predict_batch_size has no meaning with run_mode=eval"),
+        (["parallel=tp2"], "use_parallel=true has no effect with run_mode=eval"),
+        (["predict_data=x"], "predict_data has no effect with run_mode=eval"),
+        (["max_new_tokens=9"], "max_new_tokens has no effect with run_mode=eval"),
+        (["chat=true"], "chat has no effect with run_mode=eval"),
+        (["truncate=left"], "truncate has no effect with run_mode=eval"),
+        (["predict_batch_size=2"], "predict_batch_size has no effect with run_mode=eval"),
     ],
 )
 def test_what_does_not_go_together(faults: Faults, settings: list[str], expected: str) -> None:
@@ -50,8 +50,8 @@ def test_what_does_not_go_together(faults: Faults, settings: list[str], expected
 
 def test_other_run_modes_have_no_window(faults: Faults) -> None:
     text = faults("model=tiny_llama", "predict_data=x", TEXT, "eval_window=8")
-    assert "eval_data has no meaning with run_mode=predict" in text
-    assert "eval_window has no meaning with run_mode=predict" in text
+    assert "eval_data has no effect with run_mode=predict" in text
+    assert "eval_window has no effect with run_mode=predict" in text
 
 
 def test_windows_by_default(resolve: Resolve) -> None:

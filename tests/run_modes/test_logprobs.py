@@ -120,7 +120,7 @@ def test_of_the_real_model_they_equal_transformers(run: Run, smollm2_gguf: Path)
         ),
         (
             ["logprobs=0", "run_mode=eval", "eval_data=x.txt"],
-            "logprobs has no meaning with run_mode",
+            "logprobs has no effect with run_mode",
         ),
     ],
 )

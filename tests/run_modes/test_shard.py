@@ -135,8 +135,8 @@ def test_predict_reads_a_sharded_checkpoint(capsys: pytest.CaptureFixture[str]) 
             "transform_rank: got 2, expected less than the 2",
         ),
         (["transform_rank=0", "parallel=tp2", "only_save_strategy=true"], 2, "writes no weights"),
-        (["predict_data=hi"], 2, "predict_data has no meaning with run_mode=shard"),
-        (["auto_trans_ckpt=true"], 2, "auto_trans_ckpt has no meaning with run_mode=shard"),
+        (["predict_data=hi"], 2, "predict_data has no effect with run_mode=shard"),
+        (["auto_trans_ckpt=true"], 2, "auto_trans_ckpt has no effect with run_mode=shard"),
         (["load_checkpoint=gone"], 4, "gone: no such file or folder"),
         (["load_checkpoint=empty"], 4, "empty"),
         (["run_mode=predict", "predict_data=hi", "shard_output=x"], 2, "only with run_mode=shard"),
@@ -148,7 +148,7 @@ def test_predict_reads_a_sharded_checkpoint(capsys: pytest.CaptureFixture[str]) 
         (
             ["run_mode=convert", "predict_data=", "src_strategy_path_or_dir=s", "convert_output=x"],
             2,
-            "src_strategy_path_or_dir has no meaning",
+            "src_strategy_path_or_dir has no effect",
         ),
     ],
 )

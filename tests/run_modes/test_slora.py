@@ -214,7 +214,7 @@ BAD = {
     "a file of more": (["predict_data=x.txt", "adapter_id=[en]"], 2, "got 1 for 2 prompts"),
     "no file": (["adapter_id=en", "adapter_path=no.json"], 4, "no.json: no such file"),
     "no path": (["adapter_id=en", "adapter_path="], 2, "needs adapter_path=lora_adapter.json"),
-    "an exported model": (["adapter_id=en", "backend=mslite"], 2, "no meaning with backend=mslite"),
+    "an exported model": (["adapter_id=en", "backend=mslite"], 2, "no effect with backend=mslite"),
 }
 
 
