@@ -68,9 +68,9 @@ def test_dry_run_names_every_cell(run: Run, capsys: pytest.CaptureFixture[str]) 
     [
         (["bench.new=1"], "bench.new: got 1, expected"),
         (["bench.batch=[]"], "bench.batch: got [], expected at least one value"),
-        (["parallel=tp2"], "use_parallel=true has no meaning with run_mode=bench"),
-        (["engine=lite"], "engine has a meaning only with backend=mslite"),
-        (["predict_data=hi"], "predict_data has no meaning with run_mode=bench"),
+        (["parallel=tp2"], "use_parallel=true has no effect with run_mode=bench"),
+        (["engine=lite"], "engine has an effect only with backend=mslite"),
+        (["predict_data=hi"], "predict_data has no effect with run_mode=bench"),
         (
             ["bench.quant=[a16w4,a16w8]", "bench.backend=mslite", "engine=lite"],
             "quant=a16w4 is not available with engine=lite",
