@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lite_runner.api.auto_model import AutoModel, AutoModelForCausalLM
     from lite_runner.api.auto_tokenizer import (
         AutoProcessor,
         AutoTokenizer,
@@ -20,27 +21,22 @@ if TYPE_CHECKING:
         Qwen2Tokenizer,
         Qwen2TokenizerFast,
     )
-    from lite_runner.api.config import (
-        AutoConfig,
-        BloomConfig,
-        GPT2Config,
-        LlamaConfig,
-        PretrainedConfig,
-        Qwen2Config,
-    )
+    from lite_runner.api.config import AutoConfig, PretrainedConfig
     from lite_runner.api.context import (
         ContextConfig,
         ParallelContextConfig,
         build_context,
         init_context,
     )
-    from lite_runner.api.infer import InferConfig, InferTask
+    from lite_runner.api.family_configs import BloomConfig, GPT2Config, LlamaConfig, Qwen2Config
+    from lite_runner.api.infer_config import InferConfig
+    from lite_runner.api.infer_task import InferTask
     from lite_runner.api.mindformer_config import (
         MindFormerConfig,
         build_parallel_config,
         transform_and_load_checkpoint,
     )
-    from lite_runner.api.model import AutoModel, AutoModelForCausalLM, PreTrainedModel
+    from lite_runner.api.model import PreTrainedModel
     from lite_runner.api.network import (
         BloomLMHeadModel,
         GPT2LMHeadModel,
@@ -48,10 +44,11 @@ if TYPE_CHECKING:
         Qwen2ForCausalLM,
     )
     from lite_runner.api.options import GenerationConfig
-    from lite_runner.api.pipelines import TextGenerationPipeline, pipeline
-    from lite_runner.api.ranks import TransformerOpParallelConfig
+    from lite_runner.api.parallel_config import TransformerOpParallelConfig
+    from lite_runner.api.pipelines import pipeline
     from lite_runner.api.register import register, register_inputs
     from lite_runner.api.streamers import TextIteratorStreamer, TextStreamer
+    from lite_runner.api.text_generation_pipeline import TextGenerationPipeline
     from lite_runner.api.tokenizer import PreTrainedTokenizer
     from lite_runner.api.tools import get_last_checkpoint, get_real_rank, logger, str2bool
     from lite_runner.api.trainer import Trainer, TrainingArguments
@@ -112,23 +109,23 @@ __all__ = [
 
 _MODULE_OF = {
     "AutoConfig": "api.config",
-    "AutoModel": "api.model",
-    "AutoModelForCausalLM": "api.model",
+    "AutoModel": "api.auto_model",
+    "AutoModelForCausalLM": "api.auto_model",
     "AutoProcessor": "api.auto_tokenizer",
     "AutoTokenizer": "api.auto_tokenizer",
-    "BloomConfig": "api.config",
+    "BloomConfig": "api.family_configs",
     "BloomLMHeadModel": "api.network",
     "BloomTokenizer": "api.auto_tokenizer",
     "BloomTokenizerFast": "api.auto_tokenizer",
     "ContextConfig": "api.context",
-    "GPT2Config": "api.config",
+    "GPT2Config": "api.family_configs",
     "GPT2LMHeadModel": "api.network",
     "GPT2Tokenizer": "api.auto_tokenizer",
     "GPT2TokenizerFast": "api.auto_tokenizer",
     "GenerationConfig": "api.options",
-    "InferConfig": "api.infer",
-    "InferTask": "api.infer",
-    "LlamaConfig": "api.config",
+    "InferConfig": "api.infer_config",
+    "InferTask": "api.infer_task",
+    "LlamaConfig": "api.family_configs",
     "LlamaForCausalLM": "api.network",
     "LlamaTokenizer": "api.auto_tokenizer",
     "LlamaTokenizerFast": "api.auto_tokenizer",
@@ -137,17 +134,17 @@ _MODULE_OF = {
     "PreTrainedModel": "api.model",
     "PreTrainedTokenizer": "api.tokenizer",
     "PretrainedConfig": "api.config",
-    "Qwen2Config": "api.config",
+    "Qwen2Config": "api.family_configs",
     "Qwen2ForCausalLM": "api.network",
     "Qwen2Tokenizer": "api.auto_tokenizer",
     "Qwen2TokenizerFast": "api.auto_tokenizer",
     "RunnerError": "errors",
-    "TextGenerationPipeline": "api.pipelines",
+    "TextGenerationPipeline": "api.text_generation_pipeline",
     "TextIteratorStreamer": "api.streamers",
     "TextStreamer": "api.streamers",
     "Trainer": "api.trainer",
     "TrainingArguments": "api.trainer",
-    "TransformerOpParallelConfig": "api.ranks",
+    "TransformerOpParallelConfig": "api.parallel_config",
     "build_context": "api.context",
     "build_parallel_config": "api.mindformer_config",
     "get_last_checkpoint": "api.tools",

@@ -77,28 +77,39 @@ class OpenAdapters:
         self._checked.clear()
 
 
-def taken(
-    slots: AdapterSlots | None,
-    known: Sequence[Adapter],
-    job: AdapterJob | None,
-    config: GenerateOptions,
-    model: Decoder,
-    ranks: Ranks,
-) -> bool:
-    """Whether the adapter slots of a running backend, which knows those of a job before (`known`),
-    have all of this one's now: new ones are added. False where one does not fit."""
-    there = {(one.name, one.folder) for one in known}
-    new = [one for one in job.adapters if (one.name, one.folder) not in there] if job else []
-    if job is None or not new:
+class LoadedAdapters:
+    """The adapters that a running backend knows."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Adapter] = {}
+
+    def reset(self, job: AdapterJob | None) -> None:
+        """The backend was loaded with those of a job."""
+        self._known = {one.name: one for one in job.adapters} if job else {}
+
+    def serve(
+        self,
+        slots: AdapterSlots | None,
+        job: AdapterJob | None,
+        config: GenerateOptions,
+        model: Decoder,
+        ranks: Ranks,
+    ) -> bool:
+        """Whether the backend's adapter slots have all of a job's now: new ones are added. False
+        where one does not fit."""
+        known = {(one.name, one.folder) for one in self._known.values()}
+        new = [one for one in job.adapters if (one.name, one.folder) not in known] if job else []
+        if job is None or not new:
+            return True
+        if slots is None:
+            return False
+        try:
+            for piece in pieces_of(replace(job, adapters=new), config, model, ranks):
+                slots.add(piece)
+        except ConfigError:
+            return False
+        self._known |= {one.name: one for one in new}
         return True
-    if slots is None:
-        return False
-    try:
-        for piece in pieces_of(replace(job, adapters=new), config, model, ranks):
-            slots.add(piece)
-    except ConfigError:
-        return False
-    return True
 
 
 def names_of(ids: AdapterIds, prompts: int) -> list[str | None]:

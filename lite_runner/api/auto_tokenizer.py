@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lite_runner.api.config import settings_of
+from lite_runner.api.model_source import resolve_source
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.config.fields import show
 from lite_runner.config.groups import options_of
@@ -89,7 +89,7 @@ def _found(source: str) -> tuple[Tokenizer, int | None]:
     path = Path(source).expanduser()
     if source not in options_of("model") and path.exists():
         return load_tokenizer(path, model_vocab=None), None
-    config = settings_of(source)
+    config = resolve_source(source)
     files = model_files.locate(config, weights=False)
     return model_files.tokenizer_of(config, files), files.model.pad_token_id
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner.api.model import PreTrainedModel
-from lite_runner.api.ranks import TransformerOpParallelConfig
+from lite_runner.api.parallel_config import TransformerOpParallelConfig
 from lite_runner.config.yaml_file import read_yaml
 from lite_runner.errors import ConfigError
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from lite_runner.api.config import PretrainedConfig
+from lite_runner.api.config import PretrainedConfig, config_of
 from lite_runner.api.ids import as_arrays
-from lite_runner.api.model import AutoModel, PreTrainedModel, lasting
+from lite_runner.api.model import PreTrainedModel
+from lite_runner.api.options import without_call_options
 from lite_runner.api.parameters import Parameters
-from lite_runner.api.ranks import manual_parallel, own_ranks
+from lite_runner.api.ranks import own_ranks
 from lite_runner.architectures import architecture_of
 from lite_runner.backends.likelihood import logits_of_text
 from lite_runner.errors import ConfigError
 from lite_runner.model import model_files
 from lite_runner.model.model_files import ModelFiles
-from lite_runner.plan.session import Job
 
 
 class Network(PreTrainedModel, nn.Cell):
@@ -40,9 +39,7 @@ class Network(PreTrainedModel, nn.Cell):
         """
         nn.Cell.__init__(self, auto_prefix=False)
         PreTrainedModel.__init__(self, config, files)
-        self._parameters: Parameters | None = None
-        self._written: tuple[int, ...] = ()  # of the parameters that the backend was loaded from
-        own = _arch_of(self._files)
+        own = _arch_of(self._loaded.files)
         if self.arch and own != self.arch:
             raise ConfigError(
                 f"{type(self).__name__}: got the config of a {own}, expected a {self.arch}",
@@ -52,7 +49,8 @@ class Network(PreTrainedModel, nn.Cell):
     @classmethod
     def from_pretrained(cls, name_or_dir: str | Path, **settings: Any) -> Network:
         """See AutoModel.from_pretrained. Raises ConfigError for a model of another family."""
-        model = AutoModel.from_pretrained(name_or_dir, **settings)
+        checkpoint = settings.pop("checkpoint_name_or_path", "")
+        model = network_of(config_of(name_or_dir, settings, checkpoint))
         return model if isinstance(model, cls) else cls(model.config)
 
     def parameters_and_names(
@@ -60,14 +58,15 @@ class Network(PreTrainedModel, nn.Cell):
     ) -> Iterator[tuple[str, Parameter]]:
         """(name, Parameter) of every weight, or of what this rank has of it, in MindFormers' names
         and float32."""
-        if self._parameters is None:
-            with self._lock:
-                self._locate()
+        with self._loaded.opened():
+            if self._loaded.parameters is None:
                 config = self.config.run_config()
-                ranks, cut = own_ranks(config), config.vocab_parallel
-                self._parameters = Parameters(self._files.tensors(ranks, vocab_parallel=cut))
+                ranks, sharded = own_ranks(config), config.vocab_parallel
+                tensors = self._loaded.files.tensors(ranks, vocab_parallel=sharded)
+                self._loaded.parameters = Parameters(tensors)
+            by_name = self._loaded.parameters.by_name
         prefix = f"{name_prefix}." if name_prefix else ""
-        for name, parameter in self._parameters.by_name.items():
+        for name, parameter in by_name.items():
             yield prefix + name, parameter
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -91,24 +90,19 @@ class Network(PreTrainedModel, nn.Cell):
         has no part in it. Raises ConfigError for ids that do not fit, and for exported models.
         """
         ids = np.asarray(as_arrays(input_ids))
-        vocab, context = self._files.model.vocab_size, self._files.model.seq_length
+        vocab, context = self._loaded.files.model.vocab_size, self._loaded.files.model.seq_length
         fits = ids.ndim == 2 and ids.size and np.issubdtype(ids.dtype, np.integer)
         if not fits or ids.shape[1] > context or ids.min() < 0 or ids.max() >= vocab:
             raise ConfigError(
                 f"input_ids: got {ids.dtype} of shape {list(ids.shape)}, expected integers"
                 f" 0 to {vocab - 1} of shape [batch, n], n at most {context}"
             )
-        with self._lock, manual_parallel():
-            self._locate()
-            config = self.config.run_config()
-            job = Job((), (), config.generation(self._files.model), slots=1, length=ids.shape[1])
-            names = self._adapters.job(config, self._files, [])
-            backend = self._room_for(config, replace(job, adapters=names), None)
+        with self._loaded.opened():
+            backend = self._loaded.backend(ids.shape[1])
             if not backend.info.most_logits:
                 raise ConfigError(
                     "logits of every token: not with an exported model", "backend='ms'"
                 )
-            self._scheduler = None  # a slot is overwritten, and the texts that it knows are gone
             rows = [
                 np.concatenate(list(logits_of_text(backend, row.astype(np.int32)))) for row in ids
             ]
@@ -121,16 +115,6 @@ class Network(PreTrainedModel, nn.Cell):
                 f" {ids.shape[1]} for each of {len(rows)} rows"
             )
         return Tensor(np.stack([row[end - 1] for row, end in zip(rows, lengths, strict=True)]))
-
-    def _weights(self) -> ModelFiles:
-        """The checkpoint, or the parameters where a script has written to them."""
-        written = self._parameters.written() if self._parameters is not None else ()
-        if written != self._written:
-            self._drop()
-            self._written = written
-        if self._parameters is None or not written:
-            return self._files
-        return replace(self._files, held=self._parameters.tensors())
 
 
 class LlamaForCausalLM(Network):
@@ -157,7 +141,7 @@ class GPT2LMHeadModel(Network):
 
 def network_of(config: PretrainedConfig) -> Network:
     """The model of a config, of the class of its family. Raises ConfigError, ArtifactError."""
-    files = model_files.locate(lasting(config.run_config()))
+    files = model_files.locate(without_call_options(config.run_config()))
     kinds = {kind.arch: kind for kind in (LlamaForCausalLM, BloomLMHeadModel, GPT2LMHeadModel)}
     return kinds.get(_arch_of(files), Network)(config, files)
 

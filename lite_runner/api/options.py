@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lite_runner import progress
 from lite_runner.api.config import PretrainedConfig
 from lite_runner.config import generation
 from lite_runner.config.fields import show
+from lite_runner.config.options import GenerateOptions
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ConfigError
 
@@ -124,6 +126,13 @@ def checked_options(
         if idle:
             progress.detail(f"{', '.join(idle)}: no effect with do_sample=False")
     return given
+
+
+def without_call_options(config: GenerateOptions) -> GenerateOptions:
+    """What a backend is loaded for: a config without what each call may choose."""
+    chosen: dict[str, Any] = dict.fromkeys(("adapter_id", "predict_batch_size", *OPTIONS))
+    chosen |= {"predict_data": "", "chat": False, "truncate": "none", "seed": config.seed}
+    return replace(config, **chosen)
 
 
 def _missing(least: Any, prompts: Sequence[Sequence[int]]) -> int:

@@ -1,7 +1,7 @@
 """Several cards from Python: this process as one rank of a job that msrun, or a loop, has started.
 
-Every rank runs the same script. A model is cut as its config's `parallel_config` says; each rank
-calls `generate` with the same prompts and is given the whole result.
+Every rank runs the same script. A model is sharded as its config's `parallel_config` says; each
+rank calls `generate` with the same prompts and is given the whole result.
 """
 
 from __future__ import annotations
@@ -10,65 +10,25 @@ import atexit
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from lite_runner.config import hccl, seeds
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.fields import Fault, read
-from lite_runner.config.mindformers_keys import IGNORED
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import Config, RunConfig
-from lite_runner.config.sections import ParallelConfig
-from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.distributed.join import Joined, join, schedule
 from lite_runner.distributed.membership import device_of, membership
 from lite_runner.distributed.rendezvous import MeetingPlace
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.generation import Completion, Logprobs
 from lite_runner.system import environment
 
 RENDEZVOUS_S = 120  # until all ranks must have met, where the starter does not say
 _START = "start it with msrun --worker_num=N, scripts/msrun_launcher.sh or a loop over a rank table"
 
 _joined: Joined | None = None
-
-
-class TransformerOpParallelConfig(ParallelConfig):
-    """How ranks share a model: `data_parallel` copies of it, each cut for `model_parallel` ranks.
-
-    As in MindFormers the embedding and the head are whole on every rank, unless vocab_emb_dp=False.
-    Its settings of training change nothing.
-    """
-
-    def __init__(self, **settings: Any) -> None:
-        """Raises ConfigError for what is unknown or cannot be."""
-        known = {"data_parallel": 1, "model_parallel": 1, "pipeline_stage": 1, "vocab_emb_dp": True}
-        faults: list[Fault] = []
-        for name in settings:
-            if name not in known and f"parallel_config.{name}" not in IGNORED:
-                near = did_you_mean(nearest(name, known))
-                faults.append(Fault((name,), f"parallel_config.{name}: no such setting{near}"))
-        given = {name: settings.get(name, default) for name, default in known.items()}
-        read(given, ParallelConfig, "parallel_config", faults)
-        if faults:
-            raise ConfigError.of([fault.text for fault in faults])
-        super().__init__(**given)
-
-
-def parallel_settings(given: Any) -> dict[str, Any]:
-    """The section `parallel_config` of a run, from what a script set. Raises ConfigError."""
-    if isinstance(given, Mapping):
-        given = TransformerOpParallelConfig(**given)
-    if not isinstance(given, ParallelConfig):
-        raise ConfigError(
-            f"parallel_config: got {given!r}, expected a TransformerOpParallelConfig or a dict"
-        )
-    return asdict(given)
 
 
 def join_job(device: str, device_id: int) -> tuple[int, int]:
@@ -118,7 +78,7 @@ def rank_context(device: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"threads": max(1, len(os.sched_getaffinity(0)) // len(_joined.here))}
 
 
-def divided(raw: Mapping[str, Any]) -> dict[str, Any]:
+def of_these_ranks(raw: Mapping[str, Any]) -> dict[str, Any]:
     """A model's settings as those of a run on the ranks that its parallel_config names.
 
     Raises ConfigError where they are not the ranks of this job.
@@ -165,37 +125,6 @@ def with_seed(config: Config) -> Config:
     from lite_runner.backends.collectives import gather
 
     return replace(drawn, seed=json.loads(gather(json.dumps(drawn.seed).encode())[0]))
-
-
-def from_all(completions: Sequence[Completion], ranks: Ranks) -> list[Completion]:
-    """The completions of all copies of the model, on every rank, in the order of the prompts."""
-    if ranks.data == 1:
-        return list(completions)
-    from lite_runner.backends.collectives import gather
-
-    payloads = gather(completions_to_bytes(completions))
-    return [one for data in payloads[:: ranks.tensor] for one in completions_from_bytes(data)]
-
-
-def completions_to_bytes(completions: Sequence[Completion]) -> bytes:
-    """JSON, arrays as lists."""
-    return json.dumps([asdict(one) for one in completions], default=np.ndarray.tolist).encode()
-
-
-def completions_from_bytes(data: bytes) -> list[Completion]:
-    """What `completions_to_bytes` was given."""
-    return [_completion(raw) for raw in json.loads(data)]
-
-
-def _completion(raw: dict[str, Any]) -> Completion:
-    for name in ("logprobs", "prompt_logprobs"):
-        if raw[name] is not None:
-            raw[name] = Logprobs(
-                np.array(raw[name]["chosen"], np.float64),
-                np.array(raw[name]["top_ids"], np.int32),
-                np.array(raw[name]["top"], np.float64),
-            )
-    return Completion(**raw)
 
 
 def _end(place: MeetingPlace) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lite_runner import launch
-from lite_runner.api.config import AutoConfig, PretrainedConfig, read_count
-from lite_runner.api.model import AutoModel, PreTrainedModel
-from lite_runner.api.pipelines import TextGenerationPipeline, check_task
+from lite_runner.api.auto_model import AutoModel
+from lite_runner.api.config import AutoConfig, PretrainedConfig
+from lite_runner.api.model import PreTrainedModel
+from lite_runner.api.settings import read_batch_size
+from lite_runner.api.text_generation_pipeline import TextGenerationPipeline, check_task
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ConfigError
@@ -55,7 +57,7 @@ class TrainingArguments:
         asks for what a Trainer does not do.
         """
         if batch_size is not None:
-            read_count(batch_size)
+            read_batch_size(batch_size)
         for name, value in training.items():
             if name == "use_parallel" and value:
                 hint = "init_context(use_parallel=True) in every rank, before the model is made"
@@ -138,10 +140,8 @@ class Trainer:
         output = str(self._args.output_dir) or settings.output_dir
         folder = f"{output}/{settings.model_name}_mindir"
         launch.launch(
-            self.model.config.run_config(
+            self.model.config.export_config(
                 {
-                    "run_mode": "export",
-                    "predict_data": "",
                     "predict_batch_size": self._args.batch_size or self.model.config.batch_size,
                     "output_dir": output,
                     "export_output": folder,

@@ -192,8 +192,8 @@ def test_keys_of_the_command_line_are_settings_too() -> None:
         ("kv_cache", "int9", "kv_cache: got 'int9', expected one of fp32, fp16, int8"),
         ("adapter_pth", "x", "did you mean adapter_path"),
         ("thread", 1, "did you mean threads"),
-        ("predict_data", "x", "predict_data: no setting of a model"),
-        ("run_mode", "eval", "run_mode: no setting of a model"),
+        ("predict_data", "x", "predict_data: a key of a run"),
+        ("run_mode", "eval", "run_mode: a key of a run"),
     ],
 )
 def test_hints_name_a_key_that_there_is(name: str, value: object, said: str) -> None:

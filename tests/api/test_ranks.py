@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from lite_runner import AutoConfig, AutoModel, TransformerOpParallelConfig, init_context
-from lite_runner.api.ranks import completions_from_bytes, completions_to_bytes
+from lite_runner.api.gather import completions_from_bytes, completions_to_bytes
 from lite_runner.distributed.rank_table import Device, RankTable, Server
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.generation import Completion, Logprobs, logprobs_of, prompt_logprobs_of

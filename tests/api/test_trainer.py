@@ -15,7 +15,7 @@ from lite_runner import (
     TrainingArguments,
     pipeline,
 )
-from lite_runner.api.infer import infer_config
+from lite_runner.api.infer_config import infer_config
 from lite_runner.errors import ConfigError
 from lite_runner.mindir.manifest import read_manifest
 from lite_runner.weights.formats.ckpt_file import write_ckpt

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lite_runner.api.infer import told_sizes
+from lite_runner.api.exported import sizes_in_graphs
 from lite_runner.architectures.flat import ModelConfig
 from lite_runner.backends.base import Row
 from lite_runner.backends.exported import EngineOptions, choose_engine, open_exported
@@ -71,7 +71,7 @@ def test_a_pair(graphs: Graphs, family: str, kind: str) -> None:
     names = ["input_ids", "current_index", "init_reset", "valid_length"]
     assert [spec.name for spec in inputs] == names
     assert inputs[3].shape == ((1, 1) if family == "gpt2" else (1,))
-    told = told_sizes(family, [prefill, increment])
+    told = sizes_in_graphs(family, [prefill, increment])
     if "expand_ratio" in told:
         assert told.pop("expand_ratio") * model.hidden_size == model.intermediate_size
     assert told == {name: getattr(model, name) for name in told} and len(told) >= 4
@@ -85,7 +85,7 @@ def test_a_pair_of_another_family(graphs: Graphs) -> None:
 
 def test_a_graph_without_a_cache_runs_in_lite(graphs: Graphs, lite_python: Path) -> None:
     (path,) = graphs("bloom", "no_cache_prefill")
-    told = told_sizes("bloom", [path])
+    told = sizes_in_graphs("bloom", [path])
     assert (told["num_heads"], told["num_layers"], told["expand_ratio"]) == (2, 2, 4)
     manifest = foreign_manifest({"model": path}, MODELS["bloom"], "x")
     assert (manifest.layout, manifest.sampled) == ("no_cache", False)
@@ -133,5 +133,5 @@ def test_what_graphs_answer() -> None:
     for outputs in ([tokens], [score, tokens[:, None]]):
         got = logits_of(outputs, rows, vocab, last)
         assert got.argmax(-1).tolist() == [3, 1] and got.sum() == rows
-    with pytest.raises(ArtifactError, match=r"answers float32 \[2, 3\], expected logits of 5"):
+    with pytest.raises(ArtifactError, match=r"returns float32 \[2, 3\], expected logits of 5"):
         logits_of([mask], rows, vocab, last)

@@ -1,4 +1,4 @@
-"""InferConfig and InferTask: exported models behind the same pipeline."""
+"""InferConfig: which exported model to run, and how."""
 
 from __future__ import annotations
 
@@ -6,20 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lite_runner.api.config import PretrainedConfig, settings_of
-from lite_runner.api.model import PreTrainedModel
-from lite_runner.api.pipelines import TASKS, TextGenerationPipeline, check_task
-from lite_runner.architectures import KNOWN
 from lite_runner.config.groups import options_of
-from lite_runner.config.mindformers import FAMILIES, NO_FAMILIES
 from lite_runner.config.model_dir import MANIFEST, only_yaml
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.mindir.manifest import read_manifest
-from lite_runner.model.exported_model import common_folder, graphs_in, paths_of
-from lite_runner.system import environment
+from lite_runner.model.exported_model import graphs_in
 
-_PATHS = ("prefill_model_path", "increment_model_path")
+PATHS = ("prefill_model_path", "increment_model_path")
 _CHOICES = {"model_type": ("mindir", "mindir_lite"), "target": ("auto", "Ascend", "CPU")}
 
 
@@ -114,33 +108,6 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-class InferTask:
-    """The tasks that exported models can do."""
-
-    @classmethod
-    def get_infer_task(
-        cls, task_type: str, task_config: Mapping[str, Any], **kwargs: Any
-    ) -> TextGenerationPipeline:
-        """The pipeline of a task; `task_config` is an InferConfig, or has its fields; `kwargs` are
-        those of TextGenerationPipeline (tokenizer, ...).
-
-        Raises ConfigError for an unknown task, ArtifactError for a model that cannot be run.
-        """
-        check_task(task_type)
-        config = offline_config(InferConfig(task_config))
-        return TextGenerationPipeline(PreTrainedModel(config), **kwargs)
-
-    @classmethod
-    def check_task_valid(cls, task_type: str) -> bool:
-        """Whether there is such a task."""
-        return task_type in TASKS
-
-    @classmethod
-    def support_list(cls) -> list[str]:
-        """The names of all tasks."""
-        return list(TASKS)
-
-
 def infer_config(
     model: str | Path | tuple[str | Path, ...], kwargs: Mapping[str, Any]
 ) -> tuple[InferConfig, dict[str, Any]]:
@@ -156,7 +123,7 @@ def infer_config(
             raise ConfigError(
                 f"model: got {len(model)} paths, expected one, or two: (prefill, increment)"
             )
-        paths = dict(zip(_PATHS, map(str, model), strict=False))
+        paths = dict(zip(PATHS, map(str, model), strict=False))
     elif str(model) in options_of("model"):
         given.setdefault("model_name", str(model))
     else:
@@ -179,74 +146,4 @@ def files_of(folder: Path) -> dict[str, str]:
     else:
         only_yaml(folder)
         graphs = graphs_in(folder)
-    return dict(zip(_PATHS, map(str, graphs.values()), strict=False))
-
-
-def offline_config(config: InferConfig) -> PretrainedConfig:
-    """The same as the config of a run with backend=mslite.
-
-    Raises ConfigError where nothing says which model it is, ArtifactError for graphs that a family
-    was named for and that do not tell their sizes.
-    """
-    ge = config.ge_config_path
-    keys: dict[str, str | list[str]] = {
-        "backend": "mslite",
-        "infer.ge_config_path": ge if isinstance(ge, str) else list(ge),
-        "context.device_target": config.target,
-        "context.device_id": str(config.device_id),
-        "infer.rank_id": str(config.rank_id),
-        **{f"infer.{name}": getattr(config, name) for name in _PATHS},
-    }
-    # Of graphs that are there, their length and type hold, not the defaults of InferConfig.
-    if not config.prefill_model_path:
-        keys["infer.infer_seq_length"] = str(config.infer_seq_length)
-    if not config.prefill_model_path or config.model_type != "mindir":
-        keys["infer.model_type"] = config.model_type
-    source = config.model_name
-    if source == "common" or (source in FAMILIES and config.prefill_model_path):
-        source, found = _what_lies_beside(config)
-        keys |= found
-    elif source in NO_FAMILIES:
-        raise ConfigError(
-            f"model_name: got {source}, an architecture that is not there",
-            f"the families are {', '.join(FAMILIES)}",
-        )
-    return PretrainedConfig(settings_of(source, **keys))
-
-
-def _what_lies_beside(config: InferConfig) -> tuple[str, dict[str, str]]:
-    """The model that the manifest beside the graphs says, else a yaml, else, where its family is
-    named, the graphs themselves: what `settings_of` takes, and its keys for paths and sizes."""
-    if config.prefill_model_path:
-        paths = paths_of(config.prefill_model_path, config.increment_model_path)
-        keys = {
-            f"infer.{key}": str(path) for key, path in zip(_PATHS, paths.values(), strict=False)
-        }
-        folder = common_folder(paths)
-        if (folder / MANIFEST).is_file():
-            return "auto", keys
-        if found := only_yaml(folder):
-            return str(found), keys
-        if usual := FAMILIES.get(config.model_name):
-            section = "model.model_config."
-            told = told_sizes(config.model_name, list(paths.values()))
-            return usual, keys | {f"{section}{name}": str(size) for name, size in told.items()}
-    raise ConfigError(
-        "model_name: got common, and neither a manifest nor a yaml says which model it is",
-        f"model_name= one of {', '.join([*FAMILIES, *options_of('model')])}",
-    )
-
-
-def told_sizes(family: str, paths: Sequence[Path]) -> dict[str, int]:
-    """The sizes that graphs of a family tell, by their names in the model's config."""
-    environment.import_mindspore()
-    from lite_runner.mindir.graph_check import sizes_of
-    from lite_runner.mindir.inspect import read_graph
-
-    graphs = [read_graph(path) for path in paths]
-    parameters = {one.name: one for graph in graphs for one in graph.parameters}
-    constants = frozenset[tuple[int, ...]]().union(*(graph.constants for graph in graphs))
-    try:
-        return sizes_of(KNOWN[family], list(parameters.values()), constants)
-    except ArtifactError as error:
-        raise ArtifactError(f"{paths[0]}: {error.message}", error.hint) from None
+    return dict(zip(PATHS, map(str, graphs.values()), strict=False))

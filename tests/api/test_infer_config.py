@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lite_runner import AutoConfig, AutoTokenizer, InferConfig, InferTask, pipeline
-from lite_runner.api.infer import files_of, infer_config, offline_config
+from lite_runner.api.exported import exported_config
+from lite_runner.api.infer_config import files_of, infer_config
 from lite_runner.app import main
 from lite_runner.errors import ArtifactError, ConfigError
 
@@ -99,18 +100,18 @@ def test_what_no_model_can_be_found_for(tmp_path: Path) -> None:
     (tmp_path / "y.mindir").touch()
     for nameless in (InferConfig(), InferConfig(prefill_model_path=str(tmp_path / "y.mindir"))):
         with pytest.raises(ConfigError, match="neither a manifest nor a yaml says which model"):
-            offline_config(nameless)
+            exported_config(nameless)
     for family, said in (("bloom", "model: got 'bloom'"), ("glm2", "not there")):  # without graphs
         with pytest.raises(ConfigError, match=said):
-            offline_config(InferConfig(model_name=family))
+            exported_config(InferConfig(model_name=family))
     with pytest.raises(ArtifactError, match="no MindIR"):
-        offline_config(InferConfig(prefill_model_path=tmp_path / "y.mindir", model_name="bloom"))
+        exported_config(InferConfig(prefill_model_path=tmp_path / "y.mindir", model_name="bloom"))
 
 
 def test_a_name_is_a_run_with_backend_mslite() -> None:
     place = {"rank_id": 1, "device_id": 3}
     config = InferConfig(model_name="tiny_llama", infer_seq_length=128, target="CPU", **place)
-    run = offline_config(config).run_config()
+    run = exported_config(config).run_config()
     assert (run.infer.rank_id, run.context.device_id) == (1, 3)
     assert (run.backend, run.infer.infer_seq_length) == ("mslite", 128)
     assert (run.model_name, run.context.device_target) == ("tiny_llama", "CPU")
@@ -143,7 +144,7 @@ def test_graphs_from_elsewhere_say_what_ours_do(
     # A family: its sizes are those of the graphs, which are asked for by the other name here.
     other = tuple(path.replace("_graph.mindir", "") for path in paths)
     assert said(other, model_name="bloom") == ours
-    told = offline_config(InferConfig(*paths, model_name="bloom")).run_config().model_config()
+    told = exported_config(InferConfig(*paths, model_name="bloom")).run_config().model_config()
     for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
         wanted = AutoConfig.from_pretrained("tiny_bloom").run_config().model_config()
         assert getattr(told, name) == getattr(wanted, name)

@@ -1,0 +1,50 @@
+"""AutoModel: models by a name, a folder, a checkpoint or a config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lite_runner.api.config import AutoConfig, PretrainedConfig, config_of
+
+if TYPE_CHECKING:
+    from lite_runner.api.network import Network
+
+
+class AutoModel:
+    """Makes models; has no objects of its own."""
+
+    @classmethod
+    def from_pretrained(
+        cls, name_or_dir: str | Path, *, checkpoint_name_or_path: str | Path = "", **settings: Any
+    ) -> Network:
+        """The model of a name of conf/model, a folder or a checkpoint.
+
+        `checkpoint_name_or_path`: weights to take in place of the model's own; `settings` are
+        attributes of its config, as use_past=True. Raises ConfigError, ArtifactError.
+        """
+        return cls.from_config(config_of(name_or_dir, settings, checkpoint_name_or_path))
+
+    @classmethod
+    def from_config(
+        cls, config: PretrainedConfig | str | Path | Mapping[str, Any], **settings: Any
+    ) -> Network:
+        """The model of an AutoConfig, or of a yaml file as run_mindformer takes it, or of the
+        content of such a file.
+
+        `settings` are attributes of its config, which are set for this model alone.
+        """
+        # MindSpore takes most of a second to import: `from lite_runner import AutoModel` does not.
+        from lite_runner.api.network import network_of
+
+        if isinstance(config, PretrainedConfig):
+            config = config.copy()
+        else:
+            config = AutoConfig.from_pretrained(config)
+        config.update(settings)
+        return network_of(config)
+
+
+class AutoModelForCausalLM(AutoModel):
+    """Another of MindFormers' names of it."""

@@ -1,0 +1,85 @@
+"""Exported models: the config that an InferConfig and what lies beside its graphs mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lite_runner.api.config import PretrainedConfig
+from lite_runner.api.infer_config import PATHS, InferConfig
+from lite_runner.api.model_source import resolve_source
+from lite_runner.architectures import KNOWN
+from lite_runner.config.groups import options_of
+from lite_runner.config.mindformers import FAMILIES, NO_FAMILIES
+from lite_runner.config.model_dir import MANIFEST, only_yaml
+from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.model.exported_model import common_folder, paths_of
+from lite_runner.system import environment
+
+
+def exported_config(config: InferConfig) -> PretrainedConfig:
+    """The same as the config of a run with backend=mslite.
+
+    Raises ConfigError where nothing says which model it is, ArtifactError for graphs that a family
+    was named for and that do not tell their sizes.
+    """
+    ge = config.ge_config_path
+    keys: dict[str, str | list[str]] = {
+        "backend": "mslite",
+        "infer.ge_config_path": ge if isinstance(ge, str) else list(ge),
+        "context.device_target": config.target,
+        "context.device_id": str(config.device_id),
+        "infer.rank_id": str(config.rank_id),
+        **{f"infer.{name}": getattr(config, name) for name in PATHS},
+    }
+    # Of graphs that are there, their length and type hold, not the defaults of InferConfig.
+    if not config.prefill_model_path:
+        keys["infer.infer_seq_length"] = str(config.infer_seq_length)
+    if not config.prefill_model_path or config.model_type != "mindir":
+        keys["infer.model_type"] = config.model_type
+    source = config.model_name
+    if source == "common" or (source in FAMILIES and config.prefill_model_path):
+        source, found = _model_beside(config)
+        keys |= found
+    elif source in NO_FAMILIES:
+        raise ConfigError(
+            f"model_name: got {source}, an architecture that is not there",
+            f"the families are {', '.join(FAMILIES)}",
+        )
+    return PretrainedConfig(resolve_source(source, **keys))
+
+
+def _model_beside(config: InferConfig) -> tuple[str, dict[str, str]]:
+    """The model that the manifest beside the graphs says, else a yaml, else, where its family is
+    named, the graphs themselves: what `resolve_source` takes, and its keys for paths and sizes."""
+    if config.prefill_model_path:
+        paths = paths_of(config.prefill_model_path, config.increment_model_path)
+        keys = {f"infer.{key}": str(path) for key, path in zip(PATHS, paths.values(), strict=False)}
+        folder = common_folder(paths)
+        if (folder / MANIFEST).is_file():
+            return "auto", keys
+        if found := only_yaml(folder):
+            return str(found), keys
+        if usual := FAMILIES.get(config.model_name):
+            section = "model.model_config."
+            told = sizes_in_graphs(config.model_name, list(paths.values()))
+            return usual, keys | {f"{section}{name}": str(size) for name, size in told.items()}
+    raise ConfigError(
+        "model_name: got common, and neither a manifest nor a yaml says which model it is",
+        f"model_name= one of {', '.join([*FAMILIES, *options_of('model')])}",
+    )
+
+
+def sizes_in_graphs(family: str, paths: Sequence[Path]) -> dict[str, int]:
+    """The sizes that graphs of a family tell, by their names in the model's config."""
+    environment.import_mindspore()
+    from lite_runner.mindir.graph_check import sizes_of
+    from lite_runner.mindir.inspect import read_graph
+
+    graphs = [read_graph(path) for path in paths]
+    parameters = {one.name: one for graph in graphs for one in graph.parameters}
+    constants = frozenset[tuple[int, ...]]().union(*(graph.constants for graph in graphs))
+    try:
+        return sizes_of(KNOWN[family], list(parameters.values()), constants)
+    except ArtifactError as error:
+        raise ArtifactError(f"{paths[0]}: {error.message}", error.hint) from None

@@ -1,0 +1,116 @@
+"""Settings of a model, under the names of MindFormers or of a run, laid over a run's config."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from lite_runner.config.fields import Fault, hints_of, leaves, read
+from lite_runner.config.groups import options_of
+from lite_runner.config.mindformers import translate
+from lite_runner.config.mindformers_keys import IGNORED
+from lite_runner.config.sections import Context
+from lite_runner.config.suggest import did_you_mean, nearest
+from lite_runner.config.yaml_file import put_at
+from lite_runner.errors import ConfigError
+from lite_runner.run_modes import predict
+
+WEIGHTS = "checkpoint_name_or_path"
+# Keys of a run that say what to do, not what with.
+RUN_KEYS = frozenset(
+    """
+    convert_format convert_output dry_run eval_data eval_stride eval_window export_output merge
+    model only_save_strategy overwrite predict_data quantize_output run_mode shard_format
+    shard_output stream system output_format trainer transform_process_num transform_rank verbosity
+    """.split()
+)
+_SECTION = "model.model_config."
+_COMBINED = ("type", "hidden_size", "seq_length", "theta")  # other settings depend on them
+
+
+def assign(raw: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Set `settings` in `raw`, a run's config as plain data; returns those that have another name
+    there, or no effect on a run.
+
+    Raises ConfigError, with nothing set, for one that is unknown or cannot have its value.
+    """
+    known = leaves(predict.Config, raw)
+    found = translate(
+        _in_sections(raw, settings),
+        known.keys() - (IGNORED - raw.keys()),
+        options_of("model"),
+        defaults=raw["model"]["model_config"],
+        use_parallel=False,
+        sized=True,
+    )
+    faults = [Fault((), _with_suggestion(raw, text)) for text in found.faults]
+    values: dict[str, Any] = {}
+    for key, given in found.assignments.items():
+        value = read(given, known[key], key, faults)
+        values[key] = given if dataclasses.is_dataclass(value) else value
+    if faults:
+        raise ConfigError.of([fault.text.replace(_SECTION, "") for fault in faults])
+    others = {key.removeprefix(_SECTION) for key in found.ignored} | {"pet_config"}
+    rest = {name: value for name, value in settings.items() if name in others}
+    if "batch_size" in rest:
+        read_batch_size(rest["batch_size"])
+    for key, value in values.items():
+        put_at(raw, key, value)
+    # The model's own default must not forbid a shorter context.
+    length = f"{_SECTION}seq_length"
+    shortened = length in values and f"{_SECTION}max_decode_length" not in values
+    own = raw["model"]["model_config"]
+    if shortened and own["max_decode_length"]:
+        own["max_decode_length"] = min(own["max_decode_length"], own["seq_length"])
+    return rest
+
+
+def top_level_keys(raw: Mapping[str, Any]) -> list[str]:
+    """The keys of a run's config that are settings of its model, too."""
+    own = raw["model"]["model_config"]
+    apart = {*_sections(raw), *RUN_KEYS, *own}
+    return [name for name in hints_of(predict.Config) if name in raw and name not in apart]
+
+
+def as_mapping(value: Any) -> Any:
+    """An object of MindFormers' for a section (a PetConfig) as the mapping that it stands for."""
+    return value.to_dict() if hasattr(value, "to_dict") else value
+
+
+def read_batch_size(value: Any) -> int:
+    """Raises ConfigError unless it is an integer above 0."""
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"batch_size: got {value!r}, expected an integer >= 1")
+    return value
+
+
+def _in_sections(raw: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` in the sections of a run's yaml. Raises ConfigError for keys of a run."""
+    own, context = raw["model"]["model_config"], hints_of(Context)
+    top, sections = top_level_keys(raw), _sections(raw)
+    section = {name: own[name] for name in _COMBINED if name in own}
+    placed: dict[str, Any] = {"model": {"model_config": section}}
+    for name, value in settings.items():
+        if name in RUN_KEYS:
+            raise ConfigError(f"{name}: a key of a run, not a setting of a model")
+        if name in top or (name in sections and isinstance(value, Mapping)):
+            placed[name] = value
+        elif name in context and name not in own:
+            placed.setdefault("context", {})[name] = value
+        else:
+            section[name] = as_mapping(value)
+    return placed
+
+
+def _with_suggestion(raw: Mapping[str, Any], fault: str) -> str:
+    """The error of an unknown key, with the nearest of all that are settings of a model."""
+    name, missing, _ = fault.removeprefix(_SECTION).partition(": no such key")
+    if not missing:
+        return fault
+    known = [*raw["model"]["model_config"], *top_level_keys(raw), *hints_of(Context)]
+    return f"{name}: no such key{did_you_mean(nearest(name, known))}"
+
+
+def _sections(raw: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in raw.items() if isinstance(value, Mapping)]
