@@ -4,7 +4,7 @@
 
 The addresses of the devices come from hccn_tool, or else from /etc/hccn.conf. The file
 hccl_8p_01234567_10.0.0.1.json appears in the current folder and its path is printed. Exit codes
-are those of run_lite.py: 2 wrong flags, 3 no addresses to be had or no writable folder.
+are those of run_lite.py: 2 wrong flags, 3 no addresses found or no writable folder.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python scripts/merge_strategies.py output/strategy ckpt_strategy.ckpt
 
-What comes out is what transform_checkpoint.py and run_mode=shard take; they take the folder too.
+transform_checkpoint.py and run_mode=shard accept the result, and the folder too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The part of msrun_launcher.sh that takes the command apart: no shell sees what is in it.
+"""The part of msrun_launcher.sh that parses the command: no shell expands it.
 
     python msrun_launcher.py COMMAND WORKER_NUM JOIN LOG_DIR [SETTING ...]
 

@@ -1,4 +1,4 @@
-"""Ask an exported model questions: run_infer_main.py with MindFormers' flags.
+"""Prompt an exported model: run_infer_main.py with MindFormers' flags.
 
     python scripts/run_infer_main.py --model_dir path/to/exported --stream True
     python scripts/run_infer_main.py --model_name tiny_llama      # exported when it is first asked
@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class TokenTimes:
-    """A streamer that says how long each token took; what it is given it passes on."""
+    """A streamer that prints the latency of each token and forwards the tokens."""
 
     def __init__(self, streamer: TextStreamer | None) -> None:
         self._streamer = streamer
@@ -122,7 +122,7 @@ def build(arguments: argparse.Namespace) -> TextGenerationPipeline:
 
 
 def questions(arguments: argparse.Namespace, ask: Callable[[str], str]) -> Iterator[str]:
-    """What to answer, until `exit` or the end of the input."""
+    """Prompts, until `exit` or the end of the input."""
     if arguments.predict_data is not None:
         yield arguments.predict_data
         return

@@ -1,12 +1,12 @@
-"""Cut, merge or re-cut a checkpoint by strategy files, with the flags of MindFormers.
+"""Shard, merge or reshard a checkpoint by strategy files, with the flags of MindFormers.
 
     python scripts/transform_checkpoint.py --src_checkpoint llama2_7b.ckpt \\
         --dst_checkpoint_dir llama2_7b_2p --dst_strategy strategy_2p
     python scripts/transform_checkpoint.py --src_checkpoint llama2_7b_2p \\
         --src_strategy strategy_2p --dst_checkpoint_dir merged
 
-No model has to be named: the strategies say how each parameter lies. Wrong flags end it with 2, and
-everything else with the exit codes of run_lite.py.
+No model has to be named: the strategies say how each parameter is sharded. Exit codes: 2 for
+wrong flags, else those of run_lite.py.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def source(path: Path, strategy: Path | None) -> tuple[Mapping[str, LazyTensor], str]:
-    """The whole tensors of what is to be cut, and the suffix of its files."""
+    """The full tensors of the source, and the suffix of its files."""
     if path.is_file():
         return open_shard(path, None), path.suffix
     if not rank_folders(path):
@@ -67,7 +67,7 @@ def source(path: Path, strategy: Path | None) -> tuple[Mapping[str, LazyTensor],
 def cutting(
     tensors: Mapping[str, LazyTensor], path: Path | None, suffix: str, prefix: str
 ) -> Cutting:
-    """How `tensors` are to lie. Raises ArtifactError where the strategy is not of them."""
+    """The target sharding. Raises ArtifactError for a strategy of other tensors."""
     layouts = {name: uncut(tensor) for name, tensor in tensors.items()}
     if path is not None:
         strategy = read_strategy(path)

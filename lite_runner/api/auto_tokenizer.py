@@ -42,10 +42,10 @@ _CHANGES = {
 }
 
 
-def made(
+def with_settings(
     core: Tokenizer, settings: dict[str, Any], pad: int | None = None
 ) -> tuple[tuple[Tokenizer, int | None], dict[str, Any]]:
-    """The arguments of a PreTrainedTokenizer with `settings` laid over what its files say.
+    """The arguments of a PreTrainedTokenizer, its files' settings overridden by `settings`.
 
     Raises ConfigError for one that there is not, ArtifactError for a token that there is not.
     """
@@ -80,7 +80,7 @@ class AutoTokenizer:
         Raises ConfigError for an unknown name, ArtifactError where there is no tokenizer.
         """
         core, pad = _found(str(name_or_path))
-        arguments, own = made(core, settings, pad)
+        arguments, own = with_settings(core, settings, pad)
         return PreTrainedTokenizer(*arguments, **own)
 
 
@@ -120,14 +120,14 @@ class _FamilyTokenizer(PreTrainedTokenizer):
                 "put the two files into one folder, and give that",
             )
         core = load_tokenizer(path, model_vocab=None)
-        arguments, own = made(core, settings, core.id_of(self._pad))
+        arguments, own = with_settings(core, settings, core.id_of(self._pad))
         super().__init__(*arguments, **own)
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path, **settings: Any) -> PreTrainedTokenizer:
         """As AutoTokenizer.from_pretrained, an object of this class."""
         core, pad = _found(str(name_or_path))
-        arguments, own = made(core, settings, core.id_of(cls._pad) if pad is None else pad)
+        arguments, own = with_settings(core, settings, core.id_of(cls._pad) if pad is None else pad)
         tokenizer = cls.__new__(cls)
         PreTrainedTokenizer.__init__(tokenizer, *arguments, **own)
         return tokenizer

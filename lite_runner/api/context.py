@@ -1,7 +1,6 @@
-"""Which device models are built for, and with whom: MindFormers' build_context and init_context.
+"""The device and ranks of models: MindFormers' build_context and init_context.
 
-What is set here holds for every model made afterwards, as in MindFormers; the command line does
-not know of it.
+They hold for every model made afterwards, as in MindFormers, and not for the command line.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class ContextConfig:
 
 @dataclass
 class ParallelContextConfig:
-    """Settings of several cards; they have a meaning only with use_parallel=True."""
+    """Settings of several cards, for use_parallel=True."""
 
     parallel_mode: str | int = "SEMI_AUTO_PARALLEL"
     gradients_mean: bool = False

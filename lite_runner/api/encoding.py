@@ -1,4 +1,4 @@
-"""Rows of token ids as a caller wants them: cut, padded, as lists, arrays or tensors."""
+"""Rows of token ids as a caller wants them: truncated, padded, as lists, arrays or tensors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import numpy as np
 from lite_runner.errors import ConfigError
 
 _NO_PADDING = (False, None, "do_not_pad")
-_CUTS = {False: False, None: False, "do_not_truncate": False, True: True, "longest_first": True}
-_CUTS["only_first"] = True
+_TRUNCATES: dict[Any, bool] = {
+    **dict.fromkeys((False, None, "do_not_truncate"), False),
+    **dict.fromkeys((True, "longest_first", "only_first"), True),
+}
 
 
 class BatchEncoding(dict[str, Any]):
-    """What a tokenizer gives: its entries are attributes, too."""
+    """What a tokenizer returns: a dict whose entries are attributes, too."""
 
     def __getattr__(self, name: str) -> Any:
         if name in self:
@@ -25,36 +27,36 @@ class BatchEncoding(dict[str, Any]):
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How rows are cut and filled up."""
+class Padding:
+    """How rows are truncated and padded to a batch."""
 
     max_length: int | None
     padding: Any
     truncation: Any
-    pad: int | None
+    pad: int | None  # token id
     side: str  # right or left
     source: str  # the tokenizer, for messages
 
     def rows(self, rows: Sequence[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
-        """Ids and masks of rows of ids. Raises ConfigError where they do not fit."""
-        if self.truncation not in _CUTS:
+        """Token ids and attention masks. Raises ConfigError where the rows do not fit."""
+        if self.truncation not in _TRUNCATES:
             raise ConfigError(
                 f"truncation: got {self.truncation!r}, expected True, False, 'longest_first' or"
                 " 'only_first'"
             )
-        if _CUTS[self.truncation] and self.max_length is not None:
+        if _TRUNCATES[self.truncation] and self.max_length is not None:
             rows = [row[: self.max_length] for row in rows]
         width = self._width(max(map(len, rows), default=0))
         if self.pad is None and any(len(row) < width for row in rows):
             raise ConfigError(f"{self.source} names no token to pad with")
-        fills = [max(0, width - len(row)) for row in rows]
+        missing = [max(0, width - len(row)) for row in rows]
         ids, masks = [], []
-        for row, fill in zip(rows, fills, strict=True):
-            mask, empty = [1] * len(row), [0] * fill
-            padding = [self.pad or 0] * fill
+        for row, count in zip(rows, missing, strict=True):
+            mask, masked = [1] * len(row), [0] * count
+            padding = [self.pad or 0] * count
             left = self.side == "left"
             ids.append([*padding, *row] if left else [*row, *padding])
-            masks.append([*empty, *mask] if left else [*mask, *empty])
+            masks.append([*masked, *mask] if left else [*mask, *masked])
         return ids, masks
 
     def _width(self, longest: int) -> int:

@@ -18,10 +18,10 @@ from lite_runner.system import environment
 
 
 def exported_config(config: InferConfig) -> PretrainedConfig:
-    """The same as the config of a run with backend=mslite.
+    """The settings of a model for a run with backend=mslite.
 
-    Raises ConfigError where nothing says which model it is, ArtifactError for graphs that a family
-    was named for and that do not tell their sizes.
+    Raises ConfigError for an unknown model, and ArtifactError where a family is named and the
+    sizes cannot be read from the graphs.
     """
     ge = config.ge_config_path
     keys: dict[str, str | list[str]] = {
@@ -32,7 +32,7 @@ def exported_config(config: InferConfig) -> PretrainedConfig:
         "infer.rank_id": str(config.rank_id),
         **{f"infer.{name}": getattr(config, name) for name in PATHS},
     }
-    # Of graphs that are there, their length and type hold, not the defaults of InferConfig.
+    # The length and type of existing graphs win over the defaults of InferConfig.
     if not config.prefill_model_path:
         keys["infer.infer_seq_length"] = str(config.infer_seq_length)
     if not config.prefill_model_path or config.model_type != "mindir":
@@ -50,8 +50,8 @@ def exported_config(config: InferConfig) -> PretrainedConfig:
 
 
 def _model_beside(config: InferConfig) -> tuple[str, dict[str, str]]:
-    """The model that the manifest beside the graphs says, else a yaml, else, where its family is
-    named, the graphs themselves: what `resolve_source` takes, and its keys for paths and sizes."""
+    """The arguments of `resolve_source`, from the manifest beside the graphs, else a yaml, else
+    (where the family is named) the graphs themselves."""
     if config.prefill_model_path:
         paths = paths_of(config.prefill_model_path, config.increment_model_path)
         keys = {f"infer.{key}": str(path) for key, path in zip(PATHS, paths.values(), strict=False)}
@@ -71,7 +71,7 @@ def _model_beside(config: InferConfig) -> tuple[str, dict[str, str]]:
 
 
 def sizes_in_graphs(family: str, paths: Sequence[Path]) -> dict[str, int]:
-    """The sizes that graphs of a family tell, by their names in the model's config."""
+    """Sizes read from the graphs of a family, by their names in the model's config."""
     environment.import_mindspore()
     from lite_runner.mindir.graph_check import sizes_of
     from lite_runner.mindir.inspect import read_graph

@@ -14,7 +14,7 @@ from lite_runner.generation import Completion, Logprobs
 
 
 def gather_completions(completions: Sequence[Completion], ranks: Ranks) -> list[Completion]:
-    """The completions of all copies of the model, on every rank, in the order of the prompts."""
+    """The completions of all replicas, on every rank, in the order of the prompts."""
     if ranks.data == 1:
         return list(completions)
     from lite_runner.backends.collectives import gather

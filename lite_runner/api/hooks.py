@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lite_runner.api.streamers import InTurn, Streamer
+from lite_runner.api.streamers import SequentialStream, Streamer
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ConfigError
@@ -44,7 +44,7 @@ class TokenHooks:
         self._first, self._stop, self._tokenizer = job.first, job.generation.stop, tokenizer
         self._transcripts: dict[tuple[int, int], Transcript] = {}
         prompts = [list(ids) for ids in job.tokens]
-        self._turn = InTurn(streamer, prompts) if streamer is not None else None
+        self._turn = SequentialStream(streamer, prompts) if streamer is not None else None
 
     def on_token(self, prompt: int, part: int, token: int) -> bool:
         """True where a stop text is complete."""

@@ -18,8 +18,8 @@ _CHOICES = {"model_type": ("mindir", "mindir_lite"), "target": ("auto", "Ascend"
 
 
 class InferConfig(dict[str, Any]):
-    """Which exported model to run, and how; its fields are attributes, and entries too, as those of
-    MindFormers' DictConfig. Raises ConfigError for an unknown one and for values that cannot be."""
+    """Which exported model to run, and how; a dict whose entries are attributes, as MindFormers'
+    DictConfig. Raises ConfigError for unknown fields and invalid values."""
 
     prefill_model_path: str
     increment_model_path: str
@@ -46,12 +46,12 @@ class InferConfig(dict[str, Any]):
         dynamic: bool = False,
         **others: Any,
     ) -> None:
-        """`prefill_model_path`: or a mapping with all fields that are not to be as they are here.
+        """`prefill_model_path`: or a mapping of all fields that differ from these defaults.
 
         `model_type`: or mindir_lite. `model_name`: a model of conf/model, its family (bloom, llama,
-        gpt2: the graphs tell its sizes), or common: what lies beside the graphs says. `target`:
-        Ascend, CPU, or auto: Ascend where there is one. `infer_seq_length`: positions of a row,
-        where no graphs are given. `ge_config_path`: or a pair, of the prefill and the increment.
+        gpt2: the sizes are read from the graphs), or common: the manifest or yaml beside them says.
+        `target`: Ascend, CPU, or auto: Ascend where there is one. `infer_seq_length`: positions of
+        a row, where no graphs are given. `ge_config_path`: or a pair, of prefill and increment.
         """
         given = {name: value for name, value in locals().items() if name in FIELDS} | others
         if isinstance(prefill_model_path, Mapping):
@@ -111,7 +111,7 @@ def _plain(value: Any) -> Any:
 def infer_config(
     model: str | Path | tuple[str | Path, ...], kwargs: Mapping[str, Any]
 ) -> tuple[InferConfig, dict[str, Any]]:
-    """The config that the arguments of `pipeline` mean, and those that are not about it.
+    """The InferConfig of the arguments of `pipeline`, and its other arguments.
 
     Raises ConfigError for more than two paths, ArtifactError for a folder that is ambiguous.
     """
@@ -134,7 +134,7 @@ def infer_config(
 def files_of(folder: Path) -> dict[str, str]:
     """The paths of the graphs in a model's folder, by their names in InferConfig.
 
-    Raises ArtifactError where there is no such folder, or no telling which files are meant.
+    Raises ArtifactError for a missing folder and for ambiguous files.
     """
     if not folder.is_dir():
         raise ArtifactError(

@@ -80,7 +80,7 @@ def transform_and_load_checkpoint(
     do_eval: bool = False,
     do_predict: bool = False,
 ) -> None:
-    """Give `network` the weights that `config` names, cut as it needs them, from now on.
+    """Make `network` load the weights that `config` names, sharded for its ranks.
 
     `model`, `dataset` and `optimizer` are what MindFormers compiles before it loads: they are not
     needed here. Raises ConfigError for an optimizer, and where no checkpoint is named.

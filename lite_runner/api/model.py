@@ -11,7 +11,7 @@ from lite_runner.api.hooks import Hooks
 from lite_runner.api.ids import rows_of
 from lite_runner.api.loaded_model import LoadedModel
 from lite_runner.api.options import merged_options
-from lite_runner.api.outputs import Steps, sequences_of
+from lite_runner.api.outputs import StepOutputs, sequences_of
 from lite_runner.api.streamers import Streamer
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.errors import ConfigError
@@ -22,10 +22,10 @@ from lite_runner.model.model_files import ModelFiles
 class PreTrainedModel:
     """A model and its weights, which are read at the first `generate`.
 
-    It grows with what is asked for: for more sequences at once, or longer ones, than it has room
-    for, its cache is made anew and its graph compiled again, and the weights stay; those of an
-    exported model are read again, and so is all where a setting of `config` or the adapters change.
-    `config.batch_size` makes room from the start. Calls from several threads follow one another.
+    The KV cache grows with the calls: for more sequences at once, or longer ones, it is allocated
+    again and the graph recompiled, and the weights stay. Those of an exported model are read again,
+    as all are after a change of `config` or of the adapters. `config.batch_size` sequences are
+    allocated from the start. Calls from several threads are serialized.
     """
 
     def __init__(self, config: PretrainedConfig, files: ModelFiles | None = None) -> None:
@@ -38,13 +38,13 @@ class PreTrainedModel:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizer:
-        """The one that belongs to the checkpoint. Raises ArtifactError where there is none."""
+        """The checkpoint's own. Raises ArtifactError where it has none."""
         core = self._loaded.tokenizer(fetching=True)
         return PreTrainedTokenizer(core, self._loaded.files.model.pad_token_id)
 
     @property
     def max_length(self) -> int:
-        """Tokens that a sequence may have: the model's context, or the positions of its graphs."""
+        """Tokens of the longest sequence: the model's context length, or that of its graphs."""
         given = self._loaded.files.given
         return self._loaded.files.model.seq_length if given is None else given.manifest.seq_length
 
@@ -57,12 +57,12 @@ class PreTrainedModel:
         adapter_id: AdapterIds = None,
         **options: Any,
     ) -> Any:
-        """Prompt and new ids of each sequence, an eos token that ended it too: a list of lists.
+        """Token ids of each sequence: prompt, new ones and the eos token that ended it.
 
         `input_ids`: a list of ids, or a list, array or tensor of such rows; the padding at the end
-        of a row is left out. `options` are those of the config: max_length, max_new_tokens,
+        of a row is ignored. `options` are those of the config: max_length, max_new_tokens,
         do_sample, top_k, ...; None leaves one to `generation_config`, or to the model.
-        `num_return_sequences` of one prompt stand beside each other. `adapter_id`: a name of
+        The `num_return_sequences` of one prompt are neighbours. `adapter_id`: a name of
         adapter_path's, or one for each prompt; None is the base. With return_dict_in_generate=True
         it is {"sequences": that, "scores", "logits"}, the last two a list with an array
         [sequences, vocab] a step where output_scores or output_logits asks for it, else None; and
@@ -72,7 +72,7 @@ class PreTrainedModel:
         options = merged_options(generation_config, options)
         pad = options.get("pad_token_id")
         prompts = rows_of(input_ids, self._loaded.files.model, pad)
-        steps = Steps(options) if options.get("return_dict_in_generate") else None
+        steps = StepOutputs(options) if options.get("return_dict_in_generate") else None
         completions = self.complete(
             prompts,
             options,
@@ -160,9 +160,9 @@ class PreTrainedModel:
         return self
 
     def close(self) -> None:
-        """Give back the memory, as `del model` does; the next `generate` reads the weights again.
+        """Free the memory, as `del model` does; the next `generate` reads the weights again.
 
-        What MindSpore keeps of a graph stays, once for each that was compiled: with the operators
-        of this project under 1 MB a layer, with its own about 2 MB; and some 80 MB once a process.
+        MindSpore keeps some of every compiled graph: under 1 MB a layer with the operators of this
+        project, about 2 MB with its own; and some 80 MB once a process.
         """
         self._loaded.close()

@@ -1,4 +1,4 @@
-"""The options of `generate`: MindFormers' names, and what each comes to here."""
+"""The options of `generate`: MindFormers' names, and what each means here."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class GenerationConfig:
         )
 
     def update(self, **options: Any) -> dict[str, Any]:
-        """Set those options that there are; gives back the others."""
+        """Set the known options; returns the others."""
         known = {*OPTIONS, *_OFF, *_NO_EFFECT, *_OUTPUTS, "pad_token_id", "min_length"}
         self.__dict__.update({name: options[name] for name in options if name in known})
         return {name: value for name, value in options.items() if name not in known}
@@ -86,7 +86,7 @@ def merged_options(base: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_option(name: str) -> bool:
-    """Whether `generate` takes it, be it to no effect."""
+    """Whether `generate` accepts it, even without effect."""
     return name in (*OPTIONS, *_OFF, *_NO_EFFECT, *_OUTPUTS, "pad_token_id", "min_length")
 
 
@@ -95,7 +95,7 @@ def checked_options(
 ) -> dict[str, Any]:
     """Generation options as top-level keys of a config, for `prompts` in token ids.
 
-    Raises ConfigError for one that there is not, or that cannot be had here.
+    Raises ConfigError for one that is unknown or not available here.
     """
     given = {name: value for name, value in options.items() if value is not None}
     for name, off in _OFF.items():
@@ -117,7 +117,7 @@ def checked_options(
                 f"{name}: no such option of generate{near}", f"there are {', '.join(OPTIONS)}"
             )
     if least:
-        given["min_new_tokens"] = max(given.get("min_new_tokens", 0), _missing(least, prompts))
+        given["min_new_tokens"] = max(given.get("min_new_tokens", 0), _new_tokens(least, prompts))
     if "max_length" in given and "max_new_tokens" not in given:
         given["max_new_tokens"] = None  # the config's own must not win over it
     if not given.get("do_sample", config.do_sample):
@@ -135,7 +135,7 @@ def without_call_options(config: GenerateOptions) -> GenerateOptions:
     return replace(config, **chosen)
 
 
-def _missing(least: Any, prompts: Sequence[Sequence[int]]) -> int:
+def _new_tokens(least: Any, prompts: Sequence[Sequence[int]]) -> int:
     """New tokens that bring prompts to min_length."""
     if type(least) is not int or least < 0:
         raise ConfigError(f"min_length: got {show(least)}, expected an integer >= 0")

@@ -1,4 +1,4 @@
-"""What completions are given back as: texts, or the output of return_dict_in_generate=True."""
+"""What generate and pipelines return: texts, or the dict of return_dict_in_generate=True."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.text.transcript import Transcript
 
 
-class Steps:
-    """What each token was chosen by, for the output of return_dict_in_generate."""
+class StepOutputs:
+    """Collects the logits and scores of every step for return_dict_in_generate=True."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._scores = bool(options.get("output_scores"))
@@ -25,14 +25,14 @@ class Steps:
     def on_logits(
         self, prompt: int, part: int, logits: NDArray[np.float32], scores: NDArray[Any]
     ) -> None:
-        """Keep copies: the next step may overwrite them."""
+        """Keeps copies: the next step may overwrite the arrays."""
         row = (logits.copy() if self._logits else logits[:0], scores.copy())
         self._rows.setdefault((prompt, part), []).append(row)
 
     def result(
         self, prompts: Sequence[list[int]], completions: Sequence[Completion]
     ) -> dict[str, Any]:
-        """The output; a sequence that ended has zeros in the steps after its end."""
+        """The dict; a sequence has zeros in the steps after its end."""
         rows = [self._rows.get((one.prompt_index, one.return_index), []) for one in completions]
         found: dict[str, Sequence[Any]] = {
             "logprobs": [logprobs_of(one) for one in completions],
@@ -58,7 +58,7 @@ def sequences_of(
 def _stacked(
     rows: Sequence[Sequence[tuple[NDArray[Any], NDArray[Any]]]], which: int
 ) -> list[NDArray[np.float32]]:
-    """An array [sequences, vocab] a step."""
+    """For each step an array [sequences, vocab]."""
     found = []
     for step in range(max(map(len, rows), default=0)):
         there = [(index, row[step][which]) for index, row in enumerate(rows) if step < len(row)]

@@ -14,14 +14,14 @@ from lite_runner.errors import ConfigError
 
 
 class TransformerOpParallelConfig(ParallelConfig):
-    """How ranks share a model: `data_parallel` copies of it, each cut for `model_parallel` ranks.
+    """How ranks share a model: `data_parallel` replicas, each sharded over `model_parallel` ranks.
 
     As in MindFormers the embedding and the head are whole on every rank, unless vocab_emb_dp=False.
-    Its settings of training change nothing.
+    Settings of training change nothing.
     """
 
     def __init__(self, **settings: Any) -> None:
-        """Raises ConfigError for what is unknown or cannot be."""
+        """Raises ConfigError for unknown settings and invalid values."""
         known = {"data_parallel": 1, "model_parallel": 1, "pipeline_stage": 1, "vocab_emb_dp": True}
         faults: list[Fault] = []
         for name in settings:
@@ -36,7 +36,7 @@ class TransformerOpParallelConfig(ParallelConfig):
 
 
 def parallel_settings(given: Any) -> dict[str, Any]:
-    """The section `parallel_config` of a run, from what a script set. Raises ConfigError."""
+    """A run's section `parallel_config` from a script's object or dict. Raises ConfigError."""
     if isinstance(given, Mapping):
         given = TransformerOpParallelConfig(**given)
     if not isinstance(given, ParallelConfig):

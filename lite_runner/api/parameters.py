@@ -24,7 +24,7 @@ class Parameters:
         self._as_read = self._checksums()
 
     def written(self) -> tuple[int, ...]:
-        """What tells the values that a script has written from others; () where it has not.
+        """Checksums of the values, () where no script has written to them.
 
         Every byte is read, since a Parameter can be written to in many ways.
         """

@@ -32,9 +32,9 @@ _joined: Joined | None = None
 
 
 def join_job(device: str, device_id: int) -> tuple[int, int]:
-    """Meet the other ranks of the job that this process is of; (rank, number of ranks).
+    """Join the other ranks of this process's job; (rank, world size).
 
-    Once a process; later calls say the same. The job's scheduler, which its starter runs as the
+    Once a process; later calls return the same. The job's scheduler, which its starter runs as the
     same script, ends here when the ranks have left (SystemExit). Raises EnvironmentFault.
     """
     global _joined
@@ -67,8 +67,8 @@ def join_job(device: str, device_id: int) -> tuple[int, int]:
 
 
 def rank_context(device: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What of the config's section `context` a rank has to itself, whatever `settings` say: its
-    device; or, unless they say it, its share of this machine's processors."""
+    """Keys of the config's section `context` that differ by rank: its device; or, unless `settings`
+    give threads, its share of this machine's processors."""
     if _joined is None:
         return {}
     if device == "Ascend":
@@ -79,9 +79,9 @@ def rank_context(device: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_these_ranks(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's settings as those of a run on the ranks that its parallel_config names.
+    """A model's settings as those of a run on as many ranks as its parallel_config says.
 
-    Raises ConfigError where they are not the ranks of this job.
+    Raises ConfigError where this job has another world size.
     """
     asked = raw["parallel_config"]
     size = asked["data_parallel"] * asked["model_parallel"]
@@ -94,9 +94,9 @@ def of_these_ranks(raw: Mapping[str, Any]) -> dict[str, Any]:
             f" model_parallel={asked['model_parallel']} are {size} ranks, and this job has {ranks}",
             "init_context(use_parallel=True) in as many processes"
             if _joined is None
-            else "start as many, or cut the model for as many",
+            else "start as many, or shard the model for as many",
         )
-    # A copy without a prompt of its own is none of a run's, but of a call's: see `generate`.
+    # A run refuses replicas without a prompt; a call does not: see `generate`.
     prompts = [*raw["predict_data"]] * asked["data_parallel"]
     return {**raw, "use_parallel": True, "auto_trans_ckpt": True, "predict_data": prompts}
 
@@ -108,7 +108,7 @@ def own_ranks(config: RunConfig) -> Ranks:
 
 
 def manual_parallel() -> AbstractContextManager[None]:
-    """Within, MindSpore's own way to cut networks is off; it is on for what scripts ask it."""
+    """Turns MindSpore's semi-auto parallel off for a while; scripts' own calls need it on."""
     if _joined is None:
         return nullcontext()
     from lite_runner.backends import collectives
@@ -117,8 +117,7 @@ def manual_parallel() -> AbstractContextManager[None]:
 
 
 def with_seed(config: Config) -> Config:
-    """The config with a seed where it samples: one that nobody gave is drawn, on the first rank for
-    all of them."""
+    """The config with a seed where it samples; where none was given, rank 0 draws it for all."""
     drawn = seeds.with_seed(config)
     if drawn is config or own_ranks(config).size == 1:
         return drawn
@@ -128,7 +127,7 @@ def with_seed(config: Config) -> Config:
 
 
 def _end(place: MeetingPlace) -> None:
-    """At the end of the script: the others need not wait for this rank, unless it has failed."""
+    """At exit: tells the others that this rank is done, unless it has failed."""
     if getattr(sys, "last_value", None) is None:  # no exception has ended it
         place.done()
     place.leave()

@@ -1,4 +1,4 @@
-"""New architectures, and the inputs of exported graphs."""
+"""Registers architectures, and the inputs of exported graphs."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def _check_name(name: str) -> None:
 
 
 def register_inputs(name: str, inputs: type[InputsOfInfer], *, steps: Steps | None = None) -> None:
-    """Add a style of graphs: a pair whose inputs have its `names` is fed by its `get_inputs`.
+    """Register inputs of exported graphs: `get_inputs` feeds a pair whose inputs have its `names`.
 
     `steps` are the Cells that export such a pair, {"prefill": ..., "increment": ...}, each made of
-    (network, batch size, sampled) as in export/static_pair.py; without them such pairs are only
-    run. Raises ConfigError where the name, or the names of the inputs, mean another style.
+    (network, batch size, sampled) as in mindir/write_static_pair.py; without them such pairs are
+    only run. Raises ConfigError where the name, or the names of the inputs, mean another style.
     """
     style = _style(inputs)
     built_in = name in KNOWN and name not in _REGISTERED
@@ -98,7 +98,7 @@ def register_inputs(name: str, inputs: type[InputsOfInfer], *, steps: Steps | No
 
 
 def _style(inputs: type[InputsOfInfer]) -> InputsOfInfer:
-    """An object of the class; the one there is, where it is known."""
+    """An object of the class; the registered one, where there is one."""
     names = getattr(inputs, "names", None)
     if not (isinstance(names, tuple) and names and all(isinstance(name, str) for name in names)):
         raise ConfigError(f"{inputs.__name__}.names: got {names!r}, expected a tuple of names")
@@ -115,7 +115,7 @@ def _style(inputs: type[InputsOfInfer]) -> InputsOfInfer:
 
 
 def _code_of(network: Network) -> str:
-    """sha256 of the file that defines a network, of the class alone in a notebook."""
+    """sha256 of the source file of a network; in a notebook, of the class alone."""
     try:
         module = sys.modules[network.__module__]
         code = inspect.getsource(module if getattr(module, "__file__", None) else network)

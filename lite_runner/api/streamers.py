@@ -1,4 +1,4 @@
-"""Streamers: what `generate` gives tokens to while it goes on.
+"""Streamers: take tokens while `generate` runs.
 
 For each sequence `put` gets the prompt's ids, then every new id but an eos token, which is no text,
 and `end` says that it is over; of several sequences each comes whole, in the order of the prompts.
@@ -106,8 +106,8 @@ class TextIteratorStreamer(TextStreamer):
         return piece
 
 
-class InTurn:
-    """Gives the tokens of several sequences, which grow together, to a streamer one by one."""
+class SequentialStream:
+    """Puts sequences that grow together into a streamer one after another."""
 
     def __init__(self, streamer: Streamer, prompts: list[list[int]]) -> None:
         self._streamer = streamer

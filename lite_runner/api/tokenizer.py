@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from lite_runner.api.encoding import BatchEncoding, Layout, as_tensors
+from lite_runner.api.encoding import BatchEncoding, Padding, as_tensors
 from lite_runner.api.ids import as_arrays
 from lite_runner.config.fields import show
 from lite_runner.errors import ConfigError
@@ -35,7 +35,7 @@ _CLEANED = (
 
 
 class PreTrainedTokenizer:
-    """Calls, encodes and decodes; `core` is the tokenizer that the rest of lite_runner uses."""
+    """MindFormers' methods over `core`, the tokenizer that the rest of lite_runner uses."""
 
     is_fast = True
 
@@ -111,7 +111,7 @@ class PreTrainedTokenizer:
         for index, one in enumerate(texts):
             if not isinstance(one, str):
                 raise ConfigError(f"text[{index}]: got {type(one).__name__}, expected a text")
-        layout = Layout(
+        batch = Padding(
             self.model_max_length if max_length is None else max_length,
             padding,
             truncation,
@@ -119,7 +119,7 @@ class PreTrainedTokenizer:
             self.padding_side,
             self.core.source,
         )
-        ids, masks = layout.rows([self.core.encode(one, add_special_tokens) for one in texts])
+        ids, masks = batch.rows([self.core.encode(one, add_special_tokens) for one in texts])
         found: dict[str, Any] = {"input_ids": ids}
         if return_token_type_ids:
             found["token_type_ids"] = [[0] * len(row) for row in ids]

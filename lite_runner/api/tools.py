@@ -1,4 +1,4 @@
-"""Small things that scripts for MindFormers import."""
+"""Small functions that scripts for MindFormers import."""
 
 from __future__ import annotations
 

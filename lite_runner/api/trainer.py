@@ -1,4 +1,4 @@
-"""Trainer: MindFormers' front for a task, as far as it goes without training."""
+"""Trainer: MindFormers' front end for a task, without training."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OBJECTS_OF_TRAINING = (
 
 
 class TrainingArguments:
-    """Settings of a Trainer; what concerns training alone is taken, and changes nothing."""
+    """Settings of a Trainer; those of training are accepted, and change nothing."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class TrainingArguments:
         """`output_dir` "": the config's; `batch_size` None: the model config's, else the rows of
         an exported graph; `seed` None: the config's.
 
-        Raises ConfigError for a batch_size that cannot be, and for a setting that is not known or
-        asks for what a Trainer does not do.
+        Raises ConfigError for an invalid batch_size, and for settings that are unknown or that a
+        Trainer does not support.
         """
         if batch_size is not None:
             read_batch_size(batch_size)
@@ -132,7 +132,7 @@ class Trainer:
         """What run_mode=export does; gives the folder with the graphs, output_dir/<model>_mindir.
 
         `predict_checkpoint`: weights to take from now on in place of the model's own, which are
-        cut as the ranks need them whatever `auto_trans_ckpt` says. Raises ConfigError where the
+        sharded as the ranks need them whatever `auto_trans_ckpt` says. Raises ConfigError where the
         folder exists (without `overwrite`), and whatever exporting may.
         """
         self._load(predict_checkpoint)

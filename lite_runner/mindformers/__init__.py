@@ -1,4 +1,4 @@
-"""MindFormers' names for the API of lite-runner, in MindFormers' modules.
+"""The API of lite-runner under MindFormers' module names.
 
     from lite_runner.mindformers.models.bloom import BloomConfig, BloomLMHeadModel
 
@@ -13,7 +13,7 @@ from lite_runner.mindformers import tree
 
 __all__ = list(tree.MODULES[""])
 
-tree.plant()
+tree.install()
 
 
 def __getattr__(name: str) -> Any:

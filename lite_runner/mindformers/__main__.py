@@ -73,7 +73,7 @@ class _Script(SourceFileLoader):
 
 def run(script: str, path: Path, arguments: list[str]) -> None:
     """Run the file `path`, typed as `script`, as `python SCRIPT.py` does, in this process."""
-    tree.take_the_name(lite_runner.mindformers)
+    tree.alias_mindformers(lite_runner.mindformers)
     file = str(path.absolute())
     sys.argv = [script, *arguments]
     sys.path[0] = str(path.resolve().parent)  # until now where -m looked: the current folder

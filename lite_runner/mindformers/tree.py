@@ -1,4 +1,4 @@
-"""MindFormers' module tree: which of its modules offers which of the API's names.
+"""MindFormers' module tree: which of its modules exports which names of the API.
 
 The modules are made from the table below, once: `lite_runner.mindformers.models.bloom` is not a
 file. A name is taken from `lite_runner` when it is first asked for.
@@ -112,23 +112,23 @@ def _with_packages(listed: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str
 MODULES = _with_packages(_LISTED)
 
 
-class _Planted(Loader):
-    """Whoever asks for a module by its spec, as MindSpore does when it compiles, gets this one."""
+class _Existing(Loader):
+    """Loads a module by its spec, as MindSpore does when it compiles, from sys.modules."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return sys.modules[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is left to do."""
+        """It is executed already."""
 
 
-class Mirror(ModuleType):
+class AliasModule(ModuleType):
     """A module of the table."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{ROOT}.{path}", f"MindFormers' module {path}.")
         self.__path__: list[str] = []
-        self.__spec__ = ModuleSpec(self.__name__, _Planted(), is_package=True)
+        self.__spec__ = ModuleSpec(self.__name__, _Existing(), is_package=True)
         self.__all__ = list(MODULES[path])
         self._path = path
 
@@ -167,7 +167,7 @@ def _missing(path: str) -> str:
 
 
 class _Missing:
-    """Comes after all other finders: what they find nowhere in the tree gets an error that helps.
+    """The last finder: raises an error with suggestions for a missing module of the tree.
 
     `from mindformers.models.llama import LlamaModel` comes here as well, since that could be a
     module: an AttributeError would be replaced by Python's own, shorter one.
@@ -184,18 +184,18 @@ class _Missing:
         raise ModuleNotFoundError(_missing(name.removeprefix(self._root)))
 
 
-def plant() -> None:
-    """Put the modules of the table below `lite_runner.mindformers`, where `import` finds them."""
+def install() -> None:
+    """Put the modules of the table into sys.modules, below `lite_runner.mindformers`."""
     for path in MODULES:
         if path:
-            sys.modules[f"{ROOT}.{path}"] = Mirror(path)
+            sys.modules[f"{ROOT}.{path}"] = AliasModule(path)
     sys.meta_path.append(_Missing(ROOT))
 
 
-def take_the_name(root: ModuleType) -> None:
-    """From now on `import mindformers` means `root` in this process, and so on below it.
+def alias_mindformers(root: ModuleType) -> None:
+    """Make `import mindformers`, and modules below it, mean `root` in this process.
 
-    A real MindFormers stays as it is; it can only not be imported here any more.
+    An installed MindFormers can no longer be imported in it.
     """
     sys.modules["mindformers"] = root
     for path in MODULES:

@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 
 from lite_runner import AutoConfig, AutoModel, TransformerOpParallelConfig, init_context
-from lite_runner.api.gather import completions_from_bytes, completions_to_bytes
 from lite_runner.distributed.rank_table import Device, RankTable, Server
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.generation import Completion, Logprobs, logprobs_of, prompt_logprobs_of
 from tests.paths import ROOT
 
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
@@ -190,18 +188,3 @@ def test_a_rank_that_fails_ends_the_other(ranks: dict[str, tuple[Path, int, str]
     assert [(folder / f"rank_{rank}.code").read_text() for rank in range(2)] == ["1\n", "1\n"]
     assert "ValueError: of rank 1" in (folder / "rank_1.log").read_text()
     assert "rank 1 has ended before its work was done" in (folder / "rank_0.log").read_text()
-
-
-def test_completions_are_sent_to_the_other_copies_with_their_log_probabilities() -> None:
-    found = Logprobs(np.array([-0.1]), np.array([[3, 4]], np.int32), np.array([[-0.1, -np.inf]]))
-    none = Logprobs(np.zeros(0), np.zeros((0, 2), np.int32), np.zeros((0, 2)))
-    sent = [
-        Completion(0, 0, [], "stop", end_token=3, logprobs=found, prompt_logprobs=none),
-        Completion(1, 1, [3], "length", score=-0.5, cached_tokens=2, prompt_logprobs=found),
-        Completion(2, 0, [7], "length"),
-    ]
-    received = completions_from_bytes(completions_to_bytes(sent))
-    assert received[2] == sent[2]
-    for one, other in zip(received, sent, strict=True):
-        assert logprobs_of(one) == logprobs_of(other)
-        assert prompt_logprobs_of(one, [1, 3]) == prompt_logprobs_of(other, [1, 3])

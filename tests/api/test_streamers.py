@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lite_runner import TextIteratorStreamer, TextStreamer
-from lite_runner.api.streamers import InTurn
+from lite_runner.api.streamers import SequentialStream
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.errors import ConfigError
 from lite_runner.text.tokenizer import byte_tokenizer
@@ -59,7 +59,7 @@ def test_an_iterator_ends_with_each_sequence() -> None:
 
 
 def test_sequences_that_grow_together_come_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
-    turn = InTurn(TextStreamer(TOKENIZER), [[97], [98], [99]])
+    turn = SequentialStream(TextStreamer(TOKENIZER), [[97], [98], [99]])
     turn.on_token(1, 49)
     turn.on_token(0, 48)
     turn.on_finish(1)
