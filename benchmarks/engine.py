@@ -8,7 +8,8 @@ from lite_runner import progress
 from lite_runner.backends.base import Backend
 from lite_runner.config.argv import parse
 from lite_runner.model import model_files
-from lite_runner.plan import session
+from lite_runner.plan import loading
+from lite_runner.plan.job import Job
 from lite_runner.run_modes import heads, resolve
 from lite_runner.system import environment
 
@@ -21,7 +22,7 @@ def load(overrides: Sequence[str], slots: int, length: int) -> Backend:
     progress.configure(verbosity=0)
     files = model_files.locate(config)
     device = environment.resolve_device(config.context.device_target)
-    job = session.Job([], [], config.generation(files.model), slots, length)
-    backend = session.load(config, files, device, job, model_files.tokenizer_of(config, files))
+    job = Job([], [], config.generation(files.model), slots, length)
+    backend = loading.load(config, files, device, job, model_files.tokenizer_of(config, files))
     backend.prepare()
     return backend

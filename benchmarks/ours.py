@@ -17,25 +17,24 @@ from lite_runner.backends.base import Backend
 from lite_runner.bench.lockstep import Prompts, lockstep
 from lite_runner.config.argv import parse
 from lite_runner.config.schema import RunConfig
-from lite_runner.export.cache import folder_in_cache
-from lite_runner.export.spec import spec_of_run
+from lite_runner.export.cache import folder_of_run
 from lite_runner.generation import Token
 from lite_runner.model import model_files
 from lite_runner.model.model_files import ModelFiles
-from lite_runner.plan import session
+from lite_runner.plan.job import Job
+from lite_runner.plan.loading import load
 from lite_runner.run_modes import heads, resolve
 from lite_runner.system import environment
 
 NAMED = ("export.layout", "quant", "kv_cache")  # settings that an engine's name shows
 
 
-def loaded(config: RunConfig, files: ModelFiles, job: session.Job) -> Path:
+def loaded(config: RunConfig, files: ModelFiles, job: Job) -> Path:
     """The checkpoint, or the exported model of the cache."""
     if config.backend != "mslite":
         assert files.path is not None
         return files.path
-    spec = spec_of_run(config, files, job.slots, job.length)
-    return folder_in_cache(config, files, spec)
+    return folder_of_run(config, files, job.slots, job.length)
 
 
 def greedy(backend: Backend, prompts: Prompts, new_tokens: int) -> Iterator[list[int]]:
@@ -63,7 +62,7 @@ def main() -> None:
     started = time.perf_counter()
     files = model_files.locate(config)
     tokenizer = model_files.tokenizer_of(config, files)
-    job = session.Job(
+    job = Job(
         requests=[],
         tokens=prompts,
         generation=config.generation(files.model),
@@ -72,7 +71,7 @@ def main() -> None:
     )
     device = environment.resolve_device(config.context.device_target)
     path = loaded(config, files, job)
-    backend = session.load(config, files, device, job, tokenizer)
+    backend = load(config, files, device, job, tokenizer)
     load_s = time.perf_counter() - started
 
     backend.prepare()

@@ -30,7 +30,8 @@ from lite_runner.distributed.events import MET, connect
 from lite_runner.distributed.job import Limits, run_ranks
 from lite_runner.generation import Request, Scheduler
 from lite_runner.model import model_files
-from lite_runner.plan import session
+from lite_runner.plan.job import Job, share
+from lite_runner.plan.loading import load
 from lite_runner.run_modes import heads, resolve
 
 SEQUENCES, PROMPT, STEPS = 4, 32, 48
@@ -78,9 +79,9 @@ def one_rank(folder: Path, overrides: list[str]) -> None:
     files = model_files.locate(config)
     prompts = [list(range(PROMPT))] * SEQUENCES
     generation = config.generation(files.model)
-    whole = session.Job([], prompts, generation, SEQUENCES, PROMPT + STEPS + 1)
-    job = session.share(config, whole, ranks)
-    backend = session.load(config, files, "CPU", job, ranks=ranks)
+    whole = Job([], prompts, generation, SEQUENCES, PROMPT + STEPS + 1)
+    job = share(config, whole, ranks)
+    backend = load(config, files, "CPU", job, ranks=ranks)
     backend.prepare()
     scheduler = Scheduler(backend, prefix_cache=False)
     for tokens in job.tokens:

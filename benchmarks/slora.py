@@ -34,7 +34,8 @@ from lite_runner.config.argv import parse
 from lite_runner.generation import Scheduler
 from lite_runner.model import model_files
 from lite_runner.model.adapters import AdapterJob
-from lite_runner.plan import session
+from lite_runner.plan.job import Job
+from lite_runner.plan.loading import load
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.lora.adapter import open_adapters
 from lite_runner.weights.lora.adapter_write import write_adapters
@@ -127,11 +128,11 @@ def one_process(job: dict[str, Any], dtype: str) -> None:
     for case in job["cases"]:
         names = [adapters[row % case].name if case else None for row in range(len(prompts))]
         wanted = AdapterJob(adapters[:case], names) if case else None
-        work = session.Job(
+        work = Job(
             *((), prompts, config.generation(files.model), len(prompts), PROMPT + steps + 1),
             adapters=wanted,
         )
-        backend = session.load(config, files, "CPU", work)
+        backend = load(config, files, "CPU", work)
         backend.prepare()
         cases[case] = lockstep(backend, prompts, steps + 1, names)
         cases[case].step()

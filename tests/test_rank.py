@@ -154,7 +154,7 @@ def test_shares_are_put_together_in_the_order_of_the_copies() -> None:
 @pytest.mark.parametrize(("prompts", "copies"), [(7, 3), (2, 4), (4, 2), (1, 1)])
 def test_prompts_are_shared_evenly_and_in_order(prompts: int, copies: int) -> None:
     from lite_runner.config.prompt import Request
-    from lite_runner.plan.session import Job, share
+    from lite_runner.plan.job import Job, share
 
     config = resolved("predict_data=hi")
     every = [Request(str(index)) for index in range(prompts)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from lite_runner.api.adapters import LoadedAdapters
 from lite_runner.api.gather import gather_completions
@@ -12,10 +13,14 @@ from lite_runner.api.ranks import own_ranks
 from lite_runner.backends.base import Backend
 from lite_runner.config.options import GenerateOptions
 from lite_runner.generation import Completion, Scheduler, generate
-from lite_runner.model.model_files import ModelFiles
-from lite_runner.plan.session import Job, grown, load, share, with_backend
+from lite_runner.plan.growing import grown
+from lite_runner.plan.job import Job, share
+from lite_runner.plan.loading import load, with_backend
 from lite_runner.system import environment
-from lite_runner.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from lite_runner.model.model_files import ModelFiles
+    from lite_runner.text.tokenizer import Tokenizer
 
 
 class Engine:

@@ -9,7 +9,7 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Completion, OnLogits
-from lite_runner.plan.session import Job
+from lite_runner.plan.job import Job
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.text.transcript import Transcript
 

@@ -18,7 +18,7 @@ from lite_runner.config.options import GenerateOptions
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.generation import Completion
 from lite_runner.model import model_files
-from lite_runner.plan.session import Job, fit
+from lite_runner.plan.job import Job, fit
 from lite_runner.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from lite_runner.bench.cell_job import CellJob
 from lite_runner.bench.options import CellOptions, cell_faults
 from lite_runner.bench.workload import workload
 from lite_runner.config.fields import raise_faults
-from lite_runner.export.cache import folder_in_cache
-from lite_runner.export.spec import spec_of_run
+from lite_runner.export.cache import folder_of_run
 from lite_runner.model import model_files
-from lite_runner.plan import session
+from lite_runner.plan import loading
+from lite_runner.plan.job import Job
 from lite_runner.system import environment
 
 
@@ -22,7 +22,7 @@ class Loaded:
     """A backend, and what it is to compute."""
 
     backend: Backend
-    work: session.Job
+    work: Job
     quant: str  # how the weights are held
     exported: bool  # now: there was no exported model in the cache
 
@@ -35,17 +35,16 @@ def load(job: CellJob) -> Loaded:
     raise_faults(list(cell_faults(config)))
     files = model_files.locate(config)
     work = workload(files.model, job.settings)
-    config = session.with_backend(config, files, work)
+    config = loading.with_backend(config, files, work)
     device = environment.resolve_device(config.context.device_target)
     exports = not _is_there(config, files, work)
     tokenizer = model_files.tokenizer_of(config, files) if exports else None
-    backend = session.load(config, files, device, work, tokenizer)
+    backend = loading.load(config, files, device, work, tokenizer)
     return Loaded(backend, work, str(files.quantization), exports)
 
 
-def _is_there(config: CellOptions, files: model_files.ModelFiles, work: session.Job) -> bool:
+def _is_there(config: CellOptions, files: model_files.ModelFiles, work: Job) -> bool:
     """Whether what the backend loads need not be exported first."""
     if config.backend != "mslite" or files.given is not None:
         return True
-    spec = spec_of_run(config, files, work.slots, work.length)
-    return folder_in_cache(config, files, spec).is_dir()
+    return folder_of_run(config, files, work.slots, work.length).is_dir()

@@ -9,7 +9,7 @@ from lite_runner.bench.grid import Settings
 from lite_runner.bench.random_adapters import random_adapters
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.model.adapters import AdapterJob
-from lite_runner.plan.session import Job
+from lite_runner.plan.job import Job
 
 
 def workload(model: Decoder, settings: Settings) -> Job:

@@ -51,6 +51,12 @@ def _state(path: Path) -> str:
     return " ".join(f"{name} {one.st_size} {one.st_mtime_ns}" for name, one in states)
 
 
+def folder_of_run(config: ExportedOptions, files: ModelFiles, slots: int, length: int) -> Path:
+    """The cache folder of the export that serves a run of `slots` rows of `length` positions.
+    Raises as `spec_of`."""
+    return folder_in_cache(config, files, spec_of_run(config, files, slots, length))
+
+
 def folder_in_cache(config: ExportedOptions, files: ModelFiles, spec: ExportSpec) -> Path:
     """The cache folder of this export; its name is a hash of all that it is made from."""
     origin = files.source

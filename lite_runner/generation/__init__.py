@@ -1,7 +1,13 @@
 """Token generation: scheduling, sampling and beam search over a Backend. NumPy only, no text."""
 
 from lite_runner.generation.generate import OnFinish, OnLogits, OnToken, generate
-from lite_runner.generation.lengths import check_lengths, longest_prompt, longest_sequence
+from lite_runner.generation.lengths import (
+    check_lengths,
+    longest_of_all,
+    longest_prompt,
+    longest_sequence,
+    truncate_left,
+)
 from lite_runner.generation.logprobs import logprobs_of, prompt_logprobs_of
 from lite_runner.generation.request import (
     Completion,
@@ -30,7 +36,9 @@ __all__ = [
     "check_lengths",
     "generate",
     "logprobs_of",
+    "longest_of_all",
     "longest_prompt",
     "longest_sequence",
     "prompt_logprobs_of",
+    "truncate_left",
 ]

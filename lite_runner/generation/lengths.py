@@ -19,6 +19,21 @@ def longest_sequence(prompt: int, options: GenerationConfig, max_length: int) ->
     return limit if new is None else min(limit, prompt + new)
 
 
+def longest_of_all(
+    prompts: Sequence[int], each: Sequence[GenerationConfig], max_length: int
+) -> int:
+    """Maximum tokens of the longest sequence; `prompts`: prompt lengths, `each`: their options."""
+    pairs = zip(prompts, each, strict=True)
+    return max(longest_sequence(prompt, options, max_length) for prompt, options in pairs)
+
+
+def truncate_left(ids: list[int], longest: int, bos: int | None) -> list[int]:
+    """The last `longest` tokens of a prompt; a leading bos stays."""
+    if len(ids) <= longest or longest < 2:
+        return ids
+    return [ids[0], *ids[1 - longest :]] if ids[0] == bos else ids[-longest:]
+
+
 def check_lengths(
     lengths: Sequence[int],
     each: Sequence[GenerationConfig],

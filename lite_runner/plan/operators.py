@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from lite_runner import native, progress
 from lite_runner.architectures import custom_network, limits
-from lite_runner.backends.base import Backend
 from lite_runner.config.options import ComputeOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.model.model_files import ModelFiles
-from lite_runner.native.lora_pool import LoraSize
 from lite_runner.native.packed_model import unsupported
-from lite_runner.system import environment, memory
-from lite_runner.weights.lora.adapter import Adapter
+from lite_runner.system import environment
 from lite_runner.weights.quantization import rounding
-from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
-from lite_runner.weights.tensor import LazyTensor
 
 LARGEST_HEAD = 256  # that MindSpore's PagedAttention takes
 
@@ -133,74 +125,3 @@ def kernels_serve(config: ComputeOptions, files: ModelFiles, device: str, ranks:
     if quantized and not integers_serve(config, files, device, ranks):
         progress.note("MindSpore's operators fall back to dequantized weights")
     return False
-
-
-@cache
-def _freeze_imports() -> None:
-    """MindSpore collects garbage at each compile; what was imported is not garbage.
-
-    Once a process: of a model that is loaded later all can be collected.
-    """
-    gc.freeze()
-
-
-@memory.large_blocks_returned()
-def open_backend(
-    config: ComputeOptions,
-    files: ModelFiles,
-    device: str,
-    ranks: Ranks,
-    tensors: Mapping[str, LazyTensor],
-    adapters: Sequence[Adapter],
-    advance: Callable[[int], None],
-    *,
-    own: bool,
-    slots: int,
-    length: int,
-    lora: LoraSize | None,
-) -> Backend:
-    """The backend with its weights, of `slots` rows of `length` tokens, with room for adapters as
-    `lora` says; `own` is what `kernels_serve` says, `advance` is told how many tensors have been
-    read."""
-    rounds_inputs = files.quantization.quant == "a8w8"
-    weights: ReadAhead | QuantizedWeights
-    if own or integers_serve(config, files, device, ranks):
-        weights = QuantizedWeights(tensors, files.model, advance)
-    else:
-        weights = ReadAhead(tensors, advance)
-    try:
-        environment.import_mindspore()  # while threads read the first weights
-        _freeze_imports()
-        if own:
-            from lite_runner.backends.native import NativeBackend, NativeOptions
-
-            assert isinstance(weights, QuantizedWeights)
-            fused = NativeOptions(
-                slots=slots,
-                length=length,
-                threads=config.context.threads,
-                cache=config.kv_cache,
-                integer_input=rounds_inputs,
-                lora=lora,
-                dequantize=files.quantization.quant == "none",
-            )
-            return NativeBackend(files.model, weights, fused, adapters)
-        from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
-
-        options = MindSporeOptions(
-            slots=slots,
-            length=length,
-            dtype=config.compute_dtype(device),
-            device=device,
-            device_id=config.context.device_id,
-            threads=config.context.threads,
-            use_past=config.use_past,
-            pynative=config.context.mode == 1,
-            ranks=ranks,
-            vocab_parallel=config.vocab_parallel,
-            lora=lora,
-            integer_input=rounds_inputs,
-        )
-        return MindSporeBackend(files.model, weights, options, adapters)
-    finally:
-        weights.close()

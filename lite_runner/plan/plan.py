@@ -22,7 +22,7 @@ from lite_runner.config.schema import RunConfig
 from lite_runner.model import model_files
 from lite_runner.model.adapters import open_wanted
 from lite_runner.model.model_files import ModelFiles
-from lite_runner.plan.session import Job
+from lite_runner.plan.job import Job
 from lite_runner.sizing.need import Memory, aligned
 from lite_runner.text.tokenizer import Tokenizer
 

@@ -29,9 +29,11 @@ from lite_runner.model import model_files
 from lite_runner.output.report import Evaluation, Result, RunFolder, Timing
 from lite_runner.plan import footprint
 from lite_runner.plan.describe import described
+from lite_runner.plan.job import Job
+from lite_runner.plan.loading import load
+from lite_runner.plan.memory import memory_levers, memory_need
 from lite_runner.plan.operators import operators_of
 from lite_runner.plan.plan import Plan
-from lite_runner.plan.session import Job, load, memory_levers, memory_need
 from lite_runner.sizing.need import readable
 from lite_runner.system import environment
 

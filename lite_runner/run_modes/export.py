@@ -29,8 +29,8 @@ from lite_runner.export.writer import export_artifact
 from lite_runner.model import model_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.describe import described
+from lite_runner.plan.job import Job
 from lite_runner.plan.plan import Plan
-from lite_runner.plan.session import Job
 
 
 @dataclass(frozen=True, kw_only=True)

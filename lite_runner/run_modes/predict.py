@@ -20,8 +20,9 @@ from lite_runner.output.merge import RankResult, gather, seed_of_all, wait_for_a
 from lite_runner.output.printer import Printer, advice, show, summary
 from lite_runner.output.report import AdapterReport, AdapterUse, Result, RowResult, RunFolder
 from lite_runner.plan.generating import plan_generation as plan
+from lite_runner.plan.job import Job, share, with_seed_of
+from lite_runner.plan.loading import load
 from lite_runner.plan.plan import Plan
-from lite_runner.plan.session import Job, load, share, with_seed_of
 from lite_runner.system.signals import CutShort
 from lite_runner.text.tokenizer import Tokenizer
 

@@ -13,7 +13,7 @@ from tests.paths import ROOT
 
 LIFE = """
 import gc, json, sys
-import lite_runner.plan.session
+import lite_runner.plan.online
 from lite_runner import AutoModel
 
 def resident():  # MB of this process's own, without the files that are mapped
@@ -26,9 +26,9 @@ def make():  # 117 MB of weights
                                      kernels=sys.argv[1] == "own")
 
 loads = []
-session = lite_runner.plan.session
-opened = session.open_backend
-session.open_backend = lambda *args, **kwargs: loads.append(1) or opened(*args, **kwargs)
+online = lite_runner.plan.online
+opened = online.open_backend
+online.open_backend = lambda *args, **kwargs: loads.append(1) or opened(*args, **kwargs)
 model, prompt, said, texts = make(), [5, 6, 7], {}, []
 
 def run(prompts, tokens):

@@ -11,7 +11,7 @@ from lite_runner.config.generation import FinishReason, GenerationConfig
 from lite_runner.config.prompt import Message, Request
 from lite_runner.generation import Completion
 from lite_runner.output.printer import Format, Printer, advice
-from lite_runner.plan.session import Job
+from lite_runner.plan.job import Job
 from lite_runner.text.tokenizer import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

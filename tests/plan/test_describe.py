@@ -12,8 +12,8 @@ from lite_runner.config.options import GenerateOptions
 from lite_runner.config.schema import RunConfig
 from lite_runner.model.model_files import ModelFiles
 from lite_runner.plan.describe import described
+from lite_runner.plan.job import Job
 from lite_runner.plan.plan import Plan
-from lite_runner.plan.session import Job
 from lite_runner.sizing.need import Lever, Memory
 from lite_runner.system import memory
 from tests.models import model_named

@@ -16,7 +16,8 @@ from lite_runner.config.options import GenerateOptions
 from lite_runner.config.requests import read_requests
 from lite_runner.model import model_files
 from lite_runner.model.model_files import ModelFiles
-from lite_runner.plan.session import Job, estimate, memory_levers, memory_need, share
+from lite_runner.plan.job import Job, estimate, share
+from lite_runner.plan.memory import memory_levers, memory_need
 from lite_runner.run_modes import heads, resolve
 from lite_runner.sizing.need import Memory
 from lite_runner.system import environment, memory

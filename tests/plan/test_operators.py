@@ -23,8 +23,9 @@ from lite_runner.distributed import job
 from lite_runner.errors import ConfigError
 from lite_runner.export.spec import spec_of
 from lite_runner.model.model_files import ModelFiles
-from lite_runner.plan import session
-from lite_runner.plan.operators import kernels_serve, open_backend, own_operators
+from lite_runner.plan import online
+from lite_runner.plan.opening import open_backend
+from lite_runner.plan.operators import kernels_serve, own_operators
 from lite_runner.run_modes import heads, resolve
 from lite_runner.sizing.need import cache_bytes
 from lite_runner.system import environment, memory
@@ -91,7 +92,7 @@ def logits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NDArray[np.float32]
         backend.forward = watched  # type: ignore[method-assign]
         return backend
 
-    monkeypatch.setattr(session, "open_backend", opened)
+    monkeypatch.setattr(online, "open_backend", opened)
 
     def run(*arguments: str) -> NDArray[np.float32]:
         seen.clear()

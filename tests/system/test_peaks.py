@@ -12,7 +12,8 @@ import pytest
 from lite_runner.config.argv import parse
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.ranks import Ranks
-from lite_runner.plan.session import memory_need, share
+from lite_runner.plan.job import share
+from lite_runner.plan.memory import memory_need
 from lite_runner.run_modes import heads, resolve
 from lite_runner.run_modes.eval import planned_job as planned_scoring
 from lite_runner.run_modes.predict import planned_job

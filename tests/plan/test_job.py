@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.prompt import Request
-from lite_runner.plan.session import Job
+from lite_runner.plan.job import Job
 
 SHARED = GenerationConfig(max_new_tokens=4, seed=7)
 

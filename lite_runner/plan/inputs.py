@@ -1,0 +1,53 @@
+"""What a run that generates reads: its prompts, the files of its model, and the token ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from lite_runner import progress
+from lite_runner.config.cluster import ranks_of
+from lite_runner.config.fields import raise_faults
+from lite_runner.config.options import GenerateOptions
+from lite_runner.config.parallel import division_faults
+from lite_runner.config.prompt import items_of
+from lite_runner.config.ranks import Ranks
+from lite_runner.config.requests import read_requests
+from lite_runner.model import model_files
+from lite_runner.model.model_files import ModelFiles
+from lite_runner.plan.job import Job, estimate, prepare
+from lite_runner.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that is read before it is known what computes."""
+
+    config: GenerateOptions  # with several ranks, the prompts in it, so that none reads them again
+    ranks: Ranks
+    files: ModelFiles
+    tokenizer: Tokenizer | None  # None: dry_run=true, and it would have to be fetched
+    job: Job
+
+
+def read_inputs(config: GenerateOptions) -> Inputs:
+    """Read and check them. With dry_run=true nothing is fetched: without a tokenizer prompts are
+    counted by their bytes, no token being shorter. Raises RunnerError."""
+    ranks = ranks_of(config)
+    asked = config
+    if config.dry_run:  # without prompts it is the plan for a short one
+        asked = replace(config, predict_data=config.predict_data or " ")
+    requests = read_requests(asked)
+    if ranks.size > 1:
+        names = tuple(request.adapter for request in requests) if config.adapter_path else None
+        adapters = config.adapter_id if names is None else names
+        config = replace(config, adapter_id=adapters, predict_data=items_of(requests))
+    elif config.adapter_path and not any(request.adapter for request in requests):
+        progress.note(f"adapter_path={config.adapter_path}: adapter_id= names none, the base runs")
+    files = model_files.find(config)
+    raise_faults(list(division_faults(config, files.model)))
+    tokenizer = model_files.found_tokenizer(config, files)
+    if tokenizer is None:
+        job = estimate(config, files, requests)
+    else:
+        job = prepare(config, files, tokenizer, requests)
+    return Inputs(config, ranks, files, tokenizer, job)

@@ -1,0 +1,169 @@
+"""The work of a run: prompts as token ids, their options, and how many are computed at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lite_runner import progress
+from lite_runner.config.checks import fits_model
+from lite_runner.config.fields import raise_faults
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.options import BatchOptions, GenerateOptions
+from lite_runner.config.prompt import Request
+from lite_runner.config.ranks import Ranks
+from lite_runner.generation import Request as GenerationRequest
+from lite_runner.generation import check_lengths, longest_of_all, longest_prompt, truncate_left
+from lite_runner.model import model_files
+from lite_runner.model.adapters import AdapterJob, check_values, open_wanted
+from lite_runner.model.model_files import ModelFiles
+from lite_runner.text.tokenizer import Tokenizer
+
+PROMPTS_AT_ONCE = 32  # where predict_batch_size leaves it open
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that is known before a weight is read."""
+
+    requests: Sequence[Request]  # none where the prompts came as tokens
+    tokens: Sequence[Sequence[int]]  # of each prompt
+    generation: GenerationConfig
+    slots: int
+    length: int  # tokens of the longest sequence, prompt and new ones
+    first: int = 0  # index of the first prompt, where these are one copy's share
+    adapters: AdapterJob | None = None  # None: the base model alone
+    scores: bool = False  # logits after every token are wanted, not only after the last
+
+    @property
+    def each(self) -> list[GenerationConfig]:
+        """The options of each prompt."""
+        return options_of(self.generation, self.requests, len(self.tokens))
+
+    @property
+    def scored(self) -> bool:
+        """Whether logits after tokens of prompts are wanted, not only after their last ones."""
+        return self.scores or any(one.prompt_logprobs is not None for one in self.each)
+
+    def asked(self, *, keep_logits: bool = False) -> list[GenerationRequest]:
+        """The prompts as the scheduler takes them. One with a seed of its own draws as if it were
+        the only one."""
+        own = [request.seed is not None for request in self.requests] or [False] * len(self.tokens)
+        return [
+            GenerationRequest(
+                np.array(tokens, np.int32),
+                options,
+                None if self.adapters is None else self.adapters.name(place),
+                (options.seed, 0 if own[place] else self.first + place),
+                priority=(self.requests[place].priority or 0) if self.requests else 0,
+                keep_logits=keep_logits,
+                name=f"prompt {self.first + place}",
+            )
+            for place, (tokens, options) in enumerate(zip(self.tokens, self.each, strict=True))
+        ]
+
+    def adapter_name(self, prompt_index: int) -> str | None:
+        """Of a prompt's adapter; None: the base model."""
+        return None if self.adapters is None else self.adapters.name(prompt_index - self.first)
+
+
+def prepare(
+    config: GenerateOptions,
+    files: ModelFiles,
+    tokenizer: Tokenizer,
+    requests: Sequence[Request],
+) -> Job:
+    """Encode the prompts and check that everything fits.
+
+    Raises ConfigError, and ArtifactError for an adapter.
+    """
+    adapters = open_wanted(config, files.model, [request.adapter for request in requests])
+    if config.chat:
+        tokens = [tokenizer.encode_chat(request.chat(config.system)) for request in requests]
+    else:
+        tokens = [tokenizer.encode(request.text) for request in requests]
+    job = fit(config, files, tokenizer, tokens, requests)
+    if adapters is not None:
+        check_values(adapters, files)
+    return replace(job, adapters=adapters)
+
+
+def fit(
+    config: GenerateOptions,
+    files: ModelFiles,
+    tokenizer: Tokenizer | None,
+    tokens: Sequence[list[int]],
+    requests: Sequence[Request] = (),
+) -> Job:
+    """The job for prompts in token ids; without a tokenizer only the model says what ends a text.
+
+    Raises ConfigError where something does not fit.
+    """
+    if config.model_config() is None:  # model=auto: checked only now that its sizes are known
+        raise_faults(list(fits_model(config, files.model)))
+    generation = config.generation(files.model)
+    if config.eos_token_id is None and tokenizer is not None:
+        ends = model_files.end_tokens(files.model, tokenizer)
+        generation = replace(generation, eos_token_id=ends)
+    context = files.model.seq_length
+    each = options_of(generation, requests, len(tokens))
+    if config.truncate == "left":
+        bos = files.model.bos_token_id if tokenizer is None else tokenizer.bos_token_id
+        longest = [longest_prompt(mine, context) for mine in each]
+        cut = [truncate_left(ids, most, bos) for ids, most in zip(tokens, longest, strict=True)]
+        if cut != tokens:
+            progress.note(f"truncate=left: prompts cut to their last {min(longest)} tokens")
+        tokens = cut
+    check_lengths([len(ids) for ids in tokens], each, context)
+    length = longest_of_all([len(ids) for ids in tokens], each, context)
+    return Job(requests, tokens, generation, slots_for(config, generation, len(tokens)), length)
+
+
+def estimate(config: GenerateOptions, files: ModelFiles, requests: Sequence[Request]) -> Job:
+    """The job for prompts whose tokens are not known: as many as they have bytes, at most."""
+    model = files.model
+    generation = config.generation(model)
+    sizes = [request.size(config.system) for request in requests]
+    each = options_of(generation, requests, len(requests))
+    length = min(model.seq_length, longest_of_all(sizes, each, model.seq_length))
+    slots = slots_for(config, generation, len(requests))
+    adapters = open_wanted(config, model, [request.adapter for request in requests])
+    return Job(requests, [()] * len(requests), generation, slots, length, adapters=adapters)
+
+
+def with_seed_of(job: Job, config: GenerateOptions) -> Job:
+    """The job with the seed of the run, which another machine may have drawn."""
+    return replace(job, generation=replace(job.generation, seed=config.seed or 0))
+
+
+def options_of(
+    shared: GenerationConfig, requests: Sequence[Request], prompts: int
+) -> list[GenerationConfig]:
+    """The options of each of so many prompts; those that came as tokens have none of their own."""
+    return [request.options(shared) for request in requests] or [shared] * prompts
+
+
+def slots_for(
+    config: BatchOptions, generation: GenerationConfig, prompts: int, copies: int = 1
+) -> int:
+    """Sequences that one of the copies of the model computes at once."""
+    width = max(generation.num_beams, generation.num_return_sequences)
+    batch = config.predict_batch_size
+    return min(prompts, batch // copies if batch else PROMPTS_AT_ONCE) * width
+
+
+def share(config: GenerateOptions, job: Job, ranks: Ranks) -> Job:
+    """The prompts of this rank's copy of the model: neighbours, as many as of the others or one
+    more. The length stays that of the whole job, so that all copies compute alike."""
+    copy, count = ranks.data_index, len(job.tokens)
+    first, end = -(-count * copy // ranks.data), -(-count * (copy + 1) // ranks.data)
+    return replace(
+        job,
+        requests=job.requests[first:end],
+        tokens=job.tokens[first:end],
+        slots=slots_for(config, job.generation, end - first, ranks.data),
+        first=first,
+        adapters=job.adapters and job.adapters.share(first, end),
+    )

@@ -1,0 +1,41 @@
+"""The online backend of a run: MindSpore's operators, or this project's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lite_runner import progress
+from lite_runner.backends.base import Backend
+from lite_runner.config.options import ComputeOptions
+from lite_runner.config.ranks import Ranks
+from lite_runner.model.model_files import ModelFiles
+from lite_runner.plan.capacity import capacity_for
+from lite_runner.plan.job import Job
+from lite_runner.plan.memory import memory_levers, memory_need
+from lite_runner.plan.opening import open_backend
+from lite_runner.plan.operators import kernels_serve
+from lite_runner.sizing.need import check_memory
+from lite_runner.weights.quantization.quantize import describe
+
+
+def load_online(
+    config: ComputeOptions, files: ModelFiles, device: str, job: Job, ranks: Ranks
+) -> Backend:
+    """The backend with its weights, once it is sure that operators serve and that all fits. Raises
+    RunnerError."""
+    own = kernels_serve(config, files, device, ranks)
+    files = replace(files, rounded=config.rounded_dtype(device))
+    if device == "CPU" and ranks.size == 1:
+        check_memory(
+            memory_need(config, files, job, device, ranks),
+            lambda: memory_levers(config, files, job, device, ranks),
+        )
+    capacity = capacity_for(config, files.model, job, ranks)
+    tensors = files.tensors(ranks, vocab_parallel=config.vocab_parallel)
+    if files.quantization.quant != "none":
+        progress.note(describe(tensors, files.quantization))
+    name = f"load {files.path.name}" if files.path else "make random weights"
+    if files.held is not None:
+        name = "take the weights from the parameters"
+    with progress.step(name, total=len(tensors), unit="tensors") as step:
+        return open_backend(config, files, device, ranks, tensors, capacity, step.advance, own=own)

@@ -1,0 +1,84 @@
+"""Opening an online backend: its weights are read while MindSpore is imported."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from lite_runner.backends.base import Backend
+from lite_runner.config.options import ComputeOptions
+from lite_runner.config.ranks import Ranks
+from lite_runner.model.model_files import ModelFiles
+from lite_runner.plan.capacity import Capacity
+from lite_runner.plan.operators import integers_serve
+from lite_runner.system import environment, memory
+from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
+from lite_runner.weights.tensor import LazyTensor
+
+
+@cache
+def _freeze_imports() -> None:
+    """MindSpore collects garbage at each compile; what was imported is not garbage.
+
+    Once a process: of a model that is loaded later all can be collected.
+    """
+    gc.freeze()
+
+
+@memory.large_blocks_returned()
+def open_backend(
+    config: ComputeOptions,
+    files: ModelFiles,
+    device: str,
+    ranks: Ranks,
+    tensors: Mapping[str, LazyTensor],
+    capacity: Capacity,
+    advance: Callable[[int], None],
+    *,
+    own: bool,
+) -> Backend:
+    """The backend with its weights; `own`: this project's operators, as `kernels_serve` says.
+    `advance` is told how many tensors have been read."""
+    rounds_inputs = files.quantization.quant == "a8w8"
+    weights: ReadAhead | QuantizedWeights
+    if own or integers_serve(config, files, device, ranks):
+        weights = QuantizedWeights(tensors, files.model, advance)
+    else:
+        weights = ReadAhead(tensors, advance)
+    try:
+        environment.import_mindspore()  # while threads read the first weights
+        _freeze_imports()
+        if own:
+            from lite_runner.backends.native import NativeBackend, NativeOptions
+
+            assert isinstance(weights, QuantizedWeights)
+            native = NativeOptions(
+                slots=capacity.slots,
+                length=capacity.length,
+                threads=config.context.threads,
+                cache=config.kv_cache,
+                integer_input=rounds_inputs,
+                lora=capacity.lora,
+                dequantize=files.quantization.quant == "none",
+            )
+            return NativeBackend(files.model, weights, native, capacity.adapters)
+        from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
+
+        options = MindSporeOptions(
+            slots=capacity.slots,
+            length=capacity.length,
+            dtype=config.compute_dtype(device),
+            device=device,
+            device_id=config.context.device_id,
+            threads=config.context.threads,
+            use_past=config.use_past,
+            pynative=config.context.mode == 1,
+            ranks=ranks,
+            vocab_parallel=config.vocab_parallel,
+            lora=capacity.lora,
+            integer_input=rounds_inputs,
+        )
+        return MindSporeBackend(files.model, weights, options, capacity.adapters)
+    finally:
+        weights.close()
