@@ -19,19 +19,20 @@ from pathlib import Path
 from lite_runner import progress
 from lite_runner.backends import ascend_context
 from lite_runner.config.ascend import AscendSettings
-from lite_runner.config.cluster import ranks_of
-from lite_runner.config.fields import Fault, Note, raise_faults
+from lite_runner.config.cluster import placed, starts_ranks
+from lite_runner.config.fields import Note, raise_faults
 from lite_runner.config.repeat import kept
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
 from lite_runner.distributed.join import Joined, join, schedule
+from lite_runner.distributed.member_checks import member_faults
 from lite_runner.distributed.membership import Member, device_of
+from lite_runner.distributed.outlet import Outlet
 from lite_runner.distributed.stopping import BOARD, STOP_S, Board, CommonStop
 from lite_runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, RunnerError
-from lite_runner.launch import launch, log_details, plan_for_ranks, starts_ranks
+from lite_runner.launch import launch, log_details, plan_for_ranks
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.plan import Plan
-from lite_runner.rank import Outlet, placed
 from lite_runner.run_modes import from_dict, run_mode
 from lite_runner.system import environment, memory
 from lite_runner.system.signals import CutShort, offered
@@ -48,7 +49,7 @@ def run(
     progress.configure(config.verbosity)
     if member.is_machine:
         return launch(_on_machine(config, member), notes, plugins)
-    raise_faults(list(_faults(config, member)))
+    raise_faults(list(member_faults(config, member)))
     speaks = member.rank in (0, None) and not member.is_scheduler
     alone = member.size == 1 or not starts_ranks(config)
     if config.dry_run or alone:
@@ -70,31 +71,6 @@ def run(
         return _leave(f"error: {member.name}: {traceback.format_exc()}", EXIT_FAILED)
 
 
-def _faults(config: RunConfig, member: Member) -> Iterator[Fault]:
-    """Validation errors of `config` with the number of ranks that were started."""
-    ranks, asked = ranks_of(config), config.parallel_config
-    started = f"this process was started as {member.name}"
-    if not config.on_ranks and member.size > 1:
-        yield Fault(
-            ("run_mode",), f"{started}, but run_mode={config.run_mode} is done by one process"
-        )
-    elif member.size == ranks.size:
-        return
-    elif not config.use_parallel:
-        yield Fault(
-            ("use_parallel",),
-            f"{started}, but use_parallel=false: each would do the whole job; use_parallel=true"
-            f" with parallel_config.model_parallel={member.size}, or start one process",
-        )
-    else:
-        yield Fault(
-            ("parallel_config",),
-            f"{started}, expected {ranks.size}: data_parallel={asked.data_parallel} *"
-            f" model_parallel={asked.model_parallel} of parallel_config; start {ranks.size}, or"
-            f" set parallel_config.model_parallel={member.size} and data_parallel=1",
-        )
-
-
 def _on_machine(config: RunConfig, member: Member) -> RunConfig:
     """The config that starts the ranks of this machine of a cluster."""
     assert member.scheduler is not None and member.rank is not None
@@ -107,7 +83,7 @@ def _on_machine(config: RunConfig, member: Member) -> RunConfig:
         node_rank=member.rank // member.local_ranks,
     )
     config = dataclasses.replace(config, parallel=parallel)
-    raise_faults([*_faults(config, member)])
+    raise_faults([*member_faults(config, member)])
     return config
 
 

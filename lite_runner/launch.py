@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from lite_runner import progress
-from lite_runner.config.cluster import cluster_of, ranks_of
-from lite_runner.config.fields import Note, raise_faults
-from lite_runner.config.options import SaveStrategyOptions
+from lite_runner.config.cluster import cluster_of, starts_ranks
+from lite_runner.config.fields import Note
 from lite_runner.config.repeat import kept, with_input
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
-from lite_runner.distributed.rank_table_checks import rank_table_faults
+from lite_runner.distributed.rank_table_checks import with_rank_table
 from lite_runner.distributed.rank_table_file import read_rank_table
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.run_modes import from_dict, run_mode
 from lite_runner.system import environment
-from lite_runner.system.ascend_devices import index_of
 from lite_runner.system.versions import versions
 
 LEAVE_S = 20.0  # until ranks that are done are ended
@@ -65,41 +61,6 @@ def log_details(notes: Sequence[Note]) -> None:
     for note in notes:
         if note.detail:
             progress.detail(note.detail)
-
-
-def with_rank_table(config: RunConfig) -> RunConfig:
-    """The config with the rank table that the environment names (RANK_TABLE_FILE, as operators of
-    Kubernetes set it) where it is wanted, and with the device of a table of one rank.
-
-    Raises ConfigError where that table is of another job, ArtifactError for a broken one.
-    """
-    parallel, offered = config.parallel, os.environ.get("RANK_TABLE_FILE")
-    on_ascend = config.on_ranks and _is_ascend(config)
-    table = parallel.rank_table_file
-    if table is None:
-        wanted = on_ascend and starts_ranks(config)
-        table = offered if offered and wanted else ""
-        if offered and config.on_ranks and not wanted:
-            why = "it is for Ascend" if not on_ascend else "this is one process"
-            progress.note(f"RANK_TABLE_FILE={offered} is not used: {why}")
-        config = replace(config, parallel=replace(parallel, rank_table_file=table))
-        if table:
-            raise_faults(list(rank_table_faults(config)))
-    if table and on_ascend and not starts_ranks(config):
-        device_id = index_of(read_rank_table(Path(table)).device_of(0))
-        config = replace(config, context=replace(config.context, device_id=device_id))
-    return config
-
-
-def _is_ascend(config: RunConfig) -> bool:
-    return config.context.device_target != "CPU" and environment.ascend_devices() > 0
-
-
-def starts_ranks(config: RunConfig) -> bool:
-    """Whether several ranks do the work."""
-    several = config.on_ranks and ranks_of(config).size > 1
-    alone = isinstance(config, SaveStrategyOptions) and config.only_save_strategy
-    return several and not alone
 
 
 def _launch_ranks(config: RunConfig, folder: RunFolder, plugins: Sequence[str]) -> None:

@@ -15,18 +15,17 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lite_runner import progress
 from lite_runner.backends import ascend_context
 from lite_runner.config.ascend import AscendSettings
-from lite_runner.config.cluster import cluster_of
+from lite_runner.config.cluster import placed
 from lite_runner.config.ranks import Ranks
-from lite_runner.config.schema import RunConfig
 from lite_runner.distributed.events import MET, SOCKET_VARIABLE, Sender, connect
 from lite_runner.distributed.membership import device_of, membership
+from lite_runner.distributed.outlet import Outlet
 from lite_runner.distributed.stopping import BOARD, Board, CommonStop
 from lite_runner.errors import (
     EXIT_FAILED,
@@ -128,54 +127,6 @@ def _device_id() -> int:
     member = membership()
     assert member is not None
     return device_of(member, 0)
-
-
-def placed(config: RunConfig, device: str, device_id: int) -> RunConfig:
-    """The config with this rank's device and, on CPU, its share of this machine's processors."""
-    context = replace(config.context, device_id=device_id)
-    if device == "CPU" and context.threads is None:
-        processors = len(os.sched_getaffinity(0))
-        context = replace(
-            context, threads=max(1, processors // cluster_of(config).local_worker_num)
-        )
-    return replace(config, context=context)
-
-
-class Outlet:
-    """Progress of a rank: all tell the launcher, if there is one, what they do; rank 0 alone speaks
-    to the user."""
-
-    def __init__(self, rank: int, sender: Sender | None) -> None:
-        self._speaks = rank == 0
-        self._sender = sender
-
-    def stage(self, text: str) -> None:
-        if self._sender is not None:
-            self._sender.stage(text)
-
-    def note(self, text: str) -> None:
-        if not self._speaks:
-            return
-        if self._sender is None:
-            print(text, file=sys.stderr, flush=True)
-        else:
-            self._sender.note(text)
-
-    def text(self, text: str) -> None:
-        if not self._speaks:
-            return
-        if self._sender is None:
-            print(text, end="", flush=True)
-        else:
-            self._sender.text(text)
-
-    def title(self, text: str) -> None:
-        if not self._speaks:
-            return
-        if self._sender is not None:
-            self._sender.title(text)
-        elif sys.stdout.isatty():
-            print(text, flush=True)
 
 
 def _tell(

@@ -157,7 +157,7 @@ MANY_IMPORTS = {
     "backends.mindspore": 21,
     "backends.native": 18,
     "joined": 22,
-    "launch": 18,
+    "launch": 15,
     "model.model_files": 31,
     "plan.plan": 14,
     "rank": 19,

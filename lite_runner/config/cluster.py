@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lite_runner.config.fields import Fault
+from lite_runner.config.options import SaveStrategyOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 
@@ -50,6 +52,24 @@ def cluster_of(config: RunConfig) -> Cluster:
         master_port=parallel.master_port,
         node_rank=parallel.node_rank,
     )
+
+
+def starts_ranks(config: RunConfig) -> bool:
+    """Whether several ranks do the work."""
+    several = config.on_ranks and ranks_of(config).size > 1
+    alone = isinstance(config, SaveStrategyOptions) and config.only_save_strategy
+    return several and not alone
+
+
+def placed(config: RunConfig, device: str, device_id: int) -> RunConfig:
+    """The config with this rank's device and, on CPU, its share of this machine's processors."""
+    context = replace(config.context, device_id=device_id)
+    if device == "CPU" and context.threads is None:
+        processors = len(os.sched_getaffinity(0))
+        context = replace(
+            context, threads=max(1, processors // cluster_of(config).local_worker_num)
+        )
+    return replace(config, context=context)
 
 
 def cluster_faults(config: RunConfig) -> Iterator[Fault]:

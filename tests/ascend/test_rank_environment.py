@@ -21,6 +21,7 @@ from lite_runner.distributed import ascend_ranks, job
 from lite_runner.distributed.job import Limits
 from lite_runner.distributed.membership import device_of, membership
 from lite_runner.distributed.rank_table import Device, RankTable, Server, device_range
+from lite_runner.distributed.rank_table_checks import with_rank_table
 from lite_runner.distributed.rank_table_file import read_rank_table
 from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
 from lite_runner.plan.plan import Plan
@@ -206,7 +207,7 @@ def test_the_table_of_an_operator(
 ) -> None:
     path = str(TABLES / "visible_devices.json")
     monkeypatch.setenv("RANK_TABLE_FILE", path)
-    found = launch.with_rank_table(config_of(*settings)).parallel.rank_table_file
+    found = with_rank_table(config_of(*settings)).parallel.rank_table_file
     assert found == (path if used else "")
     told = capsys.readouterr().err
     assert ("is not used: this is one process" in told) == (settings == ())
@@ -216,16 +217,16 @@ def test_the_table_of_an_operator(
 def test_a_table_of_another_job(shows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK_TABLE_FILE", str(TABLES / "one_machine.json"))
     with pytest.raises(ConfigError, match=r"one_machine\.json has 8 ranks, expected 4"):
-        launch.with_rank_table(config_of(*FOUR))
+        with_rank_table(config_of(*FOUR))
 
 
 def test_the_device_of_a_table_of_one_rank(shows: list[int], tmp_path: Path) -> None:
     """MindFormers' run_distribute.sh with '[5,6)' sets DEVICE_ID=5, and its context takes it."""
     RankTable((Server("192.0.2.1", (Device(5),)),)).write(tmp_path / "table.json")
     asked = ("use_parallel=true", f"parallel.rank_table_file={tmp_path / 'table.json'}")
-    assert launch.with_rank_table(config_of(*asked)).context.device_id == 5
+    assert with_rank_table(config_of(*asked)).context.device_id == 5
     shows[:] = [5]  # the only one of a container
-    assert launch.with_rank_table(config_of(*asked)).context.device_id == 0
+    assert with_rank_table(config_of(*asked)).context.device_id == 0
 
 
 def test_the_device_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
