@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from lite_runner.bench.grid import AXES, BackendName, Grid, Settings
@@ -35,6 +36,11 @@ class BenchOptions:
     repeat: Count
     charts: bool
     compare: str
+
+    def __post_init__(self) -> None:
+        # outputs/latest is this run once it has begun; it means the one before.
+        if self.compare and (path := Path(self.compare).expanduser()).is_symlink():
+            object.__setattr__(self, "compare", str(path.resolve()))
 
     def faults(self) -> Iterator[Fault]:
         """What the types do not say."""

@@ -44,7 +44,7 @@ def test_a_grid_is_measured_told_and_compared(
     assert {"bench.png", "bench.svg"} <= {file.name for file in folder.iterdir()}
     assert (folder / "bench.png").read_bytes()[:4] == b"\x89PNG"
 
-    again = run(*ONE, "quant=a16w8", f"bench.compare={folder}", "bench.charts=false")
+    again = run(*ONE, "quant=a16w8", "bench.compare=outputs/latest")
     assert again["bench"]["cells"][0]["measured"]["quant"] == "a16w8"
     assert again["bench"]["comparison"]["run"] == str(folder / "result.json")
     assert again["bench"]["comparison"]["ratios"][0]["peak_mib"]["ratio"] > 0
