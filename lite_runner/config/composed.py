@@ -94,7 +94,9 @@ class Composed:
         if key in GROUPS:
             self.fail(key, f"{setting}: expected {key}=OPTION, without {prefix}")
         elif annotation is None:
-            self.fail(key, self._unknown(setting, list(known)))
+            # Another run mode's key that is left open asks for nothing.
+            if setting.value not in ("", "null") or key not in self.schemas.every_key:
+                self.fail(key, self._unknown(setting, list(known)))
         elif prefix == "~":
             self.fail(key, f"~{key}: a key cannot be left out; {self._left_open(key)}")
         elif prefix == "+":

@@ -310,3 +310,9 @@ def test_a_default_that_does_not_fit_the_context_shrinks(resolve: Resolve) -> No
     # What was asked for wins, and has to fit.
     config = resolve("model=gpt2", "predict_data=x", shorter, "max_new_tokens=3", "max_length=99")
     assert (config.generation().max_new_tokens, config.generation().max_length) == (3, None)
+
+
+def test_a_key_of_another_run_mode_that_is_left_open_asks_for_nothing(resolve: Resolve) -> None:
+    line = ["model=tiny_llama", "run_mode=eval", f"eval_data={__file__}"]
+    assert resolve(*line, "predict_data=", "max_new_tokens=null") == resolve(*line)
+    assert resolve(*line, "predict_data=x", "predict_data=") == resolve(*line)
