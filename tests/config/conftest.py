@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ def composed_once() -> Iterator[None]:
 
     @functools.cache
     def cached(
-        conf: Path, choices: tuple[tuple[str, str], ...], folders: tuple[Path, ...]
+        conf: Path, choices: tuple[tuple[str, str], ...], folders: tuple[Path, ...], device: str
     ) -> dict[str, Any]:
         return real(dict(choices), folders)
 
@@ -29,7 +30,12 @@ def composed_once() -> Iterator[None]:
             compose,
             "compose_groups",
             lambda choices, folders=(): copy.deepcopy(
-                cached(groups.conf_dir(), tuple(sorted(choices.items())), folders)
+                cached(
+                    groups.conf_dir(),
+                    tuple(sorted(choices.items())),
+                    folders,
+                    os.environ.get("DEVICE_ID", ""),  # which conf/config.yaml reads
+                )
             ),
         )
         yield
