@@ -20,7 +20,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from lite_runner.plan import operators
+from lite_runner.plan import opening
 from lite_runner.system import memory
 from tests.paths import ROOT
 from tests.refusals import refused
@@ -48,7 +48,7 @@ def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         raise AssertionError("weights were read")
 
     for reader in ("ReadAhead", "QuantizedWeights"):
-        monkeypatch.setattr(operators, reader, read_weights)
+        monkeypatch.setattr(opening, reader, read_weights)
 
     def run(code: int, *overrides: str) -> str:
         capsys.readouterr()
