@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -262,6 +263,10 @@ def test_cheap_checks_come_before_mindspore(foreign: Path) -> None:
         "sys.exit(100 if 'mindspore' in sys.modules else code)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8"
+        [sys.executable, "-c", code],
+        cwd=foreign,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        encoding="utf-8",
     )
     assert done.returncode == 4, done.stderr
