@@ -78,12 +78,14 @@ def own_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A test starts in its tmp_path. What it leaves behind of the environment, as a run on Ascend
-    does, and of verbosity is not the next test's."""
-    from lite_runner import progress
+    does, of verbosity and of plugins is not the next test's."""
+    from lite_runner import plugins, progress
 
     monkeypatch.chdir(tmp_path)
     before = dict(os.environ)
+    registered = plugins.registered()
     yield
+    plugins._registered[:] = registered  # those of a folder that is gone serve nobody
     progress.configure(1)
     if os.environ != before:
         os.environ.clear()
