@@ -10,13 +10,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from lite_runner.config.argv import parse
-from lite_runner.config.cluster import ranks_of
-from lite_runner.config.ranks import Ranks
-from lite_runner.plan.job import share
-from lite_runner.plan.memory import memory_need
-from lite_runner.run_modes import heads, resolve
-from lite_runner.run_modes.eval import planned_job as planned_scoring
-from lite_runner.run_modes.predict import planned_job
+from lite_runner.run_modes import heads, resolve, run_mode
 from tests.paths import FIXTURES
 
 TOLERANCE = 0.15
@@ -58,13 +52,9 @@ TABLE = {
 
 def planned_mib(settings: Sequence[str]) -> float:
     config = resolve(parse([*settings, "dry_run=true"], heads()))[0]
-    ranks = ranks_of(config)
-    if config.run_mode == "eval":
-        files, job = planned_scoring(config)
-        return memory_need(config, files, job, "CPU", Ranks()).total / 2**20
-    files, job = planned_job(config)
-    need = memory_need(config, files, share(config, job, ranks), "CPU", ranks)
-    return ranks.size * need.total / 2**20
+    plan = run_mode(config.run_mode).plan(config)
+    assert plan.memory is not None
+    return plan.ranks.size * plan.memory.total / 2**20
 
 
 @pytest.mark.parametrize("settings", TABLE.values(), ids=TABLE)
