@@ -83,11 +83,11 @@ def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
         composed.fail("ge", composed.no_meaning("ge", "infer.ge_preset"))
     if file.raw:
         overlay_file(composed, line, file)
-    last = {setting.key: setting for setting in line.settings}
+    last, others = {setting.key: setting for setting in line.settings}, composed.others
     for setting in line.settings:
         chosen = setting.key in GROUPS and not setting.prefix
         # Of another run mode's key it is the last value that counts: it may leave the key open.
-        replaced = setting.key in schemas.every_key and setting is not last[setting.key]
+        replaced = setting.key in others and setting is not last[setting.key]
         if setting.key != SEARCHPATH and not chosen and not replaced:
             composed.set(setting)
     _name_weights(composed)

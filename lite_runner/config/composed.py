@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -95,7 +95,7 @@ class Composed:
             self.fail(key, f"{setting}: expected {key}=OPTION, without {prefix}")
         elif annotation is None:
             # Another run mode's key that is left open asks for nothing.
-            if setting.value not in ("", "null") or key not in self.schemas.every_key:
+            if setting.value not in ("", "null") or key not in self.others:
                 self.fail(key, self._unknown(setting, list(known)))
         elif prefix == "~":
             self.fail(key, f"~{key}: a key cannot be left out; {self._left_open(key)}")
@@ -138,6 +138,11 @@ class Composed:
             section = section.get(name) if isinstance(section, Mapping) else None
         return section if isinstance(section, dict) else {}
 
+    @property
+    def others(self) -> Collection[str]:
+        """The dotted keys that only other run modes have."""
+        return self.schemas.every_key - leaves(self.schema).keys()
+
     def no_meaning(self, name: str, key: str) -> str:
         """The fault of `name`, whose `key` only other run modes have."""
         modes = " or ".join(self.schemas.having(key))
@@ -147,8 +152,7 @@ class Composed:
     def _unknown(self, setting: Setting, known: list[str]) -> str:
         """The fault of a key that is not there, with the nearest one that is."""
         key = setting.key
-        own = leaves(self.schema)
-        others = self.schemas.every_key - own.keys()
+        own, others = leaves(self.schema), self.others
         parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
         if found := next((one for one in (key, *parents) if one in others), None):
             return self.no_meaning(key, found)

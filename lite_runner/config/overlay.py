@@ -58,7 +58,7 @@ def _overlay_mindformers(composed: Composed, line: CommandLine, file: ConfigFile
     """What a MindFormers yaml says, in our keys; what has no effect here is a note."""
     where, models = f" (in {file.source})", options_of("model", composed.folders)
     every = leaves(composed.schema, composed.raw)
-    others = composed.schemas.every_key - leaves(composed.schema).keys()
+    others = composed.others
     # A key that only another run mode has is MindFormers' own here, and ignored as such.
     known = {key for key in every if key not in IGNORED or key in composed.raw}
     known |= {key for key in others if key not in IGNORED}

@@ -9,12 +9,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lite_runner.config.checks import fits_model
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.fields import raise_faults
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.model import model_files
 from lite_runner.weights.files import make_folder
 from lite_runner.weights.sharding.strategy import (
     Strategy,
@@ -26,15 +24,11 @@ from lite_runner.weights.sharding.strategy import (
 _NAME = "ckpt_strategy.ckpt"
 
 
-def write_strategy_files(config: RunConfig) -> list[Path]:
+def write_strategy_files(config: RunConfig, model: Decoder) -> list[Path]:
     """Write a file for each rank, unless it is there, and give their paths.
 
     Raises ConfigError where something else stands under one of the names: nothing is overwritten.
     """
-    model = config.model_config()
-    if model is None:
-        model = model_files.locate(config).model
-        raise_faults(list(fits_model(config, model)))
     ranks = ranks_of(config)
     strategy = strategy_of(model, ranks, vocab_parallel=config.vocab_parallel)
     files = [_file(config, rank) for rank in range(ranks.size)]

@@ -132,6 +132,13 @@ def of_exported(config: ComputeOptions, files: ModelFiles, slots: int, length: i
     return Memory(weights, cache, process=PROCESS, loading=weights, work=logits)
 
 
+def dtype_of_plan(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> str:
+    """As `held_as` for dry_run=true, which prints it; a run need not open the tensors for it."""
+    if config.dry_run:
+        return held_as(config, files, device, ranks)
+    return config.compute_dtype(device)
+
+
 def held_as(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> str:
     """What the weights are held as, in words."""
     own = device == "CPU" and own_operators(config, files, device, ranks)

@@ -38,17 +38,12 @@ def plan_generation(config: GenerateOptions) -> Plan:
         files.tensors(ranks, vocab_parallel=config.vocab_parallel)
 
     levers = partial(memory_levers, config, files, first, device, ranks)
-
-    # What a file holds is looked up for those who want to read it.
-    held: str = config.compute_dtype(device)
-    if config.dry_run:
-        held = footprint.held_as(config, files, device, ranks)
     planned = Plan(
         config=config,
         device=device,
         backend=config.backend,
         why=operators_of(config, files, device, ranks) if online else "",
-        dtype=held,
+        dtype=footprint.dtype_of_plan(config, files, device, ranks),
         ranks=ranks,
         files=files,
         job=job,

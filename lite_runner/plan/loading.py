@@ -13,6 +13,7 @@ from lite_runner.config.ranks import Ranks
 from lite_runner.model.model_files import RANDOM, ModelFiles
 from lite_runner.plan.job import Job
 from lite_runner.plan.online import load_online
+from lite_runner.sizing.need import Memory
 from lite_runner.text.tokenizer import Tokenizer
 
 
@@ -37,8 +38,10 @@ def load(
     job: Job,
     tokenizer: Tokenizer | None = None,
     ranks: Ranks | None = None,
+    need: Memory | None = None,
 ) -> Backend:
-    """The backend with its weights, once it is sure that they fit.
+    """The backend with its weights, once it is sure that they fit; `need`: the memory of the job,
+    where it is counted already.
 
     `ranks`, where there are several, must have met; whether all their parts fit is the launcher's
     to check. Exporting a model, where an offline backend has none yet, takes its `tokenizer` along.
@@ -59,4 +62,4 @@ def load(
             length=job.length,
             ranks=ranks,
         )
-    return load_online(config, files, device, job, ranks)
+    return load_online(config, files, device, job, ranks, need)

@@ -14,20 +14,25 @@ from lite_runner.plan.job import Job
 from lite_runner.plan.memory import memory_levers, memory_need
 from lite_runner.plan.opening import open_backend
 from lite_runner.plan.operators import kernels_serve
-from lite_runner.sizing.need import check_memory
+from lite_runner.sizing.need import Memory, check_memory
 from lite_runner.weights.quantization.quantize import describe
 
 
 def load_online(
-    config: ComputeOptions, files: ModelFiles, device: str, job: Job, ranks: Ranks
+    config: ComputeOptions,
+    files: ModelFiles,
+    device: str,
+    job: Job,
+    ranks: Ranks,
+    need: Memory | None = None,
 ) -> Backend:
-    """The backend with its weights, once it is sure that operators serve and that all fits. Raises
-    RunnerError."""
+    """The backend with its weights, once it is sure that operators serve and that all fits; `need`:
+    the memory of the job, where it is counted already. Raises RunnerError."""
     own = kernels_serve(config, files, device, ranks)
     files = replace(files, rounded=config.rounded_dtype(device))
     if device == "CPU" and ranks.size == 1:
         check_memory(
-            memory_need(config, files, job, device, ranks),
+            need or memory_need(config, files, job, device, ranks),
             lambda: memory_levers(config, files, job, device, ranks),
         )
     capacity = capacity_for(config, files.model, job, ranks)

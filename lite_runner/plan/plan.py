@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner.architectures.plain import from_plain, to_plain
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.options import ExportedOptions, GenerateOptions
@@ -25,8 +26,6 @@ from lite_runner.model.model_files import ModelFiles
 from lite_runner.plan.job import Job
 from lite_runner.sizing.need import Memory, aligned
 from lite_runner.text.tokenizer import Tokenizer
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +54,11 @@ class Plan:
         return self.files
 
     @property
+    def decoder(self) -> Decoder:
+        """The model's sizes: those of the config, or where it has none its files'."""
+        return self.config.model_config() or self.model.model
+
+    @property
     def work(self) -> Job:
         """The job of a plan that has one."""
         assert self.job is not None
@@ -73,7 +77,6 @@ class Plan:
         """Plain data for JSON; `from_dict` reads an equal plan from it, with its files opened anew
         where they are an exported model or have an adapter merged."""
         return {
-            "schema": SCHEMA,
             "config": self.config.to_dict(),
             "device": self.device,
             "backend": self.backend,

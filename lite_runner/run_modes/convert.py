@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -106,17 +106,15 @@ def plan(config: Config) -> Plan:
     target, form = Path(config.convert_output).expanduser(), config.convert_format
     if form == "peft" or form == "mindformers":
         check_folder(target, config.overwrite)
-        model = config.model_config()
-        files = None if model else model_files.find(config)
-        model = model or (files.model if files else None)
-        assert model is not None
-        names = ", ".join(model_files.adapters_of(config, model))
+        files = None if config.model_config() else model_files.find(config)
+        plan = Plan(config=config, files=files)
+        names = ", ".join(model_files.adapters_of(config, plan.decoder))
         lines = {
             "run mode": config.run_mode,
             "adapters": f"{names}, of {config.adapter_path}",
             "writes": f"{target}, as {form}",
         }
-        return Plan(config=config, files=files, lines=lines)
+        return replace(plan, lines=lines)
     check_target(target, form, config.overwrite)
     files = _checkpoint(model_files.find(config))
     whole = model_files.with_adapter(files, config)
@@ -135,8 +133,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
     assert isinstance(config, Config)
     target = Path(config.convert_output).expanduser()
     if config.convert_format == "peft" or config.convert_format == "mindformers":
-        model = config.model_config() or plan.model.model
-        source = _convert_adapters(config, model, target, config.convert_format)
+        source = _convert_adapters(config, plan.decoder, target, config.convert_format)
     else:
         source = _convert_checkpoint(config, plan.model, target, config.convert_format)
     folder.write_result(Result.of_files(config, source, began))

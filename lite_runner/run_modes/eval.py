@@ -170,7 +170,7 @@ def plan(config: Config) -> Plan:
         device=device,
         backend=config.backend,
         why=operators_of(config, files, device, ranks),
-        dtype=footprint.held_as(config, files, device, ranks),
+        dtype=footprint.dtype_of_plan(config, files, device, ranks),
         files=files,
         job=job,
         memory=memory_need(config, files, job, device, ranks),
@@ -193,7 +193,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
     assert isinstance(config, Config)
     ids = np.array(job.tokens[0], np.int32)
     size, stride = window_of(config, files.model)
-    backend = load(config, files, plan.device, job)
+    backend = load(config, files, plan.device, job, need=plan.memory)
     load_s = plan.seconds + time.perf_counter() - began
     with closing(backend):
         evaluation = evaluate(backend, ids, size, stride)

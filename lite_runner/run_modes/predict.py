@@ -8,6 +8,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 
 from lite_runner import progress
+from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import AdapterSlots, Backend
 from lite_runner.config.ge import FILE_NAME, ge_config, render
 from lite_runner.config.generate_checks import generate_faults as faults
@@ -45,10 +46,10 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
     ranks, config = plan.ranks, plan.config
     assert isinstance(config, GenerateOptions)
     if config.only_save_strategy:
-        _save_strategy(config, folder, began)
+        _save_strategy(config, plan.decoder, folder, began)
         return
     if config.parallel.strategy_ckpt_save_file and ranks.rank == 0:
-        write_strategy_files(config)
+        write_strategy_files(config, plan.decoder)
     config = seed_of_all(config, ranks)
     files = plan.model
     tokenizer = plan.tokenizer or model_files.tokenizer_of(config, files)
@@ -57,7 +58,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
     of_all = len(whole_job.tokens) * job.generation.num_return_sequences
     mine, engine = RankResult(), ""
     if job.tokens:
-        backend = load(config, files, plan.device, job, tokenizer, ranks)
+        backend = load(config, files, plan.device, job, tokenizer, ranks, plan.memory)
         load_s = plan.seconds + time.perf_counter() - began
         backend.prepare()
         wait_for_all(ranks)
@@ -96,8 +97,10 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
         raise CutShort
 
 
-def _save_strategy(config: GenerateOptions, folder: RunFolder, began: float) -> None:
-    written = write_strategy_files(config)
+def _save_strategy(
+    config: GenerateOptions, model: Decoder, folder: RunFolder, began: float
+) -> None:
+    written = write_strategy_files(config, model)
     source, size = config.checkpoint_source, len(written)
     folder.write_result(Result.of_files(config, source, began, world_size=size))
     progress.note(f"wrote {written[0].parent}: the strategy of {size} ranks")

@@ -316,3 +316,9 @@ def test_a_key_of_another_run_mode_that_is_left_open_asks_for_nothing(resolve: R
     line = ["model=tiny_llama", "run_mode=eval", f"eval_data={__file__}"]
     assert resolve(*line, "predict_data=", "max_new_tokens=null") == resolve(*line)
     assert resolve(*line, "predict_data=x", "predict_data=") == resolve(*line)
+
+
+def test_of_a_key_of_the_run_mode_every_value_is_checked(faults: Faults) -> None:
+    assert "max_new_tokens: got 'x'" in faults(
+        "model=tiny_llama", "max_new_tokens=x", "max_new_tokens=3", "predict_data=a"
+    )

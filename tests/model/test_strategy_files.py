@@ -69,7 +69,9 @@ def test_under_msrun_rank_0_writes_them(
 def test_where_they_are_written(asked: str, expected: str) -> None:
     words = [*PREDICT, "parallel=tp2", f"parallel.strategy_ckpt_save_file={asked}"]
     config, _ = resolve(parse(words, heads()))
-    assert str(write_strategy_files(config)[1]) == expected
+    model = config.model_config()
+    assert model is not None
+    assert str(write_strategy_files(config, model)[1]) == expected
     assert Path(expected).is_file()
 
 
