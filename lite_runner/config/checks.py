@@ -13,7 +13,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ascend import ascend_faults
 from lite_runner.config.cluster import cluster_faults
 from lite_runner.config.fields import Fault, fault, show
-from lite_runner.config.lengths import context_faults
+from lite_runner.config.lengths import beyond_context, context_faults
 from lite_runner.config.options import ExportedOptions, SamplingOptions, StrategyOptions
 from lite_runner.config.parallel import division_faults, parallel_faults
 from lite_runner.config.quantization_checks import quantization_faults
@@ -44,11 +44,7 @@ def fits_model(config: RunConfig, model: Decoder) -> Iterator[Fault]:
     if isinstance(config, ExportedOptions):
         asked = config.infer.infer_seq_length
         if asked is not None and asked > model.seq_length:
-            yield fault(
-                ("infer.infer_seq_length", "model"),
-                f"infer.infer_seq_length: got {asked}, expected at most the model's context of"
-                f" {model.seq_length} tokens",
-            )
+            yield beyond_context("infer.infer_seq_length", asked, model)
     ends = model.eos_token_id
     if isinstance(config, SamplingOptions):
         yield from context_faults(config, model)

@@ -1,7 +1,4 @@
-"""Validation errors of lengths: tokens to generate against the model's context.
-
-What a user typed must fit; the defaults of a model, or of a yaml, shrink to what does.
-"""
+"""Validation errors of lengths: typed ones must fit the model's context; defaults shrink to it."""
 
 from __future__ import annotations
 
@@ -9,43 +6,49 @@ from collections.abc import Collection, Iterator
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import Fault, fault
+from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.options import SamplingOptions
 from lite_runner.config.schema import RunConfig
 
-_DEFAULTS = ("max_new_tokens", "max_decode_length")  # of model.model_config
-
 
 def context_faults(config: SamplingOptions, model: Decoder) -> Iterator[Fault]:
-    """Lengths that the options of the run ask for and the model's context does not hold."""
-    new, together = config.max_new_tokens, config.max_length
-    if new is not None and new >= model.seq_length:
-        yield _too_many_new("max_new_tokens", new, model)
-    elif new is None and together is not None and together > model.seq_length:
-        yield _too_many("max_length", together, model)
+    """Typed lengths that the model's context cannot hold."""
+    new = config.max_new_tokens
+    total = config.max_length if new is None else None  # max_new_tokens wins
+    yield from _exceeded(GenerationConfig(max_new_tokens=new, max_length=total), model)
 
 
 def typed_faults(config: RunConfig, typed: Collection[str]) -> Iterator[Fault]:
-    """The same of the model's own lengths that were `typed` (dotted keys), not come with it."""
-    model, settings = config.model_config(), config.model.model_config
-    for name in _DEFAULTS:
-        key, value = f"model.model_config.{name}", getattr(settings, name)
-        if model is None or value is None or key not in typed:
-            continue
-        if name == "max_new_tokens" and value >= model.seq_length:
-            yield _too_many_new(key, value, model)
-        elif value > model.seq_length:
-            yield _too_many(key, value, model)
-
-
-def _too_many_new(key: str, got: int, model: Decoder) -> Fault:
-    return fault(
-        (key, "model"),
-        f"{key}: got {got}, expected less than the model's context of {model.seq_length} tokens,"
-        " which holds the prompt too",
+    """The same for the model's own lengths, where they are among the `typed` dotted keys."""
+    model, settings, section = (
+        config.model_config(),
+        config.model.model_config,
+        "model.model_config",
     )
+    if model is None:
+        return
+    if (key := f"{section}.max_new_tokens") in typed:
+        options = GenerationConfig(max_new_tokens=settings.max_new_tokens)
+        yield from _exceeded(options, model, key)
+    if (key := f"{section}.max_decode_length") in typed:
+        yield from _exceeded(GenerationConfig(max_length=settings.max_decode_length), model, key)
 
 
-def _too_many(key: str, got: int, model: Decoder) -> Fault:
+def _exceeded(options: GenerationConfig, model: Decoder, key: str = "") -> Iterator[Fault]:
+    """`key`: the dotted key that holds the option; by default the option's own name."""
+    name = options.exceeded_limit(model.seq_length)
+    if name == "max_length" and options.max_length is not None:
+        yield beyond_context(key or name, options.max_length, model)
+    elif name == "max_new_tokens":
+        yield fault(
+            (key or name, "model"),
+            f"{key or name}: got {options.max_new_tokens}, expected less than the model's context"
+            f" of {model.seq_length} tokens, which holds the prompt too",
+        )
+
+
+def beyond_context(key: str, got: int, model: Decoder) -> Fault:
+    """The validation error of a length above the model's context."""
     return fault(
         (key, "model"),
         f"{key}: got {got}, expected at most the model's context of {model.seq_length} tokens",

@@ -10,7 +10,7 @@ from typing import ClassVar
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.options import BatchOptions, ExportedOptions, SamplingOptions
 from lite_runner.doctor.check import Check, Finding
-from lite_runner.generation import longest_of_all
+from lite_runner.generation import max_sequence_of
 from lite_runner.model import model_files
 from lite_runner.model.model_files import RANDOM, ModelFiles
 from lite_runner.plan.job import Job, slots_for
@@ -67,7 +67,7 @@ def needs(config: ModelOptions) -> Finding:
     device = environment.resolve_device(config.context.device_target)
     ranks, found = ranks_of(config), model_files.planned(config)
     generation, context = config.generation(found.model), found.model.seq_length
-    length = min(context, longest_of_all([1], [generation], context))
+    length = min(context, max_sequence_of([1], [generation], context))
     slots = slots_for(config, generation, config.predict_batch_size or 1)
     job = Job((), [()], generation, slots, length)
     need = memory_need(config, found, job, device, ranks)

@@ -3,9 +3,7 @@
 from lite_runner.generation.generate import OnFinish, OnLogits, OnToken, generate
 from lite_runner.generation.lengths import (
     check_lengths,
-    longest_of_all,
-    longest_prompt,
-    longest_sequence,
+    max_sequence_of,
     truncate_left,
 )
 from lite_runner.generation.logprobs import logprobs_of, prompt_logprobs_of
@@ -36,9 +34,7 @@ __all__ = [
     "check_lengths",
     "generate",
     "logprobs_of",
-    "longest_of_all",
-    "longest_prompt",
-    "longest_sequence",
+    "max_sequence_of",
     "prompt_logprobs_of",
     "truncate_left",
 ]

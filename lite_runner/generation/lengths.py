@@ -1,4 +1,4 @@
-"""Limits on the lengths of prompts and completions."""
+"""Prompt lengths: whether prompts fit the model's context, and truncating those that do not."""
 
 from __future__ import annotations
 
@@ -8,23 +8,12 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError
 
 
-def longest_prompt(options: GenerationConfig, max_length: int) -> int:
-    """Maximum prompt tokens so that the requested new tokens fit `max_length`."""
-    return _total_limit(options, max_length) - _least_new(options)
-
-
-def longest_sequence(prompt: int, options: GenerationConfig, max_length: int) -> int:
-    """Maximum tokens of a prompt of `prompt` tokens and its completion together."""
-    limit, new = _total_limit(options, max_length), options.max_new_tokens
-    return limit if new is None else min(limit, prompt + new)
-
-
-def longest_of_all(
+def max_sequence_of(
     prompts: Sequence[int], each: Sequence[GenerationConfig], max_length: int
 ) -> int:
     """Maximum tokens of the longest sequence; `prompts`: prompt lengths, `each`: their options."""
     pairs = zip(prompts, each, strict=True)
-    return max(longest_sequence(prompt, options, max_length) for prompt, options in pairs)
+    return max(options.max_sequence(prompt, max_length) for prompt, options in pairs)
 
 
 def truncate_left(ids: list[int], longest: int, bos: int | None) -> list[int]:
@@ -48,7 +37,7 @@ def check_lengths(
     faults = []
     for index, (length, options) in enumerate(zip(lengths, each, strict=True)):
         name = names[index] if names else f"prompt {index}"
-        longest, new = longest_prompt(options, max_length), _least_new(options)
+        longest, new = options.max_prompt(max_length), options.reserved_tokens
         limit = min(max_length, longest + new)
         if length == 0:
             faults.append(f"{name} is empty: it has no tokens")
@@ -63,15 +52,3 @@ def check_lengths(
         if all(text.endswith("no tokens") for text in faults):
             error.hint = "give it a text of at least one token, or leave it out"
         raise error
-
-
-def _total_limit(options: GenerationConfig, max_length: int) -> int:
-    """Maximum tokens of prompt and completion together."""
-    return min(max_length, options.max_length or max_length)
-
-
-def _least_new(options: GenerationConfig) -> int:
-    """New tokens that must fit."""
-    if options.max_length is not None:
-        return 1
-    return 1 if options.max_new_tokens is None else options.max_new_tokens

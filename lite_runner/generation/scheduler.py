@@ -21,7 +21,7 @@ from lite_runner.config.generation import FinishReason
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.generation.beam import Beams
 from lite_runner.generation.job import Job, Search
-from lite_runner.generation.lengths import check_lengths, longest_sequence
+from lite_runner.generation.lengths import check_lengths
 from lite_runner.generation.logprobs import LogprobCollector
 from lite_runner.generation.request import Event, Finished, Request, Token
 from lite_runner.generation.result import GenerationTiming
@@ -164,7 +164,7 @@ class Scheduler:
     def _searches(self, id: int, request: Request) -> list[Search]:
         options, slots = request.options, self._info.slots
         length = len(request.prompt)
-        limit = longest_sequence(length, options, self._info.max_length) - length
+        limit = options.max_sequence(length, self._info.max_length) - length
         if options.num_beams > 1:
             return [Beams(id, request, limit)]
         # More sequences than slots: one prefill for every full set of slots.

@@ -15,7 +15,7 @@ from lite_runner.config.options import BatchOptions, GenerateOptions
 from lite_runner.config.prompt import Request
 from lite_runner.config.ranks import Ranks
 from lite_runner.generation import Request as GenerationRequest
-from lite_runner.generation import check_lengths, longest_of_all, longest_prompt, truncate_left
+from lite_runner.generation import check_lengths, max_sequence_of, truncate_left
 from lite_runner.model import model_files
 from lite_runner.model.adapters import AdapterJob, check_values, open_wanted
 from lite_runner.model.model_files import ModelFiles
@@ -111,13 +111,13 @@ def fit(
     each = options_of(generation, requests, len(tokens))
     if config.truncate == "left":
         bos = files.model.bos_token_id if tokenizer is None else tokenizer.bos_token_id
-        longest = [longest_prompt(mine, context) for mine in each]
+        longest = [mine.max_prompt(context) for mine in each]
         cut = [truncate_left(ids, most, bos) for ids, most in zip(tokens, longest, strict=True)]
         if cut != tokens:
             progress.note(f"truncate=left: prompts cut to their last {min(longest)} tokens")
         tokens = cut
     check_lengths([len(ids) for ids in tokens], each, context)
-    length = longest_of_all([len(ids) for ids in tokens], each, context)
+    length = max_sequence_of([len(ids) for ids in tokens], each, context)
     return Job(requests, tokens, generation, slots_for(config, generation, len(tokens)), length)
 
 
@@ -127,7 +127,7 @@ def estimate(config: GenerateOptions, files: ModelFiles, requests: Sequence[Requ
     generation = config.generation(model)
     sizes = [request.size(config.system) for request in requests]
     each = options_of(generation, requests, len(requests))
-    length = min(model.seq_length, longest_of_all(sizes, each, model.seq_length))
+    length = min(model.seq_length, max_sequence_of(sizes, each, model.seq_length))
     slots = slots_for(config, generation, len(requests))
     adapters = open_wanted(config, model, [request.adapter for request in requests])
     return Job(requests, [()] * len(requests), generation, slots, length, adapters=adapters)

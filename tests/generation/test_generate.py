@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError, RunnerError
-from lite_runner.generation import Scheduler, check_lengths, generate, longest_prompt
+from lite_runner.generation import Scheduler, check_lengths, generate
 from lite_runner.text import byte_tokenizer
 from lite_runner.text.transcript import Transcript
 from tests.generation.mock import generated, requests_of
@@ -258,7 +258,7 @@ def test_prompts_that_do_not_fit(
 
 def test_the_longest_prompt_just_fits(backend: Backends) -> None:
     for config in (GenerationConfig(max_new_tokens=4), GenerationConfig(max_length=8)):
-        longest = longest_prompt(config, 10)
+        longest = config.max_prompt(10)
         check_lengths([longest], [config], 10)
         with pytest.raises(ConfigError):
             check_lengths([longest + 1], [config], 10)
