@@ -17,7 +17,7 @@ import mindspore as ms
 from mindspore.graph import api as graph_api
 
 from lite_runner.system.code_digest import code_digest
-from lite_runner.weights.files import sha256_of
+from lite_runner.system.files import sha256_of
 from lite_runner.weights.source import GRAPHS, cache_dir
 
 SEAL = ".sha256"

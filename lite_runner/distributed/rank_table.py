@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.errors import ConfigError
+from lite_runner.system.files import atomic_write
 
 BOARD = 4  # devices 0..3 share a board, and so do the ones from 4 on
 WHOLE = (8, 16)  # sizes of a machine; only all of its devices may span the boards
@@ -128,21 +128,9 @@ class RankTable:
         }
 
     def write(self, path: Path) -> None:
-        """Write the file whole or not at all. Raises EnvironmentFault."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(self.to_dict(), indent=4) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError as error:
-            raise EnvironmentFault(
-                f"{path}: cannot be written: {error.strerror or error}",
-                "run it in a writable folder",
-            ) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+        """Write the file atomically. Raises EnvironmentFault."""
+        with atomic_write(path) as file:
+            file.write((json.dumps(self.to_dict(), indent=4) + "\n").encode())
 
     def node(self, first: int, last: int, rank_size: int | None) -> Node:
         """The machine that a range of run_distribute.sh names, `last` not included.

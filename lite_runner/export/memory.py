@@ -7,7 +7,7 @@ from pathlib import Path
 from lite_runner.export.spec import ExportSpec
 from lite_runner.model.model_files import ModelFiles
 from lite_runner.sizing.need import BYTES_OF, Memory, check_memory, export_need, memory_need
-from lite_runner.weights.files import require_space
+from lite_runner.system.files import require_space
 
 
 def export_memory(files: ModelFiles, spec: ExportSpec) -> Memory:

@@ -11,7 +11,7 @@ from lite_runner.config.model_dir import yamls_in
 from lite_runner.config.model_yaml import is_ours
 from lite_runner.errors import ConfigError
 from lite_runner.mindir.manifest import MANIFEST, GraphName
-from lite_runner.weights.files import make_folder, put_in_place, sync_folder
+from lite_runner.system.files import make_folder, put_in_place, sync_folder
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from lite_runner.config.model_yaml import model_yaml
 from lite_runner.export.job import ExportJob
 from lite_runner.export.output_paths import OutputPaths
 from lite_runner.mindir.manifest import MANIFEST, Graph, GraphName, Manifest
+from lite_runner.system.files import sha256_of
 from lite_runner.system.versions import versions
-from lite_runner.weights.files import sha256_of
 from lite_runner.weights.lora.adapter import digest
 
 

@@ -18,7 +18,7 @@ from lite_runner.config.model_dir import MANIFEST as MANIFEST
 from lite_runner.config.quantization import CacheType, Quant, Quantization
 from lite_runner.errors import ArtifactError
 from lite_runner.native.packing import FORMAT
-from lite_runner.weights.files import sha256_of
+from lite_runner.system.files import sha256_of
 
 SCHEMA = 1
 MAX_BYTES = 1 << 20

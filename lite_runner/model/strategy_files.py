@@ -13,7 +13,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.weights.files import make_folder
+from lite_runner.system.files import make_folder
 from lite_runner.weights.sharding.strategy import (
     Strategy,
     read_strategy,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lite_runner.native import library, structs
 from lite_runner.native.lora_pool import PoolLayout
 from lite_runner.native.structs import INPUT_GROUP, PANEL, Format, Kind, Order
-from lite_runner.weights.files import drop_pages
+from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
 from lite_runner.weights.tensor import widened
 

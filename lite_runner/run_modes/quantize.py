@@ -15,7 +15,7 @@ from lite_runner.model import model_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.sizing.need import about_model, parameter_count, readable, weight_bytes
-from lite_runner.weights.files import atomic_write, new_folder, require_space
+from lite_runner.system.files import atomic_write, new_folder, require_space
 from lite_runner.weights.quantization.quantize import describe
 from lite_runner.weights.quantization.quantized_checkpoint import (
     MANIFEST,

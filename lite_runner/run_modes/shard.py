@@ -22,7 +22,7 @@ from lite_runner.model.model_files import ModelFiles
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.sizing.need import about_model, readable, weight_bytes
-from lite_runner.weights.files import new_folder
+from lite_runner.system.files import new_folder
 from lite_runner.weights.sharding.shard_writer import (
     Cutting,
     check_free,

@@ -13,7 +13,6 @@ from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.hf import model_config_from_hf, special_tokens_from_hf
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.files import first_bytes
 from lite_runner.weights.formats.ckpt_file import looks_like_ckpt, open_ckpt
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
 from lite_runner.weights.formats.gguf_file import looks_like_gguf, open_gguf
@@ -35,6 +34,7 @@ from lite_runner.weights.formats.safetensors_file import (
 )
 from lite_runner.weights.formats.torch_file import looks_like_torch, open_torch
 from lite_runner.weights.layouts import check_tensors, expected_tensors
+from lite_runner.weights.memory_map import first_bytes
 from lite_runner.weights.quantization.quantized_checkpoint import open_quantized, read_quantization
 from lite_runner.weights.sharding.shard_manifest import rank_folders, shards_model
 from lite_runner.weights.tensor import LazyTensor

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.files import drop_pages
+from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.tensor import DType, LazyTensor, narrowed
 
 COMPARED_AT_ONCE = 1 << 22  # values; keeps the comparison of large tensors in little memory

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.files import drop_pages
+from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.quantization.quantized import QuantizedTensor
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor, widened
 

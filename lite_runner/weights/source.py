@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
-from lite_runner.weights.files import atomic_write, make_folder
+from lite_runner.system.files import atomic_write, make_folder
 from lite_runner.weights.formats.hugging_face import INDEX, TOKENIZER_FILES
 
 Report = Callable[[str], None]

@@ -16,9 +16,9 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.hf import hf_from_model_config, is_transformers
 from lite_runner.config.release import Release
 from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.system.files import atomic_write, make_folder, sync_folder
 from lite_runner.weights.checkpoint import FILES, folder_of, open_checkpoint
 from lite_runner.weights.derive import cast
-from lite_runner.weights.files import atomic_write, make_folder, sync_folder
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.hugging_face import INDEX, TOKENIZER_FILES, to_hugging_face
 from lite_runner.weights.formats.safetensors_file import write_safetensors

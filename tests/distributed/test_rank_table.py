@@ -188,11 +188,12 @@ def test_whatever_is_changed_in_a_table_it_is_read_or_refused(
 
 def test_a_table_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
-    for path in (tmp_path / "none/table.json", tmp_path / "taken"):
+    (tmp_path / "file").touch()
+    for path, named in (("file/table.json", "file"), ("taken", "taken")):
         with pytest.raises(EnvironmentFault) as caught:
-            table(("a", 1)).write(path)
-        assert str(path) in caught.value.message
-    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+            table(("a", 1)).write(tmp_path / path)
+        assert str(tmp_path / named) in caught.value.message
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken"]
 
 
 def test_a_write_that_fails_leaves_the_old_file(

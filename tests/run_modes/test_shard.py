@@ -226,7 +226,7 @@ def test_killed_while_the_names_are_swapped(tmp_path: Path) -> None:
     whole = [contents(Path(name)) for name in ("set", "other")]
     program = (
         "import shutil\nfrom pathlib import Path\n"
-        "from lite_runner.weights.files import new_folder\n"
+        "from lite_runner.system.files import new_folder\n"
         "print('ready', flush=True)\n"
         "while True:\n"
         "    for name in ('other', 'kept'):\n"

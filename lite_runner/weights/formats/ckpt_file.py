@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.files import atomic_write, drop_pages, first_bytes, map_file
+from lite_runner.system.files import atomic_write
 from lite_runner.weights.formats.safetensors_file import NUMPY_TYPES, view_tensor
+from lite_runner.weights.memory_map import drop_pages, first_bytes, map_file
 from lite_runner.weights.tensor import CHUNK, DType, Index, LazyTensor
 
 SLICE = 512 * 2**20  # bytes of a tensor in one value, as MindSpore cuts them

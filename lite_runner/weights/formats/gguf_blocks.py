@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lite_runner.config.quantization import Scheme
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.files import drop_pages
+from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.quantization.quantized import QuantizedTensor
 
 GROUP = 32  # values of a block

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.files import drop_pages, first_bytes
 from lite_runner.weights.formats.gguf_blocks import SCHEMES, integers_of
 from lite_runner.weights.formats.gguf_metadata import MAGIC, GGUFHeader, TensorEntry, read_header
 from lite_runner.weights.formats.safetensors_file import view_tensor
+from lite_runner.weights.memory_map import drop_pages, first_bytes
 from lite_runner.weights.tensor import DType, LazyIntegers, LazyTensor
 
 STORED_TYPES: dict[str, DType] = {"F32": "F32", "F16": "F16", "BF16": "BF16"}

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.files import atomic_write, drop_pages, first_bytes, map_file
+from lite_runner.system.files import atomic_write
+from lite_runner.weights.memory_map import drop_pages, first_bytes, map_file
 from lite_runner.weights.tensor import CHUNK, DType, Index, LazyTensor
 
 MAX_DIMENSION = 2**48

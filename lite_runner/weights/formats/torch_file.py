@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.files import drop_pages, first_bytes, map_file
 from lite_runner.weights.formats.safetensors_file import ITEM_BYTES, NUMPY_TYPES, view_tensor
 from lite_runner.weights.formats.torch_pickle import NotTensors, Strided, interpret
+from lite_runner.weights.memory_map import drop_pages, first_bytes, map_file
 from lite_runner.weights.tensor import DType, Index, LazyTensor
 
 MAX_READ = 64 * 2**20  # bytes of a pickle, of a directory of an archive

@@ -22,15 +22,16 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.prompt import adapter_name
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
+from lite_runner.system.files import sha256_of
 from lite_runner.weights.checkpoint import LORA, PICKLES, read_json, weights_file
 from lite_runner.weights.derive import derived, same_values
-from lite_runner.weights.files import drop_pages, sha256_of
 from lite_runner.weights.formats.ckpt_file import open_ckpt
 from lite_runner.weights.formats.hugging_face import full_name, part_of_rows
 from lite_runner.weights.formats.safetensors_file import looks_like_safetensors, open_safetensors
 from lite_runner.weights.formats.torch_file import looks_like_torch, refused
 from lite_runner.weights.lora.adapter_config import NAMES, LoraSettings, read_settings
 from lite_runner.weights.lora.target_modules import HEAD, TargetModule, by_module
+from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.tensor import LazyTensor, widened
 
 LISTING = "lora_adapter.json"

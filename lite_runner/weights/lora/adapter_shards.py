@@ -15,8 +15,8 @@ from lite_runner.config.hf import hf_from_model_config
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
+from lite_runner.system.files import atomic_write, make_folder, sha256_of
 from lite_runner.weights.checkpoint import read_json
-from lite_runner.weights.files import atomic_write, make_folder, sha256_of
 from lite_runner.weights.formats.safetensors_file import open_safetensors, write_safetensors
 from lite_runner.weights.lora.adapter import Adapter, LoraPair, digest, is_listing
 from lite_runner.weights.lora.adapter_pieces import adapter_pieces, piece_shapes

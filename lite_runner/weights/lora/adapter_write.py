@@ -16,8 +16,8 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.release import Release
 from lite_runner.config.sections import AdapterFormat
 from lite_runner.errors import ArtifactError
+from lite_runner.system.files import atomic_write, make_folder
 from lite_runner.weights.derive import same_values
-from lite_runner.weights.files import atomic_write, make_folder
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.hugging_face import fused_rows
 from lite_runner.weights.formats.safetensors_file import write_safetensors

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import Quantization, Scheme
-from lite_runner.weights.files import drop_pages
+from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.quantization.quantized import QuantizedTensor, check_columns, quantize_rows
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor, widened
 

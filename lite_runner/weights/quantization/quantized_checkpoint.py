@@ -23,7 +23,7 @@ from lite_runner.architectures import Parameter, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import Quant, QuantGroup, Quantization, Scheme
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.files import atomic_write
+from lite_runner.system.files import atomic_write
 from lite_runner.weights.formats.safetensors_file import (
     Entry,
     StoredTensor,

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from lite_runner.config import schema
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.files import drop_pages
 from lite_runner.weights.formats.safetensors_file import NUMPY_TYPES
+from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.quantization.quantized import VALUES_AT_ONCE
 from lite_runner.weights.tensor import DType, LazyTensor, narrowed
 

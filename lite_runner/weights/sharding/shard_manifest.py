@@ -15,7 +15,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.hf import hf_from_model_config, model_config_from_hf
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.files import atomic_write
+from lite_runner.system.files import atomic_write
 
 MANIFEST = "manifest.json"
 SCHEMA = 1

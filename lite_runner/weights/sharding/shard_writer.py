@@ -14,13 +14,7 @@ from numpy.typing import NDArray
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ConfigError
-from lite_runner.weights.files import (
-    atomic_write,
-    make_folder,
-    new_folder,
-    require_space,
-    sha256_of,
-)
+from lite_runner.system.files import atomic_write, make_folder, new_folder, require_space, sha256_of
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.sharding.pieces import sliced

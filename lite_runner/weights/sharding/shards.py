@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
+from lite_runner.system.files import sha256_of
 from lite_runner.weights.checkpoint import carries_no_weights, own_name
 from lite_runner.weights.derive import same_values
-from lite_runner.weights.files import drop_pages, sha256_of
 from lite_runner.weights.formats.ckpt_file import open_ckpt
 from lite_runner.weights.formats.hugging_face import check_tied_head
 from lite_runner.weights.formats.safetensors_file import open_safetensors
 from lite_runner.weights.layouts import check_tensors, expected_tensors
+from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.sharding.shard_layout import how_cut, piece_shapes, strategy_in_file
 from lite_runner.weights.sharding.shard_manifest import (
     ShardManifest,

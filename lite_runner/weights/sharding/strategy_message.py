@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.files import atomic_write
+from lite_runner.system.files import atomic_write
 
 HINT = "give src_strategy_path_or_dir= the ckpt_strategy_rank_N.ckpt that the training wrote"
 

@@ -19,7 +19,7 @@ import pytest
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
-from lite_runner.weights import files
+from lite_runner.system import files
 from lite_runner.weights.formats.ckpt_file import open_ckpt
 from lite_runner.weights.layouts import expected_tensors
 from lite_runner.weights.sharding.reshard import tensors_for, whole_tensors
