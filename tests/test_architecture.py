@@ -60,6 +60,10 @@ ALLOWED: dict[str, set[str]] = {
     "output": {
         *("backends", "config", "errors", "generation", "plan", "progress", "system", "text"),
     },
+    "evaluation": {
+        *("architectures", "backends", "config", "errors", "generation", "model", "output"),
+        *("plan", "progress", "sizing", "system"),
+    },
     "bench": {
         *("architectures", "backends", "config", "errors", "export", "generation", "model"),
         *("output", "plan", "plugins", "progress", "system", "weights"),
@@ -87,6 +91,7 @@ ALLOWED: dict[str, set[str]] = {
             "distributed",
             "doctor",
             "errors",
+            "evaluation",
             "export",
             "generation",
             "model",
@@ -160,10 +165,8 @@ MANY_IMPORTS = {
     "launch": 15,
     "model.model_files": 31,
     "plan.loading": 13,
-    "plan.plan": 15,
     "rank": 19,
     "run_modes.convert": 17,
-    "run_modes.eval": 26,
     "run_modes.export": 20,
     "run_modes.predict": 20,
     "run_modes.shard": 17,
@@ -192,7 +195,7 @@ END_TO_END = {
     "mindformers": "documents",
     "mindir": "mindformers_graphs",
     "native": "library sanitizers",
-    "run_modes": "adapters eval_config export_quantized logprobs pretrained_folder",
+    "run_modes": "adapters export_quantized logprobs pretrained_folder",
     "scripts": "rank_tables",
     "system": "peaks",
     "weights": "combine_ckpt gguf_models",

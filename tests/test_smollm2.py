@@ -16,8 +16,8 @@ import pytest
 from lite_runner.backends.base import Row
 from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
 from lite_runner.config.generation import GenerationConfig
+from lite_runner.evaluation.perplexity import evaluate
 from lite_runner.generation import Request, Scheduler, generate
-from lite_runner.run_modes.eval import evaluate
 from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint

@@ -5,69 +5,31 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from scipy.special import log_softmax
 
 from lite_runner.app import main
-from lite_runner.backends.base import BackendInfo, Row
+from lite_runner.backends.base import Row
 from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
 from lite_runner.config.argv import parse
-from lite_runner.errors import RunnerError
+from lite_runner.evaluation.perplexity import windows
 from lite_runner.run_modes import eval as evaluate_mode
 from lite_runner.run_modes import heads, resolve
-from lite_runner.run_modes.eval import evaluate, windows
 from lite_runner.text.tokenizer import byte_tokenizer
 from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
+from tests.evaluation.fake_backend import FakeBackend, logits_of_positions
 from tests.refusals import refused
 
 TEXT = "A text, neither long nor short: 文字。\n"
 EVAL = ["verbosity=0", "run_mode=eval", "model=tiny_llama", "eval_data=text.txt"]
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-class FakeBackend:
-    """Logit t after a token at place p is -t * (1 + p / 1000).
-
-    `faults`: what happens in a window, by its number; a number is added to all logits but the
-    first.
-    """
-
-    info = BackendInfo("fake", 1000, 1, 1000, 1000, chunk=1, most_logits=1000)
-    adapters, compile_s = None, 0.0
-
-    def __init__(self, faults: dict[int, BaseException | float] | None = None) -> None:
-        self.faults = faults or {}
-        self.windows = 0
-
-    def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        (row,) = rows
-        assert (row.position, row.logits) == (0, len(row.tokens))
-        fault = self.faults.get(self.windows, 0.0)
-        self.windows += 1
-        if isinstance(fault, BaseException):
-            raise fault
-        logits = of_places(len(row.tokens))
-        logits[:, 1:] += fault
-        return logits
-
-    def prepare(self) -> None: ...
-    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
-    def close(self) -> None: ...
-
-
-def of_places(tokens: int) -> NDArray[np.float32]:
-    """The fake's logits after tokens 0 .. n - 1 of a window [n, vocab]."""
-    return np.outer(1 + np.arange(tokens) / 1000, -np.arange(1000)).astype(np.float32)
 
 
 @pytest.fixture
@@ -82,70 +44,6 @@ def run(*overrides: str, code: int = 0) -> dict[str, Any]:
     assert main([*EVAL, *overrides]) == code
     result: dict[str, Any] = json.loads(Path("outputs/latest/result.json").read_text("utf-8"))
     return result
-
-
-def labels(tokens: int, size: int, stride: int) -> list[list[int]]:
-    """Places that are scored in each window: transformers' recipe, which blanks the labels that an
-    earlier window had, and never asks for a window's first token."""
-    found, seen = [], 0
-    for begin in range(0, tokens, stride):
-        end = min(begin + size, tokens)
-        target = list(range(begin, end))
-        target[: len(target) - (end - seen)] = [-100] * (len(target) - (end - seen))
-        found.append([place for place in target[1:] if place != -100])
-        seen = end
-        if end == tokens:
-            break
-    return [places for places in found if places]
-
-
-sizes = st.integers(2, 40).flatmap(lambda size: st.tuples(st.just(size), st.integers(1, size)))
-
-
-@given(tokens=st.integers(2, 200), size_and_stride=sizes)
-def test_windows_are_those_of_transformers(tokens: int, size_and_stride: tuple[int, int]) -> None:
-    size, stride = size_and_stride
-    found = list(windows(tokens, size, stride))
-    assert [list(range(w.first, w.end)) for w in found] == labels(tokens, size, stride)
-    for window in found:
-        assert window.start < window.first and window.end - window.start <= size
-        assert window.end == min(window.start + size, tokens)
-    counted = [place for w in found for place in range(w.first, w.end)]
-    starts = [] if stride < size else list(range(0, tokens, size))
-    assert counted == [place for place in range(1, tokens) if place not in starts]
-
-
-@given(tokens=st.integers(2, 120), size_and_stride=sizes)
-def test_each_token_counts_with_its_own_window(
-    tokens: int, size_and_stride: tuple[int, int]
-) -> None:
-    size, stride = size_and_stride
-    ids = (np.arange(tokens) % 7).astype(np.int32)
-    found = evaluate(FakeBackend(), ids, size, stride)
-    likely = log_softmax(of_places(size).astype(np.float64), axis=1)
-    losses = [
-        -likely[place - window.start - 1, ids[place]]
-        for window in windows(tokens, size, stride)
-        for place in range(window.first, window.end)
-    ]
-    assert found.perplexity == pytest.approx(math.exp(np.mean(losses)), rel=1e-6)
-    assert (found.scored_tokens, found.tokens) == (len(losses), tokens)
-    assert not found.interrupted
-
-
-def test_ctrl_c_keeps_the_windows_that_are_done() -> None:
-    scorer = FakeBackend({2: KeyboardInterrupt()})
-    found = evaluate(scorer, np.ones(40, np.int32), 10, 10)
-    assert (found.windows, found.scored_tokens, found.interrupted) == (2, 18, True)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(FakeBackend({0: KeyboardInterrupt()}), np.ones(40, np.int32), 10, 10)
-
-
-def test_what_is_no_number_is_an_error_that_says_where() -> None:
-    with pytest.raises(RunnerError, match="the likelihood of token 11 is nan"):
-        evaluate(FakeBackend({1: math.nan}), np.ones(40, np.int32), 10, 10)
-    with pytest.raises(RunnerError, match=r"beyond any number: exp\(800\)"):
-        evaluate(FakeBackend({0: -799.0}), np.ones(2, np.int32), 10, 10)
 
 
 @pytest.mark.parametrize("model", ["tiny_llama", "tiny_bloom"])
@@ -231,7 +129,7 @@ def test_an_interrupted_run_writes_what_there_is(
     (folder / "text.txt").write_text("\x01" * 40)
     found = run("eval_window=10", code=130)["evaluation"]
     assert found["interrupted"] and found["windows"] == 1
-    losses = -log_softmax(of_places(9).astype(np.float64), axis=1)[:, 1]
+    losses = -log_softmax(logits_of_positions(9).astype(np.float64), axis=1)[:, 1]
     assert found["perplexity"] == pytest.approx(math.exp(losses.mean()), rel=1e-6)
 
 

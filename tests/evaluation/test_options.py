@@ -1,4 +1,4 @@
-"""What an evaluation is asked for, as far as its config shows it."""
+"""The keys of an evaluation: validation errors, windows by default, reading the text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lite_runner import run_modes
 from lite_runner.config import prompts
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
-from lite_runner.run_modes.eval import read_text, window_of
+from lite_runner.evaluation.options import EvalOptions, read_text
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]
@@ -58,8 +58,8 @@ def test_windows_by_default(resolve: Resolve) -> None:
     def sizes(*settings: str) -> tuple[int, int]:
         config = resolve(*EVAL, TEXT, *settings)
         model = config.model_config()
-        assert model is not None
-        return window_of(config, model)
+        assert isinstance(config, EvalOptions) and model is not None
+        return config.window_of(model)
 
     assert sizes() == (256, 256)
     assert sizes("model.model_config.seq_length=4096") == (512, 512)
@@ -83,12 +83,13 @@ def test_reading(resolve: Resolve, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = tmp_path / "text.md"
     path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\n")
     config = resolve(*EVAL, f"eval_data={path}")
+    assert isinstance(config, EvalOptions)
     assert read_text(config) == "one\r\ntwo\n"
     path.unlink()
     with pytest.raises(ConfigError, match="No such file"):
         read_text(config)
     path.write_bytes(b"x" * 9)
-    monkeypatch.setattr("lite_runner.run_modes.eval.MAX_PROMPT_BYTES", 8)
+    monkeypatch.setattr("lite_runner.evaluation.options.MAX_PROMPT_BYTES", 8)
     monkeypatch.setattr(prompts, "MAX_PROMPT_BYTES", 8)
     with pytest.raises(ConfigError, match="has more than 8 bytes"):
         read_text(config)

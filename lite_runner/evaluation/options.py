@@ -1,0 +1,86 @@
+"""The keys of an evaluation, their validation errors, and the text to score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from lite_runner.architectures.spec import Decoder
+from lite_runner.config.adapter_checks import adapter_faults
+from lite_runner.config.checks import strategy_faults
+from lite_runner.config.fields import Fault, Range, fault
+from lite_runner.config.lengths import beyond_context
+from lite_runner.config.options import AdapterOptions, ComputeOptions
+from lite_runner.config.prompts import MAX_PROMPT_BYTES, decoded, is_file
+from lite_runner.config.ranges import Count
+from lite_runner.errors import ConfigError
+
+# One prefill chunk, and the default of other tools: perplexities are comparable.
+DEFAULT_WINDOW = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions(ComputeOptions, AdapterOptions):
+    """The text, and how it is cut into windows."""
+
+    computes_here: ClassVar[bool] = True
+
+    eval_data: str
+    eval_window: Annotated[int, Range(2)] | None  # of one token there is nothing to predict
+    eval_stride: Count | None
+
+    @property
+    def text_file(self) -> Path:
+        """The file that eval_data names."""
+        return Path(self.eval_data).expanduser()
+
+    def window_of(self, model: Decoder) -> tuple[int, int]:
+        """Tokens of a window, and from the start of one window to that of the next."""
+        window = self.eval_window or min(model.seq_length, DEFAULT_WINDOW)
+        return window, self.eval_stride or window
+
+
+def eval_faults(config: EvalOptions) -> Iterator[Fault]:
+    """Validation errors of an evaluation."""
+    if not config.eval_data:
+        yield fault(
+            "eval_data", "eval_data is empty; give a text file (no MindRecord): eval_data=TEXT.txt"
+        )
+    elif "\0" not in config.eval_data and not is_file(config.text_file):
+        yield fault("eval_data", f"eval_data: no file {config.eval_data}")
+    if config.backend == "mslite":
+        yield fault(
+            ("backend", "run_mode"),
+            "backend=mslite is not available with run_mode=eval: an exported graph gives the"
+            " logits of the last token alone; expected backend=ms",
+        )
+    yield from adapter_faults(config, one=True)
+    yield from strategy_faults(config)
+    if (model := config.model_config()) is not None:
+        yield from window_faults(config, model)
+
+
+def window_faults(config: EvalOptions, model: Decoder) -> Iterator[Fault]:
+    """Windows that do not fit the model, or each other."""
+    window, stride = config.window_of(model)
+    if window > model.seq_length:
+        yield beyond_context("eval_window", window, model)
+    if stride > window:
+        yield fault(
+            ("eval_stride", "eval_window"),
+            f"eval_stride: got {stride}, expected at most the window of {window} tokens:"
+            " those between two windows would be left out",
+        )
+
+
+def read_text(config: EvalOptions) -> str:
+    """The text of eval_data. Raises ConfigError where it cannot be read or is not UTF-8."""
+    path = config.text_file
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_PROMPT_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"eval_data: {path}: {error.strerror}") from None
+    return decoded(raw, f"eval_data: {path}").removeprefix("\ufeff")

@@ -1,0 +1,110 @@
+"""Perplexity: the log-likelihood of a text, window by window."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lite_runner import progress
+from lite_runner.backends.base import Backend
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.errors import RunnerError
+from lite_runner.generation import Request, Scheduler, generate
+from lite_runner.output.report import Evaluation
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens start .. end of the text, of which `first` and those behind it count."""
+
+    start: int
+    first: int
+    end: int
+
+
+def windows(tokens: int, size: int, stride: int) -> Iterator[Window]:
+    """Windows over a text of so many tokens: every token counts once, in the first window that has
+    one before it. Without an overlap the first token of a window is context and never counts.
+
+    A last window of a single token, which counts nothing, is left out.
+    """
+    counted = 0
+    for start in range(0, tokens, stride):
+        end = min(start + size, tokens)
+        first = max(counted, start + 1)
+        if first < end:
+            yield Window(start, first, end)
+        counted = end
+        if end == tokens:
+            return
+
+
+def evaluate(backend: Backend, ids: NDArray[np.int32], size: int, stride: int) -> Evaluation:
+    """The perplexity of a text in token ids [n], n >= 2.
+
+    Ctrl-C ends it with the windows that are done, or is raised where there are none. Raises
+    RunnerError where a likelihood is not a number.
+    """
+    total, scored, computed, done = 0.0, 0, 0, 0
+    interrupted = False
+    began, compiled = time.perf_counter(), backend.compile_s
+    try:
+        with progress.step("score", len(ids), "tokens") as step:
+            for window in windows(len(ids), size, stride):
+                found = log_likelihoods(backend, ids[window.start : window.end])
+                counted = found[window.first - window.start - 1 :]
+                if not np.isfinite(counted).all():
+                    place = window.first + int(np.argmin(np.isfinite(counted)))
+                    raise RunnerError(
+                        f"the likelihood of token {place} is {counted[place - window.first]}",
+                        "weights that overflow? model.model_config.compute_dtype=float32",
+                    )
+                total += float(counted.sum())
+                scored += len(counted)
+                computed += window.end - window.start
+                done += 1
+                step.advance(len(counted) + (window.first == window.start + 1))
+    except KeyboardInterrupt:
+        if not done:
+            raise
+        interrupted = True
+    seconds = time.perf_counter() - began - (backend.compile_s - compiled)
+    mean = -total / scored
+    try:
+        perplexity = math.exp(mean)
+    except OverflowError:
+        raise RunnerError(
+            f"the perplexity is beyond any number: exp({mean:.0f})",
+            "is load_checkpoint= the model that model= names, and the text one for it?",
+        ) from None
+    return Evaluation(
+        perplexity=perplexity,
+        tokens=len(ids),
+        scored_tokens=scored,
+        windows=done,
+        window=size,
+        stride=stride,
+        seconds=seconds,
+        tok_s=computed / seconds,
+        interrupted=interrupted,
+    )
+
+
+def log_likelihoods(backend: Backend, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Of each of ids[1:] given those before it [n - 1]."""
+    scheduler = Scheduler(backend, prefix_cache=False)
+    request = Request(ids, GenerationConfig(max_new_tokens=0, prompt_logprobs=0))
+    outcome = generate(scheduler, [request])
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    logprobs = outcome.completions[0].prompt_logprobs
+    assert logprobs is not None
+    return logprobs.chosen

@@ -1,0 +1,56 @@
+"""The plan of an evaluation: files, the text as token ids, memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lite_runner.config.checks import fits_model
+from lite_runner.config.fields import raise_faults
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.errors import ConfigError
+from lite_runner.evaluation.options import EvalOptions, read_text, window_faults
+from lite_runner.model import model_files
+from lite_runner.plan.job import Job
+from lite_runner.plan.plan import Plan
+from lite_runner.plan.resources import with_resources
+from lite_runner.sizing.need import readable
+from lite_runner.system import environment
+
+
+def plan_evaluation(config: EvalOptions) -> Plan:
+    """Files, token ids and memory, all validated. With dry_run=true nothing is fetched, and without
+    a tokenizer the text fills a window. Raises RunnerError."""
+    began = time.perf_counter()
+    device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
+    files = model_files.with_adapter(model_files.find(config), config)
+    if config.model_config() is None:  # model=auto is checked only when it is known
+        raise_faults([*fits_model(config, files.model), *window_faults(config, files.model)])
+    text = read_text(config)
+    size, stride = config.window_of(files.model)
+    tokenizer = model_files.found_tokenizer(config, files)
+    ids: Sequence[int] = ()
+    if tokenizer is not None:
+        ids = tokenizer.encode(text)
+        if len(ids) < 2:
+            raise ConfigError(
+                f"eval_data: tokens of {config.eval_data}: got {len(ids)}, expected at least 2",
+                "a longer text: its first token is only context",
+            )
+    length = min(size, len(ids)) if ids else size
+    job = Job((), (ids,), GenerationConfig(), slots=1, length=length, scores=True)
+    config = replace(config, backend="ms")  # auto: no exported graph scores
+    plan = Plan(
+        config=config,
+        device=device,
+        backend=config.backend,
+        files=files,
+        job=job,
+        lines={
+            "reads": f"{config.eval_data}: {readable(len(text.encode()))}, in windows of {size}"
+            f" tokens, {stride} from one to the next"
+        },
+        tokenizer=tokenizer,
+    )
+    return replace(with_resources(plan, job), seconds=time.perf_counter() - began)

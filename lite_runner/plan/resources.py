@@ -1,0 +1,39 @@
+"""What computes a plan, and the memory that takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from lite_runner.config.options import ComputeOptions
+from lite_runner.plan.describe import described
+from lite_runner.plan.footprint import dtype_of_plan
+from lite_runner.plan.job import Job
+from lite_runner.plan.memory import memory_levers, memory_need
+from lite_runner.plan.operators import operators_of
+from lite_runner.plan.plan import Plan
+from lite_runner.plan.preflight import check_machine
+
+
+def with_resources(plan: Plan, share: Job) -> Plan:
+    """The plan with operators, dtype and memory; with dry_run=true also the lines to print.
+
+    `share` is the largest job of a replica. Raises EnvironmentFault where this machine cannot hold
+    its ranks.
+    """
+    config, device, ranks, files = plan.config, plan.device, plan.ranks, plan.model
+    assert isinstance(config, ComputeOptions)
+    online = files.given is None and config.backend == "ms"
+    levers = partial(memory_levers, config, files, share, device, ranks)
+    need = memory_need(config, files, share, device, ranks)
+    plan = replace(
+        plan,
+        why=operators_of(config, files, device, ranks) if online else "",
+        dtype=dtype_of_plan(config, files, device, ranks),
+        memory=need,
+    )
+    if config.dry_run:
+        return described(replace(plan, job=share), levers)
+    if ranks.size > 1:
+        check_machine(config, need, levers)
+    return plan
