@@ -60,6 +60,9 @@ ALLOWED: dict[str, set[str]] = {
     "output": {
         *("backends", "config", "errors", "generation", "plan", "progress", "system", "text"),
     },
+    "prediction": {
+        *("backends", "config", "generation", "model", "output", "plan", "progress", "text"),
+    },
     "evaluation": {
         *("architectures", "backends", "config", "errors", "generation", "model", "output"),
         *("plan", "progress", "sizing", "system"),
@@ -96,7 +99,7 @@ ALLOWED: dict[str, set[str]] = {
             "generation",
             "model",
         ),
-        *("output", "plan", "progress", "sizing", "system", "text", "weights"),
+        *("output", "plan", "prediction", "progress", "sizing", "system", "weights"),
     },
     "rank": {
         "run_modes",
@@ -168,7 +171,6 @@ MANY_IMPORTS = {
     "rank": 19,
     "run_modes.convert": 17,
     "run_modes.export": 20,
-    "run_modes.predict": 20,
     "run_modes.shard": 17,
     "weights.checkpoint": 15,
     "weights.lora.adapter": 16,

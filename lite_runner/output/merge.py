@@ -18,6 +18,7 @@ class RankResult:
     """The results of one replica. Seconds of the steps exclude compiling."""
 
     rows: Sequence[RowResult] = ()  # in the order of the prompts
+    engine: str = ""
     generation: GenerationTiming = field(default_factory=GenerationTiming)
     load_s: float = 0.0
     compile_s: float = 0.0
@@ -90,6 +91,7 @@ def merge(results: Sequence[RankResult], ranks_per_replica: int) -> RankResult:
     first = replicas[0]
     return RankResult(
         rows=[row for one in replicas for row in one.rows],
+        engine=first.engine,
         generation=GenerationTiming(
             prefill_s=max(one.generation.prefill_s for one in replicas),
             decode_s=max(one.generation.decode_s for one in replicas),

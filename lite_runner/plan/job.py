@@ -43,6 +43,11 @@ class Job:
         return options_of(self.generation, self.requests, len(self.tokens))
 
     @property
+    def texts(self) -> int:
+        """How many completions the prompts get."""
+        return len(self.tokens) * self.generation.num_return_sequences
+
+    @property
     def scored(self) -> bool:
         """Whether logits after tokens of prompts are wanted, not only after their last ones."""
         return self.scores or any(one.prompt_logprobs is not None for one in self.each)
