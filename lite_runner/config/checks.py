@@ -12,7 +12,7 @@ from lite_runner.architectures import network_name
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ascend import ascend_faults
 from lite_runner.config.cluster import cluster_faults
-from lite_runner.config.fields import Fault, fault, show
+from lite_runner.config.fields import Fault, fault, raise_faults, show
 from lite_runner.config.lengths import beyond_context, context_faults
 from lite_runner.config.options import ExportedOptions, SamplingOptions, StrategyOptions
 from lite_runner.config.parallel import division_faults, parallel_faults
@@ -57,6 +57,11 @@ def fits_model(config: RunConfig, model: Decoder) -> Iterator[Fault]:
                 (key, "model"),
                 f"{key}: got {token}, expected less than the vocabulary of {model.vocab_size}",
             )
+
+
+def check_fits(config: RunConfig, model: Decoder) -> None:
+    """Raises ConfigError with what of a config does not fit the model."""
+    raise_faults(list(fits_model(config, model)))
 
 
 def strategy_faults(config: StrategyOptions) -> Iterator[Fault]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lite_runner.architectures import custom_network
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.fields import Fault
+from lite_runner.config.fields import Fault, raise_faults
 from lite_runner.config.options import GenerateOptions
 from lite_runner.config.prompts import STANDARD_INPUT, prompt_count, prompt_file
 from lite_runner.config.schema import RunConfig
@@ -105,6 +105,11 @@ def division_faults(config: RunConfig, model: Decoder) -> Iterator[Fault]:
         f"parallel_config.model_parallel: got {ranks}, which does not divide {named}; expected one"
         f" of {', '.join(degrees)}{hint}",
     )
+
+
+def check_divides(config: RunConfig, model: Decoder) -> None:
+    """Raises ConfigError with the `division_faults`."""
+    raise_faults(list(division_faults(config, model)))
 
 
 def not_divided(model: Decoder, ranks: int, whole_vocabulary: bool) -> list[str]:

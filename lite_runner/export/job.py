@@ -10,8 +10,10 @@ from lite_runner.config.options import ExportedOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ConfigError
 from lite_runner.export.engine import engine_for
+from lite_runner.export.memory import export_memory
 from lite_runner.export.spec import ExportSpec, spec_of, spec_of_run
 from lite_runner.model.model_files import ModelFiles
+from lite_runner.sizing.need import Memory
 from lite_runner.text.tokenizer import Tokenizer
 
 DEFAULT_LENGTH = 512  # positions of a layout that fixes them
@@ -32,6 +34,11 @@ class ExportJob:
     def first(self) -> bool:
         """Whether this rank writes what there is one of."""
         return self.ranks.rank == 0
+
+    @property
+    def memory(self) -> Memory:
+        """Memory that writing it needs."""
+        return export_memory(self.files, self.spec)
 
     def tokenizer_files(self) -> dict[str, str]:
         """The texts of the tokenizer's files by name. Raises ConfigError where there is none."""

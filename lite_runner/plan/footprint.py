@@ -30,7 +30,7 @@ from lite_runner.sizing.need import (
     Lever,
     Memory,
     cache_bytes,
-    parameter_count,
+    float32_bytes,
     weight_bytes,
 )
 from lite_runner.sizing.scaling import rank_parameters
@@ -125,7 +125,7 @@ def on_device(
 def of_exported(config: ComputeOptions, files: ModelFiles, slots: int, length: int) -> Memory:
     """Of a run through an exported model, all its processes together."""
     model = files.model
-    weights = 4 * parameter_count(model)
+    weights = float32_bytes(model)
     positions = cache_length(length, model.seq_length)
     cache = cache_bytes(model, "float32", slots, positions)
     logits = 3 * 4 * slots * model.vocab_size

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 from lite_runner import progress
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.fields import raise_faults
 from lite_runner.config.options import GenerateOptions
-from lite_runner.config.parallel import division_faults
+from lite_runner.config.parallel import check_divides
 from lite_runner.config.prompt import items_of
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.requests import read_requests
@@ -44,7 +43,7 @@ def read_inputs(config: GenerateOptions) -> Inputs:
     elif config.adapter_path and not any(request.adapter for request in requests):
         progress.note(f"adapter_path={config.adapter_path}: adapter_id= names none, the base runs")
     files = model_files.find(config)
-    raise_faults(list(division_faults(config, files.model)))
+    check_divides(config, files.model)
     tokenizer = model_files.found_tokenizer(config, files)
     if tokenizer is None:
         job = estimate(config, files, requests)

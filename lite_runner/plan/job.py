@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lite_runner import progress
-from lite_runner.config.checks import fits_model
-from lite_runner.config.fields import raise_faults
+from lite_runner.config.checks import check_fits
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.options import BatchOptions, GenerateOptions
 from lite_runner.config.prompt import Request
@@ -36,6 +35,11 @@ class Job:
     first: int = 0  # index of the first prompt, where these are one copy's share
     adapters: AdapterJob | None = None  # None: the base model alone
     scores: bool = False  # logits after every token are wanted, not only after the last
+
+    @classmethod
+    def without_prompts(cls, slots: int, length: int) -> Job:
+        """The sizes alone, of an export."""
+        return cls((), (), GenerationConfig(), slots, length)
 
     @property
     def each(self) -> list[GenerationConfig]:
@@ -107,7 +111,7 @@ def fit(
     Raises ConfigError where something does not fit.
     """
     if config.model_config() is None:  # model=auto: checked only now that its sizes are known
-        raise_faults(list(fits_model(config, files.model)))
+        check_fits(config, files.model)
     generation = config.generation(files.model)
     if config.eos_token_id is None and tokenizer is not None:
         ends = model_files.end_tokens(files.model, tokenizer)

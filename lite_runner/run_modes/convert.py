@@ -6,26 +6,20 @@ Adapters too, between PEFT's format and MindFormers', or one of them merged into
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
 
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.adapter_checks import adapter_faults
-from lite_runner.config.fields import Fault, fault
-from lite_runner.config.options import AdapterOptions, OverwriteOptions
-from lite_runner.config.quantization import Quantization
-from lite_runner.config.quantization_checks import written_as_floats
-from lite_runner.config.release import Release
-from lite_runner.config.sections import AdapterFormat, CheckpointFormat, MindFormers
+from lite_runner.config.convert_checks import ConvertOptions
+from lite_runner.config.convert_checks import convert_faults as faults
+from lite_runner.config.sections import AdapterFormat, CheckpointFormat
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import model_files
 from lite_runner.model.model_files import RANDOM, ModelFiles
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
-from lite_runner.sizing.need import about_model, readable, weight_bytes
+from lite_runner.sizing.need import about_model, float32_bytes, readable
 from lite_runner.weights.lora.adapter import check_effective, is_listing
 from lite_runner.weights.lora.adapter_write import write_adapters
 from lite_runner.weights.write import (
@@ -36,69 +30,12 @@ from lite_runner.weights.write import (
     files_folder,
 )
 
+__all__ = ["Config", "faults", "plan", "run"]
+
 
 @dataclass(frozen=True, kw_only=True)
-class Config(AdapterOptions, OverwriteOptions):
+class Config(ConvertOptions):
     """run_mode=convert"""
-
-    convert_format: CheckpointFormat | AdapterFormat
-    convert_output: str
-    merge: bool
-    mindformers: MindFormers | None
-
-    @property
-    def needs_checkpoint(self) -> bool:
-        """Adapters are converted by the model's sizes alone."""
-        of_adapters = self.convert_format in get_args(AdapterFormat)
-        return not of_adapters or self.model_config() is None
-
-    @property
-    def release(self) -> Release:
-        """The release of MindFormers that is to read what is converted. Raises ValueError."""
-        return Release.of(self.mindformers.release if self.mindformers else None)
-
-
-def faults(config: Config) -> Iterator[Fault]:
-    """Validation errors of a conversion."""
-    if not config.convert_output:
-        yield fault("convert_output", "convert_output is empty; give the file or folder to write")
-    yield from written_as_floats(config)
-    yield from _release_faults(config)
-    yield from adapter_faults(config, one=True)
-    keys = ("convert_format", "merge", "adapter_path")
-    path, form = config.adapter_path, config.convert_format
-    if config.merge and not path:
-        yield fault(keys, "merge=true needs adapter_path=, the adapter to merge")
-    elif form in get_args(AdapterFormat):
-        if config.merge:
-            yield fault(
-                keys,
-                f"convert_format={form} is of adapters; merge=true writes a checkpoint: ckpt,"
-                " safetensors or huggingface",
-            )
-        elif not path:
-            yield fault(keys, f"convert_format={form} needs adapter_path=, the adapters to convert")
-    elif path and not config.merge:
-        yield fault(
-            keys,
-            f"convert_format={form} with adapter_path=: expected peft or mindformers to convert"
-            " adapters, or merge=true to merge one into the checkpoint",
-        )
-
-
-def _release_faults(config: Config) -> Iterator[Fault]:
-    try:
-        chosen = config.release.number is not None
-    except ValueError as error:
-        yield fault("mindformers.release", f"mindformers.release: {error}")
-        return
-    form = config.convert_format
-    if chosen and form in ("huggingface", "peft"):
-        yield fault(
-            ("mindformers.release", "convert_format"),
-            f"mindformers.release has no effect with convert_format={form}, which MindFormers"
-            " is not meant to read",
-        )
 
 
 def plan(config: Config) -> Plan:
@@ -118,7 +55,7 @@ def plan(config: Config) -> Plan:
     check_target(target, form, config.overwrite)
     files = _checkpoint(model_files.find(config))
     whole = model_files.with_adapter(files, config)
-    size = weight_bytes(whole.model, "float32", Quantization())
+    size = float32_bytes(whole.model)
     lines = about_model(config, whole.model, whole.whereabouts())
     if whole.adapter is not None:
         lines["adapter"] = f"{whole.adapter.name}, merged"

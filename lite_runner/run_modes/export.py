@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from lite_runner import progress
-from lite_runner.config.adapter_checks import adapter_faults
-from lite_runner.config.checks import strategy_faults
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.fields import Fault, fault, raise_faults
-from lite_runner.config.ge import ge_faults
-from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.offline_checks import offline_faults
-from lite_runner.config.options import (
-    AdapterOptions,
-    BatchOptions,
-    ExportedOptions,
-    OverwriteOptions,
-)
-from lite_runner.config.parallel import DATA_KEYS, division_faults
+from lite_runner.config.export_checks import ExportOptions
+from lite_runner.config.export_checks import export_faults as faults
+from lite_runner.config.parallel import check_divides
 from lite_runner.export.job import job_of_export
-from lite_runner.export.memory import export_memory
 from lite_runner.export.names import output_paths
 from lite_runner.export.writer import export_artifact
 from lite_runner.model import model_files
@@ -32,36 +20,12 @@ from lite_runner.plan.describe import described
 from lite_runner.plan.job import Job
 from lite_runner.plan.plan import Plan
 
+__all__ = ["Config", "faults", "plan", "run"]
+
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ExportedOptions, BatchOptions, AdapterOptions, OverwriteOptions):
+class Config(ExportOptions):
     """run_mode=export"""
-
-    writes_graphs: ClassVar[bool] = True
-
-    export_output: str  # "": named in output_dir
-
-
-def faults(config: Config) -> Iterator[Fault]:
-    """Validation errors of an export."""
-    infer = config.infer
-    if infer.model_dir:
-        yield fault("infer.model_dir", "infer.model_dir is read; give export_output=FOLDER")
-    if config.export_output and (infer.prefill_model_path or infer.increment_model_path):
-        yield fault(
-            ("export_output", "infer.prefill_model_path", "infer.increment_model_path"),
-            "export_output and infer.prefill_model_path both say where to write; give one of them",
-        )
-    if config.use_parallel and (replicas := config.parallel_config.data_parallel) > 1:
-        yield fault(
-            (*DATA_KEYS, "run_mode"),
-            f"parallel_config.data_parallel: got {replicas}, expected 1 with run_mode=export: all"
-            " replicas run the same graphs",
-        )
-    yield from adapter_faults(config, one=True)
-    yield from strategy_faults(config)
-    yield from offline_faults(config)
-    yield from ge_faults(config)
 
 
 def plan(config: Config) -> Plan:
@@ -69,7 +33,7 @@ def plan(config: Config) -> Plan:
     fetched. Raises RunnerError."""
     began = time.perf_counter()
     files = model_files.with_adapter(model_files.find(config), config)
-    raise_faults(list(division_faults(config, files.model)))
+    check_divides(config, files.model)
     ranks = ranks_of(config)
     if ranks.size > 1 and not config.dry_run:
         files.cut(ranks, vocab_parallel=config.vocab_parallel)
@@ -77,7 +41,6 @@ def plan(config: Config) -> Plan:
     spec, engine = export.spec, export.engine
     paths = output_paths(export, config.export_output, overwrite=config.overwrite)
     paths.check()
-    job = Job((), (), GenerationConfig(), spec.slots, spec.length)
     writes = f"{paths.folder}: {spec.layout}, {spec.model_type}, verified in {engine.name}"
     planned = Plan(
         config=config,
@@ -86,8 +49,8 @@ def plan(config: Config) -> Plan:
         dtype="float32, while it is written",
         ranks=ranks,
         files=files,
-        job=job,
-        memory=export_memory(files, spec),
+        job=Job.without_prompts(spec.slots, spec.length),
+        memory=export.memory,
         lines={"writes": writes},
     )
     if config.dry_run:

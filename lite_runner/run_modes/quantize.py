@@ -14,7 +14,7 @@ from lite_runner.errors import ConfigError
 from lite_runner.model import model_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
-from lite_runner.sizing.need import about_model, parameter_count, readable, weight_bytes
+from lite_runner.sizing.need import about_model, float32_bytes, readable, weight_bytes
 from lite_runner.system.files import atomic_write, new_folder, require_space
 from lite_runner.weights.quantization.quantize import describe
 from lite_runner.weights.quantization.quantized_checkpoint import (
@@ -80,7 +80,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
             with atomic_write(fresh / name) as file:
                 file.write(content)
     folder.write_result(Result.of_files(config, files.source, began))
-    floats = 4 * parameter_count(files.model)
+    floats = float32_bytes(files.model)
     progress.note(
         f"wrote {target}: {readable(size)} in place of {readable(floats)} as float32, "
         f"{floats / size:.2f} times smaller"

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
 
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.checks import fits_model, strategy_faults
+from lite_runner.config.checks import check_fits
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.fields import Fault, fault, raise_faults
-from lite_runner.config.options import OverwriteOptions, SaveStrategyOptions, StrategyOptions
-from lite_runner.config.quantization import Quantization
-from lite_runner.config.quantization_checks import written_as_floats
-from lite_runner.config.ranges import Count, Index
+from lite_runner.config.shard_checks import ShardOptions
+from lite_runner.config.shard_checks import shard_faults as faults
 from lite_runner.model import model_files
 from lite_runner.model.model_files import ModelFiles
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
-from lite_runner.sizing.need import about_model, readable, weight_bytes
+from lite_runner.sizing.need import about_model, float32_bytes, readable
 from lite_runner.system.files import new_folder
 from lite_runner.weights.sharding.shard_writer import (
     Cutting,
@@ -32,51 +27,12 @@ from lite_runner.weights.sharding.shard_writer import (
 )
 from lite_runner.weights.write import files_folder, write_beside
 
+__all__ = ["Config", "faults", "plan", "run"]
+
 
 @dataclass(frozen=True, kw_only=True)
-class Config(StrategyOptions, SaveStrategyOptions, OverwriteOptions):
+class Config(ShardOptions):
     """run_mode=shard"""
-
-    takes_parallel: ClassVar[bool] = True
-
-    shard_output: str  # "": named in output_dir
-    shard_format: Literal["ckpt", "safetensors"]
-    transform_process_num: Count
-    transform_rank: Index | None  # null: all
-
-
-def faults(config: Config) -> Iterator[Fault]:
-    """Validation errors of sharding and merging."""
-    yield from written_as_floats(config)
-    yield from strategy_faults(config)
-    strategy = config.src_strategy_path_or_dir
-    if strategy and config.only_save_strategy:
-        yield fault(
-            ("src_strategy_path_or_dir", "only_save_strategy"),
-            f"src_strategy_path_or_dir={strategy} has no effect with only_save_strategy=true,"
-            " which reads no weights",
-        )
-    asked = config.parallel_config
-    ranks = asked.data_parallel * asked.model_parallel if config.use_parallel else 1
-    suffix = f".{config.shard_format}"
-    one_file = ranks == 1 and not config.only_save_strategy
-    if one_file and config.shard_output and not config.shard_output.endswith(suffix):
-        yield fault(
-            ("shard_output", "shard_format", "parallel"),
-            f"shard_output: got {config.shard_output}, expected the name of a {suffix} file to"
-            " merge to; parallel=tp2 (or another) shards for several ranks",
-        )
-    if config.transform_rank is not None and config.transform_rank >= ranks:
-        yield fault(
-            ("transform_rank", "parallel"),
-            f"transform_rank: got {config.transform_rank}, expected less than the {ranks} of the"
-            " parallel group",
-        )
-    if config.transform_rank is not None and config.only_save_strategy:
-        yield fault(
-            ("transform_rank", "only_save_strategy"),
-            "transform_rank has no effect with only_save_strategy=true, which writes no weights",
-        )
 
 
 def plan(config: Config) -> Plan:
@@ -94,7 +50,7 @@ def plan(config: Config) -> Plan:
         model = files.model
     assert model is not None
     _cutting(config, model)
-    size = readable(weight_bytes(model, "float32", Quantization()))
+    size = readable(float32_bytes(model))
     what = f"rank_0 to rank_{ranks.size - 1}, {size} together" if ranks.size > 1 else size
     if config.transform_rank is not None:
         what = f"rank_{config.transform_rank} of {ranks.size} alone"
@@ -143,7 +99,7 @@ def _target(config: Config) -> Path:
 def _cutting(config: Config, model: Decoder) -> Cutting:
     """Raises ConfigError where the model does not divide like that."""
     if config.model_config() is None:  # model=auto: not checked so far
-        raise_faults(list(fits_model(config, model)))
+        check_fits(config, model)
     return Cutting.of_model(
         model, ranks_of(config), config.shard_format, vocab_parallel=config.vocab_parallel
     )

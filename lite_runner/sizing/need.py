@@ -62,6 +62,11 @@ def parameter_count(model: Decoder) -> int:
     return sum(math.prod(one.shape) for one in parameters(model))
 
 
+def float32_bytes(model: Decoder) -> int:
+    """Bytes of the weights as float32."""
+    return parameter_count(model) * BYTES_OF["float32"]
+
+
 def matrix_parameters(model: Decoder) -> int:
     """Parameters of the linear layers of all blocks."""
     return sum(math.prod(one.shape) for one in parameters(model) if one.layout != "plain")

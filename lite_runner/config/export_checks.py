@@ -1,0 +1,51 @@
+"""The keys of an export, and their validation errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lite_runner.config.adapter_checks import adapter_faults
+from lite_runner.config.checks import strategy_faults
+from lite_runner.config.fields import Fault, fault
+from lite_runner.config.ge import ge_faults
+from lite_runner.config.offline_checks import offline_faults
+from lite_runner.config.options import (
+    AdapterOptions,
+    BatchOptions,
+    ExportedOptions,
+    OverwriteOptions,
+)
+from lite_runner.config.parallel import DATA_KEYS
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(ExportedOptions, BatchOptions, AdapterOptions, OverwriteOptions):
+    """Exporting a model, with an adapter merged where one is named."""
+
+    writes_graphs: ClassVar[bool] = True
+
+    export_output: str  # "": named in output_dir
+
+
+def export_faults(config: ExportOptions) -> Iterator[Fault]:
+    """Validation errors of an export."""
+    infer = config.infer
+    if infer.model_dir:
+        yield fault("infer.model_dir", "infer.model_dir is read; give export_output=FOLDER")
+    if config.export_output and (infer.prefill_model_path or infer.increment_model_path):
+        yield fault(
+            ("export_output", "infer.prefill_model_path", "infer.increment_model_path"),
+            "export_output and infer.prefill_model_path both say where to write; give one of them",
+        )
+    if config.use_parallel and (replicas := config.parallel_config.data_parallel) > 1:
+        yield fault(
+            (*DATA_KEYS, "run_mode"),
+            f"parallel_config.data_parallel: got {replicas}, expected 1 with run_mode=export: all"
+            " replicas run the same graphs",
+        )
+    yield from adapter_faults(config, one=True)
+    yield from strategy_faults(config)
+    yield from offline_faults(config)
+    yield from ge_faults(config)
