@@ -23,9 +23,14 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Row
 from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.resizable import decode_span
-from lite_runner.backends.step_inputs import Positions, gather_rows, score_bias
 from lite_runner.config.argv import parse
-from lite_runner.mindir.resizable_inputs import Shape, inputs_of
+from lite_runner.mindir.resizable_inputs import (
+    Positions,
+    Shape,
+    fill_bias,
+    gather_indices,
+    inputs_of,
+)
 from lite_runner.mindir.resizable_network import ResizableNetwork
 from lite_runner.model import model_files
 from lite_runner.model.model_files import ModelFiles
@@ -53,8 +58,8 @@ def constants(model: Decoder, shape: Shape, start: int) -> dict[str, NDArray[Any
     bias = next(spec.shape for spec in inputs_of(model, shape) if spec.name == "bias")
     values: dict[str, NDArray[Any]] = {"bias": np.empty(bias, np.float32)}
     starts = np.full(shape.rows, start)
-    score_bias(values["bias"], starts, shape.tokens, None, None)
-    for name, rows in gather_rows(model, shape).items():
+    fill_bias(values["bias"], starts, shape.tokens, None, None)
+    for name, rows in gather_indices(model, shape).items():
         values[name] = rows.astype(np.int32)
     length = shape.tokens + shape.past
     cos, sin = Positions(model, length).rotary(np.arange(length)[None], np.array([length]))

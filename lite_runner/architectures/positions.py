@@ -7,11 +7,14 @@ checkpoint's `rope_scaling` has the same meaning here.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import RopeScaling, Rotary
+
+MASKED = -1.0e9  # attention bias: far below any score, but finite: a fully masked row gives no NaN
 
 
 def frequencies(rotary: Rotary, head_dim: int) -> tuple[NDArray[np.float32], float]:
@@ -34,6 +37,45 @@ def frequencies(rotary: Rotary, head_dim: int) -> tuple[NDArray[np.float32], flo
 def dynamic_exponents(head_dim: int) -> NDArray[np.float32]:
     """Exponents [head_dim / 2] of the base's growth ratio that scale each frequency."""
     return (-np.arange(0, head_dim, 2) / (head_dim - 2)).astype(np.float32)
+
+
+class RotaryAngles:
+    """cos and sin of a model's rotary angles, times the scaling's factor."""
+
+    def __init__(self, rotary: Rotary, head_dim: int) -> None:
+        self.dynamic = rotary.dynamic
+        self._frequencies, self._factor = frequencies(rotary, head_dim)
+        if self.dynamic is not None:
+            self._exponents = dynamic_exponents(head_dim)
+
+    def table(self, length: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """cos and sin [length, head_dim / 2] of all position ids; not for dynamic scaling."""
+        angles = np.outer(np.arange(length, dtype=np.float32), self._frequencies)
+        return np.cos(angles) * self._factor, np.sin(angles) * self._factor
+
+    def scaled(
+        self, position_ids: NDArray[np.integer[Any]], lengths: NDArray[np.integer[Any]]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """cos and sin [..., head_dim / 2] with dynamic NTK scaling: the base grows with a row's
+        length beyond the original one.
+
+        `lengths`: of each token's row; broadcast against `position_ids` [...].
+        """
+        assert self.dynamic is not None
+        factor, original = self.dynamic.factor, self.dynamic.original_seq_length
+        longest = np.maximum(lengths, original).astype(np.float32)
+        ratio = longest * np.float32(factor / original) - np.float32(factor - 1)
+        scaled = self._frequencies * ratio[..., None] ** self._exponents
+        angles = position_ids.astype(np.float32)[..., None] * scaled
+        return np.cos(angles), np.sin(angles)
+
+
+def for_halves(
+    cos: NDArray[np.float32], sin: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """cos and sin [n, head_dim] from [n, head_dim / 2], so that the rotation of x is
+    x * cos + (x with its halves swapped) * sin."""
+    return np.concatenate([cos, cos], 1), np.concatenate([-sin, sin], 1)
 
 
 def _unscaled(theta: float, head_dim: int) -> NDArray[np.float32]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures import positions
+from lite_runner.architectures.positions import RotaryAngles
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Row
 from lite_runner.mindir.manifest import TensorSpec
@@ -123,18 +123,13 @@ class _Angles:
     def __init__(self, config: Decoder, length: int, capacity: int) -> None:
         self.dynamic = config.length_dependent
         self.table = np.zeros((1, 1), np.float32)
-        rotary = config.rotary
-        if rotary is None:
+        if config.rotary is None:
             return
-        self._frequencies, factor = positions.frequencies(rotary, config.head_dim)
-        scaling = rotary.dynamic
-        if scaling is not None:
-            self._original, self._factor = scaling.original_seq_length, scaling.factor
-            self._exponents = positions.dynamic_exponents(config.head_dim)
+        self._angles = RotaryAngles(config.rotary, config.head_dim)
+        if self.dynamic:
             self.table = np.zeros((capacity, config.head_dim), np.float32)
         else:
-            position_ids = np.arange(length, dtype=np.float32)
-            self.table = _cos_and_sin(np.outer(position_ids, self._frequencies)) * factor
+            self.table = np.concatenate(self._angles.table(length), 1)
 
     def of(
         self, position: NDArray[np.int32], lengths: NDArray[np.int64], rows: NDArray[np.int32]
@@ -143,17 +138,7 @@ class _Angles:
         if not self.dynamic:
             rows[:] = position
             return self.table
-        # Dynamic NTK: the base grows with the row's length beyond the original one.
-        longest = np.maximum(lengths, self._original).astype(np.float32)
-        ratio = longest * np.float32(self._factor / self._original) - np.float32(self._factor - 1)
-        frequencies = self._frequencies * ratio[:, None] ** self._exponents
         rows[:] = np.arange(len(position))
         table = np.zeros(self.table.shape, np.float32)
-        table[: len(position)] = _cos_and_sin(position.astype(np.float32)[:, None] * frequencies)
+        table[: len(position)] = np.concatenate(self._angles.scaled(position, lengths), 1)
         return table
-
-
-def _cos_and_sin(angles: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[n, head_dim / 2] -> [n, head_dim]."""
-    angles = angles.astype(np.float32)
-    return np.concatenate([np.cos(angles), np.sin(angles)], 1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +17,10 @@ from numpy.typing import NDArray
 from lite_runner.backends.base import AdapterSlots, BackendInfo, Row
 from lite_runner.backends.engines.base import Engine
 from lite_runner.backends.graph_outputs import select_wanted
-from lite_runner.backends.step_inputs import Positions, gather_rows, score_bias
 from lite_runner.backends.step_sizes import LONGEST_CHUNK, chunk_length, step_budget
 from lite_runner.errors import ArtifactError
 from lite_runner.mindir.manifest import Manifest
-from lite_runner.mindir.resizable_inputs import (
-    Shape,
-    bias_names,
-    inputs_of,
-    inputs_of_any,
-    windows_of,
-)
+from lite_runner.mindir.resizable_inputs import InputArrays, Shape, dynamic_inputs, inputs_of
 
 Array = NDArray[np.float32]
 
@@ -55,12 +47,11 @@ class ResizableBackend:
             can_continue=not model.length_dependent,
         )
         self.compile_s = 0.0
-        self._positions = Positions(model, length)
-        self._names = [spec.name for spec in manifest.graphs["model"].inputs]
-        wanted = [spec.name for spec in inputs_of_any(model)]
-        if self._names != wanted:
+        names = [spec.name for spec in manifest.graphs["model"].inputs]
+        wanted = [spec.name for spec in dynamic_inputs(model)]
+        if names != wanted:
             raise ArtifactError(
-                f"{manifest.model_name}: the graph's inputs are {', '.join(self._names[:9])}, "
+                f"{manifest.model_name}: the graph's inputs are {', '.join(names[:9])}, "
                 f"expected {', '.join(wanted[:9])}, ... ({len(wanted)} in all)",
                 "export the model again",
             )
@@ -68,9 +59,8 @@ class ResizableBackend:
         shape = (slots, model.n_kv_heads, decode_span(length - 1), model.head_dim)
         # Memory pages are allocated on first write.
         self._cache = [np.zeros(shape, np.float32) for _ in range(2 * model.num_layers)]
-        self._decoding: Shape | None = None  # the bound `_past` is the cache up to its length
-        self._past: list[Array] = []  # bound cache inputs
-        self._inputs: dict[str, NDArray[Any]] = {}
+        self._inputs = InputArrays(model, length)
+        self._decoding: Shape | None = None  # the bound cache inputs are the cache up to its length
 
     def prepare(self) -> None:
         """Nothing is compiled."""
@@ -92,13 +82,14 @@ class ResizableBackend:
         """Copy slot sources[i] to targets[i]; all are read before any is written."""
         read, write = list(sources), list(targets)
         used = int(self._filled[read].max(initial=0))
-        for cache in self._cache if self._decoding is None else self._past:
+        for cache in self._cache if self._decoding is None else self._inputs.past:
             cache[write, :, :used] = cache[read, :, :used]
         self._filled[write] = self._filled[read]
 
     def close(self) -> None:
         """Close the engine; idempotent."""
-        self._inputs, self._past, self._cache = {}, [], []
+        self._inputs.clear()
+        self._cache = []
         self._engine.close()
 
     def _prefill(self, row: Row) -> Array:
@@ -107,7 +98,7 @@ class ResizableBackend:
         for start, count in chunks(self._model.num_heads, row.position, end):
             # Axes cannot be empty: without a past, one masked position.
             self._bind(Shape(1, count, max(start, 1)))
-            for past, cache in zip(self._past, self._cache, strict=True):
+            for past, cache in zip(self._inputs.past, self._cache, strict=True):
                 past[:] = cache[row.slot, :, : past.shape[2]]
             at = start - row.position
             outputs = self._run(
@@ -132,11 +123,11 @@ class ResizableBackend:
         if self._decoding is None or self._decoding.past < span - 1:
             shape = Shape(self.info.slots, 1, span - 1)
             self._bind(shape)
-            for past, cache in zip(self._past, self._cache, strict=True):
+            for past, cache in zip(self._inputs.past, self._cache, strict=True):
                 past[:] = cache[:, :, : shape.past]
             self._decoding = shape
         outputs = self._run(tokens, position, position + 1)
-        for past, new in zip(self._past, self._by_layer(outputs[1]), strict=True):
+        for past, new in zip(self._inputs.past, self._by_layer(outputs[1]), strict=True):
             for slot in slots:
                 past[slot, :, position[slot]] = new[slot, :, 0]
         self._filled[slots] = position[slots] + 1
@@ -150,35 +141,18 @@ class ResizableBackend:
     def _bind(self, shape: Shape) -> None:
         """Resize the graph and fill in the inputs that depend only on the shape."""
         if self._decoding is not None:
-            for past, cache in zip(self._past, self._cache, strict=True):
+            for past, cache in zip(self._inputs.past, self._cache, strict=True):
                 cache[:, :, : self._decoding.past] = past
             self._decoding = None
         specs = inputs_of(self._model, shape)
-        arrays = self._engine.bind("model", [spec.shape for spec in specs])
-        self._inputs = dict(zip(self._names, arrays, strict=True))
-        self._past = arrays[-2 * self._model.num_layers :]
-        for name, rows in gather_rows(self._model, shape).items():
-            self._inputs[name][:] = rows
+        self._inputs.bind(self._engine.bind("model", [spec.shape for spec in specs]), shape)
 
     def _run(
         self, tokens: NDArray[np.int32], start: NDArray[np.int64], length: NDArray[np.int64]
     ) -> list[Array]:
         """tokens [B, S], start [B]: position id of each row's first token, length [B]: of the
         row."""
-        inputs, model = self._inputs, self._model
-        inputs["tokens"][:] = tokens.reshape(-1)
-        position_ids = start[:, None] + np.arange(tokens.shape[1])
-        if model.rotary is not None:
-            cos, sin = self._positions.rotary(position_ids, length)
-            rotated = model.num_heads + model.n_kv_heads
-            for name, angles, identity in (("cos", cos, 1.0), ("sin", sin, 0.0)):
-                inputs[name][:, :rotated] = angles[:, None]
-                inputs[name][:, rotated:] = identity  # values are not rotated
-        if model.learned_positions:
-            inputs["positions"][:] = position_ids.reshape(-1)
-        count, slopes = tokens.shape[1], self._positions.slopes
-        for name, window in zip(bias_names(model), windows_of(model), strict=True):
-            score_bias(inputs[name], start, count, slopes, window)
+        self._inputs.fill(tokens, start, length)
         return self._engine.run("model")
 
 

@@ -28,7 +28,7 @@ from lite_runner.mindir.pair_inputs import (
     inputs_style,
     specs_of,
 )
-from lite_runner.mindir.resizable_inputs import inputs_of_any
+from lite_runner.mindir.resizable_inputs import dynamic_inputs
 from lite_runner.mindir.skim import read_model
 from lite_runner.mindir.write_dynamic import INPUTS as DYNAMIC
 
@@ -201,14 +201,14 @@ def _inputs_of(layout: Layout, graph: GraphInfo, model: Decoder) -> tuple[Tensor
     """The inputs of a single graph, under the names that the backends know."""
     if layout == "no_cache":
         return (dataclasses.replace(graph.inputs[0], name="input_ids"),)
-    return DYNAMIC if layout == "dynamic" else inputs_of_any(model)
+    return DYNAMIC if layout == "dynamic" else dynamic_inputs(model)
 
 
 def _single(graph: GraphInfo, model: Decoder, model_name: str) -> tuple[Layout, int, int]:
     """Layout, batch and sequence length of one graph. Raises ArtifactError."""
     if _matches(graph.inputs, DYNAMIC):
         return "dynamic", *_cache_of(graph, model, model_name)
-    wanted = inputs_of_any(model)
+    wanted = dynamic_inputs(model)
     if _matches(graph.inputs, wanted):
         return "resizable", 1, model.seq_length
     batch, length = _ids_shape(graph)
@@ -326,7 +326,7 @@ def _no_layout(
 ) -> ArtifactError:
     found = "".join(f"\n  {graph.path.name} takes {_texts(graph.inputs)}" for graph in graphs)
     if sizes is None:
-        expected = f"{_texts(DYNAMIC)}, or {_texts(inputs_of_any(model))}"
+        expected = f"{_texts(DYNAMIC)}, or {_texts(dynamic_inputs(model))}"
     else:
         both: tuple[GraphName, ...] = ("prefill", "increment")
         wanted = [specs_of(inputs_style(model), name, *sizes) for name in both]

@@ -1,7 +1,7 @@
-"""What the two graphs of a static pair take, in order: a class for each style of decoder.
+"""Inputs of the two graphs of a static pair, in order: a class for each kind of decoder.
 
-Shapes: b rows of the batch, s positions that a row has at most. `lite_runner.register_inputs` adds
-to the table here.
+Shapes: b rows of the batch, s maximum positions per row. `lite_runner.register_inputs` adds to
+MAPPING.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Ints = NDArray[np.int32]
 
 
 class InputsOfInfer(Protocol):
-    """The inputs of one style."""
+    """The inputs of one kind of decoder."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the inputs, in order; they tell its graphs from those of every other style."""
+        """Input names, in order; they identify the graphs that take them."""
         ...
 
     def get_inputs(
@@ -37,57 +37,66 @@ class InputsOfInfer(Protocol):
         is_first_iteration: bool,
         seq_length: int,
     ) -> list[NDArray[Any]]:
-        """An array for each of `names`, with the shape and type that the graph wants.
+        """An array for each of `names`, with the graph's shape and type.
 
-        `input_ids` [b, s] in the prefill, which is the first iteration, [b, 1] in an increment;
-        `valid_length` [b]: tokens that each row has, these included; `current_index` [b]: place of
-        each row's last token in the flattened batch of prompts; `seq_length` is s.
+        `input_ids`: [b, s] in the prefill (the first iteration), [b, 1] in an increment;
+        `valid_length` [b]: tokens of each row, these included; `current_index` [b]: index of each
+        row's last token in the flattened batch of prompts; `seq_length`: s.
         """
         ...
 
 
-class CommonInputsOfInfer:
+class _MindFormersInputs:
+    """Inputs that MindFormers' own decoders take, by name."""
+
+    names: tuple[str, ...]
+
+    def get_inputs(
+        self,
+        *,
+        input_ids: Ints,
+        valid_length: Ints,
+        current_index: Ints,
+        is_first_iteration: bool,
+        seq_length: int,
+    ) -> list[NDArray[Any]]:
+        given = {
+            "input_ids": input_ids,
+            "valid_length": valid_length,
+            "current_index": current_index,
+        }
+
+        def value(name: str) -> NDArray[Any]:
+            if name == "init_reset":
+                return np.array([not is_first_iteration])
+            if name == "batch_index":  # cache slots
+                return np.arange(len(input_ids), dtype=np.int64)
+            if name == "zactivate_len":
+                return np.arange(seq_length, dtype=np.int64)
+            return given[name]
+
+        return [value(name) for name in self.names]
+
+
+class CommonInputsOfInfer(_MindFormersInputs):
     """BLOOM and GPT-2."""
 
     names = ("input_ids", "current_index", "init_reset", "valid_length")
 
-    def get_inputs(
-        self,
-        *,
-        input_ids: Ints,
-        valid_length: Ints,
-        current_index: Ints,
-        is_first_iteration: bool,
-        seq_length: int,
-    ) -> list[NDArray[Any]]:
-        return [input_ids, current_index, np.array([not is_first_iteration]), valid_length]
 
-
-class LlamaInputsOfInfer:
+class LlamaInputsOfInfer(_MindFormersInputs):
     """Llama and Qwen2."""
 
     names = ("input_ids", "valid_length", "batch_index", "zactivate_len")
 
-    def get_inputs(
-        self,
-        *,
-        input_ids: Ints,
-        valid_length: Ints,
-        current_index: Ints,
-        is_first_iteration: bool,
-        seq_length: int,
-    ) -> list[NDArray[Any]]:
-        rows = np.arange(len(input_ids), dtype=np.int64)
-        return [input_ids, valid_length, rows, np.arange(seq_length, dtype=np.int64)]
-
 
 COMMON, LLAMA = CommonInputsOfInfer(), LlamaInputsOfInfer()
-# By what an architecture says, or any name for graphs that come from elsewhere.
+# By the `inputs` of an architecture, or by any name for foreign graphs.
 MAPPING: dict[str, InputsOfInfer] = {"common": COMMON, "llama": LLAMA}
 
 
 def inputs_style(model: Decoder) -> InputsOfInfer:
-    """The style of the graphs that a model is exported to."""
+    """The inputs of the graphs that a model is exported to."""
     theirs = architecture_of(model).mindformers
     if model.architecture in MAPPING or theirs is None:
         return MAPPING[model.architecture]
@@ -97,12 +106,12 @@ def inputs_style(model: Decoder) -> InputsOfInfer:
 def arrays_of(
     inputs: InputsOfInfer, graph: GraphName, ids: Ints, valid: Ints, seq_length: int
 ) -> list[NDArray[Any]]:
-    """The arrays for one run of a graph, for ids [b, s or 1] and the tokens of each row [b]."""
+    """The arrays for one run of a graph: ids [b, s or 1] and the tokens of each row [b]."""
     rows = np.arange(len(ids), dtype=np.int32)
     return inputs.get_inputs(
         input_ids=ids,
         valid_length=valid,
-        # MindFormers counts through the flattened batch of prompts, in both graphs.
+        # In both graphs MindFormers indexes the flattened batch of prompts.
         current_index=rows * seq_length + np.maximum(valid, 1) - 1,
         is_first_iteration=graph == "prefill",
         seq_length=seq_length,
@@ -122,7 +131,7 @@ def specs_of(
 
 
 def same_but_for_ones(given: Sequence[TensorSpec], wanted: Sequence[TensorSpec]) -> bool:
-    """Whether inputs are the same where a size of 1 makes no difference: [b] is [b, 1] too."""
+    """Whether inputs match apart from axes of size 1: [b] matches [b, 1]."""
 
     def plain(spec: TensorSpec) -> tuple[str, str, list[int]]:
         return spec.name, spec.dtype, [size for size in spec.shape if size != 1]
@@ -131,12 +140,12 @@ def same_but_for_ones(given: Sequence[TensorSpec], wanted: Sequence[TensorSpec])
 
 
 def inputs_named(names: Sequence[str]) -> InputsOfInfer:
-    """The style whose graphs take inputs of these names, in this order. ArtifactError: none is."""
+    """The inputs with these names, in this order. Raises ArtifactError if there are none."""
     for inputs in MAPPING.values():
         if inputs.names == tuple(names):
             return inputs
     known = sorted({f"({', '.join(inputs.names)})" for inputs in MAPPING.values()})
     raise ArtifactError(
         f"a pair of graphs with the inputs ({', '.join(names)}), expected {' or '.join(known)}",
-        "lite_runner.register_inputs tells what others mean",
+        "lite_runner.register_inputs adds others",
     )

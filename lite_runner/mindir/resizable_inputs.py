@@ -1,31 +1,39 @@
-"""Inputs and outputs of the `resizable` graph, for any shape.
+"""The inputs and outputs of the `resizable` graph: names, shapes and values.
 
-Shapes: B rows, S new tokens a row, n = B * S, P cached positions, H heads, K key/value heads,
-G = H / K, D head_dim. Lite resizes the graph to any B, S and P, but a reshape can leave only one
+Shapes: B rows, S new tokens per row, n = B * S, P cached positions, H heads, K key/value heads,
+G = H / K, D head_dim. Lite resizes the graph to any B, S and P, but a Reshape can leave only one
 axis open: so tokens are [n], and `q_rows`, `k_rows`, `v_rows` gather them to [B, K, ..] and
 `merge_rows` back.
 
     tokens [n]  q_rows [B, K, S * G]  k_rows, v_rows [B, K, S]  merge_rows [n * H]  last_rows [B]
-    bias [B, 1, or of ALiBi K, S * G, S + P]: added to the scores; the new tokens come before the
-    cached; where layers have windows of their own, bias.1 and so on: see `windows_of`
-    rotary: cos, sin [n, H + 2 * K, D]; learned positions: positions [n]
-    past_k.<layer>, past_v.<layer> [B, K, P, D]
-    -> logits [B, vocab], new [B, L * 2 * K, S, D]: keys and values of each of L layers in turn
+    bias [B, 1, or K for ALiBi, S * G, S + P]: attention mask and ALiBi, added to the scores; new
+    keys come before cached ones; one per distinct sliding window (bias, bias.1, ..)
+    rotary: cos, sin [n, H + 2 * K, D]; learned positions: positions [n], the position ids
+    past_k.<layer>, past_v.<layer> [B, K, P, D]: the KV cache
+    -> logits [B, vocab], new [B, L * 2 * K, S, D]: new keys and values of each of L layers in turn
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lite_runner.architectures import custom_network
+from lite_runner.architectures.positions import MASKED, RotaryAngles, alibi_slopes, for_halves
 from lite_runner.architectures.spec import Decoder
 from lite_runner.mindir.manifest import TensorSpec
+
+Array = NDArray[np.float32]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the graph is resized to."""
+    """A size of the graph."""
 
     rows: int  # B
     tokens: int  # S
@@ -45,12 +53,12 @@ def unsupported(model: Decoder) -> list[str]:
 
 
 def windows_of(model: Decoder) -> tuple[int | None, ...]:
-    """The distinct sliding windows: there is a bias for each, in this order."""
+    """The distinct sliding windows; each has its own bias, in this order."""
     return tuple(dict.fromkeys(model.windows))
 
 
 def bias_names(model: Decoder) -> list[str]:
-    """The biases' names, in the order of `windows_of`."""
+    """Names of the biases, in the order of `windows_of`."""
     return [f"bias.{at}" if at else "bias" for at in range(len(windows_of(model)))]
 
 
@@ -58,8 +66,8 @@ def inputs_of(model: Decoder, shape: Shape) -> tuple[TensorSpec, ...]:
     """The inputs in the graph's order, at one shape."""
     heads, kv, dim = model.num_heads, model.n_kv_heads, model.head_dim
     count, queries = shape.rows * shape.tokens, shape.tokens * (heads // kv)
-    apart = kv if model.attention.alibi else 1
-    bias = (shape.rows, apart, queries, shape.tokens + shape.past)
+    bias_heads = kv if model.attention.alibi else 1
+    bias = (shape.rows, bias_heads, queries, shape.tokens + shape.past)
     inputs = [
         TensorSpec("tokens", (count,), "int32"),
         TensorSpec("q_rows", (shape.rows, kv, queries), "int32"),
@@ -92,21 +100,136 @@ def outputs_of(model: Decoder, shape: Shape) -> tuple[TensorSpec, ...]:
     )
 
 
-def inputs_of_any(model: Decoder) -> tuple[TensorSpec, ...]:
-    """The inputs with -1 for what depends on the shape."""
-    return _open_axes(inputs_of(model, Shape(1, 1, 1)), inputs_of(model, Shape(2, 3, 5)))
+def dynamic_inputs(model: Decoder) -> tuple[TensorSpec, ...]:
+    """The inputs with -1 for each axis that depends on the shape."""
+    return _dynamic_axes(inputs_of(model, Shape(1, 1, 1)), inputs_of(model, Shape(2, 3, 5)))
 
 
-def outputs_of_any(model: Decoder) -> tuple[TensorSpec, ...]:
-    """The outputs with -1 for what depends on the shape."""
-    return _open_axes(outputs_of(model, Shape(1, 1, 1)), outputs_of(model, Shape(2, 3, 5)))
+def dynamic_outputs(model: Decoder) -> tuple[TensorSpec, ...]:
+    """The outputs with -1 for each axis that depends on the shape."""
+    return _dynamic_axes(outputs_of(model, Shape(1, 1, 1)), outputs_of(model, Shape(2, 3, 5)))
 
 
-def _open_axes(at_one: Sequence[TensorSpec], other: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """-1 for each axis that is not the same at the two shapes."""
+def _dynamic_axes(
+    at_one: Sequence[TensorSpec], other: Sequence[TensorSpec]
+) -> tuple[TensorSpec, ...]:
+    """-1 for each axis that differs between the two shapes."""
 
-    def opened(one: TensorSpec, two: TensorSpec) -> TensorSpec:
+    def dynamic(one: TensorSpec, two: TensorSpec) -> TensorSpec:
         pairs = zip(one.shape, two.shape, strict=True)
         return replace(one, shape=tuple(a if a == b else -1 for a, b in pairs))
 
-    return tuple(opened(one, two) for one, two in zip(at_one, other, strict=True))
+    return tuple(dynamic(one, two) for one, two in zip(at_one, other, strict=True))
+
+
+class InputArrays:
+    """The graph's input arrays, which the engine owns: fills them in place."""
+
+    def __init__(self, model: Decoder, length: int) -> None:
+        """`length`: number of position ids."""
+        self.past: list[Array] = []  # the KV cache inputs: past_k.0, past_v.0, past_k.1, ..
+        self._model = model
+        self._positions = Positions(model, length)
+        self._arrays: dict[str, NDArray[Any]] = {}
+
+    def bind(self, arrays: Sequence[NDArray[Any]], shape: Shape) -> None:
+        """Use `arrays` in the graph's order, and fill those that depend on the shape only."""
+        specs = inputs_of(self._model, shape)
+        self._arrays = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
+        self.past = list(arrays[-2 * self._model.num_layers :])
+        for name, indices in gather_indices(self._model, shape).items():
+            self._arrays[name][:] = indices
+
+    def fill(self, tokens: NDArray[np.int32], start: Ints, length: Ints) -> None:
+        """Fill what a step adds to the cache: tokens [B, S], the position id of each row's first
+        one [B], and each row's length [B] for dynamic RoPE scaling."""
+        arrays, model = self._arrays, self._model
+        arrays["tokens"][:] = tokens.reshape(-1)
+        position_ids = start[:, None] + np.arange(tokens.shape[1])
+        if model.rotary is not None:
+            cos, sin = self._positions.rotary(position_ids, length)
+            rotated = model.num_heads + model.n_kv_heads
+            for name, angles, identity in (("cos", cos, 1.0), ("sin", sin, 0.0)):
+                arrays[name][:, :rotated] = angles[:, None]
+                arrays[name][:, rotated:] = identity  # values are not rotated
+        if model.learned_positions:
+            arrays["positions"][:] = position_ids.reshape(-1)
+        count, slopes = tokens.shape[1], self._positions.slopes
+        for name, window in zip(bias_names(model), windows_of(model), strict=True):
+            fill_bias(arrays[name], start, count, slopes, window)
+
+    def clear(self) -> None:
+        """Drop the arrays."""
+        self._arrays, self.past = {}, []
+
+
+class Positions:
+    """A model's rotary tables and ALiBi slopes."""
+
+    def __init__(self, model: Decoder, length: int) -> None:
+        """`length`: number of position ids."""
+        self.slopes: Array | None = None  # [K, G]; None: no ALiBi
+        if model.attention.alibi:
+            self.slopes = alibi_slopes(model.num_heads).reshape(model.n_kv_heads, -1)
+        if model.rotary is not None:
+            self._angles = RotaryAngles(model.rotary, model.head_dim)
+            self._table: tuple[Array, Array] | None = None  # None: dynamic scaling
+            if self._angles.dynamic is None:
+                self._table = for_halves(*self._angles.table(length))
+
+    def rotary(self, position_ids: Ints, length: Ints) -> tuple[Array, Array]:
+        """position_ids [B, S], length [B] -> cos and sin [n, D]; sin's first half is negated."""
+        flat = position_ids.reshape(-1)
+        if self._table is not None:
+            cos, sin = self._table
+            return cos[flat], sin[flat]
+        cos, sin = self._angles.scaled(position_ids, length[:, None])
+        return for_halves(cos.reshape(len(flat), -1), sin.reshape(len(flat), -1))
+
+
+def gather_indices(model: Decoder, shape: Shape) -> dict[str, Ints]:
+    """The indices that gather each row's tokens and heads; they depend on the shape only.
+
+    Per token the fused projection holds H query, K key and K value heads, in that order.
+    """
+    heads, kv = model.num_heads, model.n_kv_heads
+    group, count = heads // kv, shape.rows * shape.tokens
+    token = np.arange(count).reshape(shape.rows, 1, shape.tokens)
+    first = token * (heads + 2 * kv)
+    by_kv = np.arange(kv).reshape(1, kv, 1)
+    k_rows = first + heads + by_kv
+    queries = first[..., None] + (by_kv[..., None] * group + np.arange(group))
+    mixed = np.arange(count * heads).reshape(shape.rows, kv, shape.tokens, group)
+    return {
+        "q_rows": queries.reshape(shape.rows, kv, -1),
+        "k_rows": k_rows,
+        "v_rows": k_rows + kv,
+        "merge_rows": mixed.transpose(0, 2, 1, 3).reshape(-1),
+        "last_rows": token[:, 0, -1],
+    }
+
+
+def fill_bias(
+    bias: Array, start: Ints, tokens: int, slopes: Array | None, window: int | None
+) -> None:
+    """Fill bias [B, 1 or K, S * G, S + P] for rows whose first new token is at position start [B].
+
+    0 or ALiBi's for visible keys, MASKED elsewhere. The first S keys are the new ones. `window`:
+    sliding window in tokens, the current one included; None: full.
+    """
+    rows, heads, queries, keys = bias.shape
+    new, cached = np.arange(tokens), np.arange(keys - tokens)
+    seen, masked = np.float32(0), np.float32(MASKED)
+    values = np.empty((rows, tokens, keys), np.float32)
+    values[:, :, :tokens] = np.where(new <= new[:, None], seen, masked)
+    values[:, :, tokens:] = np.where(cached < start[:, None], seen, masked)[:, None]
+    distance = np.empty((rows, tokens, keys), np.float32)  # key position - query position
+    if slopes is not None or window is not None:
+        distance[:, :, :tokens] = new - new[:, None]
+        distance[:, :, tokens:] = cached - (start[:, None] + new)[:, :, None]
+    if window is not None:
+        values[distance <= -window] = masked
+    spread = bias.reshape(rows, heads, tokens, queries // tokens, keys)
+    spread[:] = values[:, None, :, None]
+    if slopes is not None:
+        spread += slopes[None, :, None, :, None] * distance[:, None, :, None]

@@ -13,9 +13,9 @@ from lite_runner.mindir.lite_rewrite import rewrite_for_lite
 from lite_runner.mindir.manifest import Graph, GraphName
 from lite_runner.mindir.resizable_inputs import (
     Shape,
+    dynamic_inputs,
+    dynamic_outputs,
     inputs_of,
-    inputs_of_any,
-    outputs_of_any,
     unsupported,
 )
 from lite_runner.mindir.resizable_network import ResizableNetwork
@@ -52,4 +52,4 @@ def export_resizable(
     examples = [Tensor(np.zeros(one.shape, one.dtype)) for one in inputs_of(model, shape)]
     file = write_mindir(network, examples, folder, name, enc_key=None)
     rewrite_for_lite(folder / file)
-    return {"model": Graph(file, inputs_of_any(model), outputs_of_any(model))}
+    return {"model": Graph(file, dynamic_inputs(model), dynamic_outputs(model))}

@@ -29,9 +29,9 @@ from lite_runner.networks.layers import (
     Array,
     BuildOptions,
     CacheSize,
+    StepPositions,
     make_cache,
     parameter,
-    row_positions,
 )
 
 BLOCK = 64  # a multiple of 16; with the largest head, 256, the most that PagedAttention takes
@@ -70,7 +70,7 @@ class FusedRMSNorm(nn.Cell):
         return self.norm(x, self.gamma)[0]
 
 
-class PagedInputs(nn.Cell):
+class PagedInputs(StepPositions):
     """As StepInputs, for FusedAttention."""
 
     def __init__(
@@ -86,7 +86,6 @@ class PagedInputs(nn.Cell):
         super().__init__()
         del kv_heads, window
         self.dtype = options.dtype
-        self.cache: CacheSize | None = None
         if options.cache is not None:
             self.resize(options.cache)
         self.slopes = None
@@ -95,24 +94,17 @@ class PagedInputs(nn.Cell):
         self.lowest = Tensor(LOWEST, ms.float32)
 
     def resize(self, cache: CacheSize) -> None:
-        self.cache = cache
         self.capacity = blocks_of(cache) * BLOCK
-        self.slot_index = Tensor(np.arange(cache.slots, dtype=np.int32))
-        self.key_index = Tensor(np.arange(self.capacity, dtype=np.int32))
+        self.set_cache(cache, self.capacity)
 
     def construct(
         self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
     ) -> tuple[Tensor, Tensor, Seen]:
         """tokens [R, T], position and length [R] -> position ids [n], cache slot mapping [n], and
         masks and biases of the scores."""
-        if slot is None:
-            positions, owner = position.reshape(-1, 1), self.slot_index
-        else:
-            positions, owner = row_positions(tokens, position, length, self.cache), slot
-        if self.cache is None:
-            keys, rows = positions.reshape(-1), positions
-        else:
-            keys = self.key_index
+        positions, owner, keys = self.positions_of(tokens, position, length, slot)
+        rows = positions
+        if self.cache is not None:
             rows = owner.reshape(-1, 1) * self.capacity + positions
         count, step = positions.shape
         distance = keys - positions.reshape(count, 1, step, 1)  # at most 0 for visible keys

@@ -23,6 +23,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from numpy.typing import NDArray
 
+from lite_runner.architectures.positions import MASKED
 from lite_runner.native.lora_pool import LoraSize
 from lite_runner.networks.tensor_parallel import (
     Combine,
@@ -31,7 +32,6 @@ from lite_runner.networks.tensor_parallel import (
     shared_logits,
 )
 
-MASKED = -1.0e9  # far below any score, but finite: a fully masked row gives no NaN
 Array = NDArray[np.float32]
 Weights = Callable[[str], Array]  # a tensor by its canonical name; each can be taken once
 
@@ -194,17 +194,38 @@ class GELU(nn.Cell):
         return x * 0.5 * (ops.tanh(inner) + 1.0)
 
 
-def row_positions(
-    tokens: Tensor, position: Tensor, length: Tensor, cache: CacheSize | None
-) -> Tensor:
-    """Position ids of a prefill [R, T]; padding gets the cache's scratch position."""
-    positions = position.reshape(-1, 1) + ops.arange(tokens.shape[1]).astype(ms.int32)
-    if cache is None:
-        return positions
-    return ops.select(positions < length.reshape(-1, 1), positions, cache.length - 1)
+class StepPositions(nn.Cell):
+    """Position ids, cache slots and key positions of a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache: CacheSize | None = None
+        self.slot_index: Tensor | None = None
+        self.key_index: Tensor | None = None
+
+    def set_cache(self, cache: CacheSize, positions: int) -> None:
+        """`positions`: keys per slot that attention sees."""
+        self.cache = cache
+        self.slot_index = Tensor(np.arange(cache.slots, dtype=np.int32))
+        self.key_index = Tensor(np.arange(positions, dtype=np.int32))
+
+    def positions_of(
+        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """tokens [R, T], position and length [R] -> position ids [R, T], the cache slot of each
+        row [R] and the position ids of the keys [S]. In a prefill, padding gets the cache's scratch
+        position."""
+        positions, owner = position.reshape(-1, 1), self.slot_index
+        if slot is not None:
+            positions, owner = positions + ops.arange(tokens.shape[1]).astype(ms.int32), slot
+            if self.cache is not None:
+                real = positions < length.reshape(-1, 1)
+                positions = ops.select(real, positions, self.cache.length - 1)
+        keys = positions.reshape(-1) if self.cache is None else self.key_index
+        return positions, owner, keys
 
 
-class StepInputs(nn.Cell):
+class StepInputs(StepPositions):
     """Position ids, cache rows and score biases of a step, computed once for all layers."""
 
     def __init__(
@@ -220,7 +241,6 @@ class StepInputs(nn.Cell):
         super().__init__()
         self.window = window
         self.kv_heads, self.group = kv_heads, heads // kv_heads
-        self.cache: CacheSize | None = None
         self.head_index = Tensor(np.arange(kv_heads, dtype=np.int32))
         if cache is not None:
             self.resize(cache)
@@ -228,9 +248,7 @@ class StepInputs(nn.Cell):
         self.zero, self.masked = Tensor(0.0, ms.float32), Tensor(MASKED, ms.float32)
 
     def resize(self, cache: CacheSize) -> None:
-        self.cache = cache
-        self.slot_index = Tensor(np.arange(cache.slots, dtype=np.int32))
-        self.key_index = Tensor(np.arange(cache.length, dtype=np.int32))
+        self.set_cache(cache, cache.length)
 
     def construct(
         self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
@@ -238,14 +256,10 @@ class StepInputs(nn.Cell):
         """tokens [R, T], position and length [R] -> position ids [n], cache rows to write [n * K],
         score bias [R * K, T * G, S]: 0 or ALiBi's for visible keys, MASKED elsewhere."""
         kv, group, count = self.kv_heads, self.group, tokens.shape[0]
-        if slot is None:
-            positions, owner = position.reshape(-1, 1), self.slot_index
-        else:
-            positions, owner = row_positions(tokens, position, length, self.cache), slot
+        positions, owner, keys = self.positions_of(tokens, position, length, slot)
         if self.cache is None:
-            keys, rows = positions.reshape(-1), positions
+            rows = positions
         else:
-            keys = self.key_index
             rows = (owner.reshape(-1, 1, 1) * kv + self.head_index) * self.cache.length
             rows = (rows + positions.reshape(count, -1, 1)).reshape(-1)
         positions = positions.reshape(-1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mindspore as ms
-import numpy as np
 from mindspore import Tensor, nn, ops
 
 from lite_runner.architectures import positions as rope
@@ -17,17 +16,16 @@ class Angles(nn.Cell):
     def __init__(self, model: Decoder, rotary: Rotary, length: int) -> None:
         """`length`: number of position ids."""
         super().__init__()
-        frequencies, factor = rope.frequencies(rotary, model.head_dim)
         self.heads = model.num_heads + model.n_kv_heads
         self.head_dim = model.head_dim
         scaling = rotary.dynamic
         self.dynamic = scaling is not None
         if scaling is not None:
-            self.frequencies = Tensor(frequencies)
+            self.frequencies = Tensor(rope.frequencies(rotary, model.head_dim)[0])
             self.exponents = Tensor(rope.dynamic_exponents(model.head_dim))
             self.factor, self.original = scaling.factor, scaling.original_seq_length
         else:
-            self._frequencies, self._factor = frequencies, factor
+            self._angles = rope.RotaryAngles(rotary, model.head_dim)
             self._tables(length)
 
     def resize(self, cache: CacheSize) -> None:
@@ -35,10 +33,8 @@ class Angles(nn.Cell):
             self._tables(cache.length)
 
     def _tables(self, length: int) -> None:
-        angles = np.outer(np.arange(length, dtype=np.float32), self._frequencies)
-        cos, sin = np.cos(angles) * self._factor, np.sin(angles) * self._factor
-        self.cos = Tensor(np.concatenate([cos, cos], 1).astype(np.float32))
-        self.sin = Tensor(np.concatenate([-sin, sin], 1).astype(np.float32))
+        cos, sin = rope.for_halves(*self._angles.table(length))
+        self.cos, self.sin = Tensor(cos), Tensor(sin)
 
     def construct(self, positions: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         """positions [n], length [R] -> cos and sin [n, H + K, D]; sin's first half is negated."""

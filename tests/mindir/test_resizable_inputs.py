@@ -1,4 +1,4 @@
-"""What the resizable graph is told of places, against plain loops."""
+"""Gather indices and attention biases of the resizable graph, against plain loops."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from lite_runner.architectures.flat import ModelConfig
+from lite_runner.architectures.positions import MASKED
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.step_inputs import MASKED, gather_rows, score_bias
-from lite_runner.mindir.resizable_inputs import Shape
+from lite_runner.mindir.resizable_inputs import Shape, fill_bias, gather_indices
 
 
 def model(heads: int, kv: int) -> Decoder:
@@ -23,7 +23,7 @@ def test_rows_gather_each_head_and_bring_it_back(
     group, fused = heads // kv, heads + 2 * kv
     # Each row of the fused projection says whose it is: row, token, head.
     owners = [(b, s, h) for b in range(rows) for s in range(tokens) for h in range(fused)]
-    found = gather_rows(model(heads, kv), Shape(rows, tokens, 7))
+    found = gather_indices(model(heads, kv), Shape(rows, tokens, 7))
     assert found["q_rows"].shape == (rows, kv, tokens * group)
     for b, k in np.ndindex(rows, kv):
         for s in range(tokens):
@@ -44,7 +44,7 @@ def test_a_query_sees_what_came_before_it(alibi: bool, window: int | None) -> No
     start = np.array([5, 0])
     slopes = np.arange(1, 7, dtype=np.float32).reshape(kv, group) if alibi else None
     bias = np.full((2, kv if alibi else 1, tokens * group, tokens + past), np.nan, np.float32)
-    score_bias(bias, start, tokens, slopes, window)
+    fill_bias(bias, start, tokens, slopes, window)
     for b, k, s, g, key in np.ndindex(2, bias.shape[1], tokens, group, tokens + past):
         position = start[b] + key if key < tokens else key - tokens
         seen = key <= s if key < tokens else position < start[b]
