@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from lite_runner import progress
 from lite_runner.backends.base import Backend
 from lite_runner.config.argv import parse
-from lite_runner.model import model_files
+from lite_runner.model.locate import locate
+from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.plan import loading
 from lite_runner.plan.job import Job
 from lite_runner.run_modes import heads, resolve
@@ -20,9 +21,9 @@ def load(overrides: Sequence[str], slots: int, length: int) -> Backend:
     settings = ["model=smollm2_135m", "predict_data=ids", *overrides]
     config, _ = resolve(parse(settings, heads()))
     progress.configure(verbosity=0)
-    files = model_files.locate(config)
+    files = locate(config)
     device = environment.resolve_device(config.context.device_target)
     job = Job([], [], config.generation(files.model), slots, length)
-    backend = loading.load(config, files, device, job, model_files.tokenizer_of(config, files))
+    backend = loading.load(config, files, device, job, tokenizer_of(config, files))
     backend.prepare()
     return backend

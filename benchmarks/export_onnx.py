@@ -32,8 +32,8 @@ from lite_runner.mindir.resizable_inputs import (
     inputs_of,
 )
 from lite_runner.mindir.resizable_network import ResizableNetwork
-from lite_runner.model import model_files
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
+from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.read_ahead import ReadAhead
 
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=128)
     arguments = parser.parse_args()
     config, _ = resolve(parse(["model=smollm2_135m", "predict_data=ids"], heads()))
-    files = model_files.locate(config)
+    files = locate(config)
     model, length = files.model, arguments.prompt_tokens
 
     arguments.folder.mkdir(parents=True)

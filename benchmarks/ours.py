@@ -19,8 +19,9 @@ from lite_runner.config.argv import parse
 from lite_runner.config.schema import RunConfig
 from lite_runner.export.cache import folder_of_run
 from lite_runner.generation import Token
-from lite_runner.model import model_files
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
+from lite_runner.model.locate import locate
+from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.plan.job import Job
 from lite_runner.plan.loading import load
 from lite_runner.run_modes import heads, resolve
@@ -60,8 +61,8 @@ def main() -> None:
     config, _ = resolve(parse(overrides, heads()))
     progress.configure(verbosity=0)
     started = time.perf_counter()
-    files = model_files.locate(config)
-    tokenizer = model_files.tokenizer_of(config, files)
+    files = locate(config)
+    tokenizer = tokenizer_of(config, files)
     job = Job(
         requests=[],
         tokens=prompts,

@@ -29,7 +29,7 @@ from lite_runner.config.schema import RunConfig
 from lite_runner.distributed.events import MET, connect
 from lite_runner.distributed.job import Limits, run_ranks
 from lite_runner.generation import Request, Scheduler
-from lite_runner.model import model_files
+from lite_runner.model.locate import locate
 from lite_runner.plan.job import Job, share
 from lite_runner.plan.loading import load
 from lite_runner.run_modes import heads, resolve
@@ -76,7 +76,7 @@ def one_rank(folder: Path, overrides: list[str]) -> None:
     set_device("CPU", 0)
     collectives.meet(ranks)
     launcher.stage(MET)
-    files = model_files.locate(config)
+    files = locate(config)
     prompts = [list(range(PROMPT))] * SEQUENCES
     generation = config.generation(files.model)
     whole = Job([], prompts, generation, SEQUENCES, PROMPT + STEPS + 1)

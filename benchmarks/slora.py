@@ -32,8 +32,8 @@ from lite_runner.bench.lockstep import lockstep
 from lite_runner.bench.random_adapters import random_adapters
 from lite_runner.config.argv import parse
 from lite_runner.generation import Scheduler
-from lite_runner.model import model_files
 from lite_runner.model.adapters import AdapterJob
+from lite_runner.model.locate import locate
 from lite_runner.plan.job import Job
 from lite_runner.plan.loading import load
 from lite_runner.run_modes import heads, resolve
@@ -108,7 +108,7 @@ def compare(arguments: argparse.Namespace, rank: int, folder: Path) -> None:
 def make_adapters(folder: Path, count: int, rank: int) -> Path:
     """Adapters a0, a1, ... as peft writes them, and their listing; gives the base's GGUF."""
     config, _ = resolve(parse(["model=smollm2_135m", "predict_data=ids"], heads()))
-    files = model_files.locate(config)
+    files = locate(config)
     assert files.path is not None
     adapters = {one.name: one for one in random_adapters(files.model, count, rank)}
     write_adapters(adapters, files.model, folder, "peft", listed=True)
@@ -122,7 +122,7 @@ def one_process(job: dict[str, Any], dtype: str) -> None:
     config, _ = resolve(parse(overrides, heads()))
     config = replace(config, adapter_dtype=dtype)
     progress.configure(0)
-    files = model_files.locate(config)
+    files = locate(config)
     adapters = list(open_adapters(Path(job["adapters"]), files.model).values())
     cases: dict[int, Scheduler] = {}
     for case in job["cases"]:

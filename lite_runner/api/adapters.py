@@ -13,7 +13,8 @@ from lite_runner.config.prompt import adapter_name
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.adapters import AdapterJob, check_adapters, open_wanted, pieces_of
-from lite_runner.model.model_files import ModelFiles, adapters_of
+from lite_runner.model.files import ModelFiles
+from lite_runner.model.merged_adapter import adapters_of
 from lite_runner.weights.lora.adapter import Adapter, adapter_folders
 from lite_runner.weights.lora.adapter_shards import is_cut
 

@@ -11,7 +11,8 @@ from lite_runner.config.fields import show
 from lite_runner.config.groups import options_of
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ConfigError
-from lite_runner.model import model_files
+from lite_runner.model.locate import locate
+from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 
@@ -90,8 +91,8 @@ def _found(source: str) -> tuple[Tokenizer, int | None]:
     if source not in options_of("model") and path.exists():
         return load_tokenizer(path, model_vocab=None), None
     config = resolve_source(source)
-    files = model_files.locate(config, weights=False)
-    return model_files.tokenizer_of(config, files), files.model.pad_token_id
+    files = locate(config, weights=False)
+    return tokenizer_of(config, files), files.model.pad_token_id
 
 
 class _FamilyTokenizer(PreTrainedTokenizer):

@@ -19,7 +19,7 @@ from lite_runner.plan.loading import load, with_backend
 from lite_runner.system import environment
 
 if TYPE_CHECKING:
-    from lite_runner.model.model_files import ModelFiles
+    from lite_runner.model.files import ModelFiles
     from lite_runner.text.tokenizer import Tokenizer
 
 

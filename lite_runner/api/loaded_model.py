@@ -17,14 +17,15 @@ from lite_runner.api.ranks import manual_parallel, own_ranks, with_seed
 from lite_runner.config.options import GenerateOptions
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.generation import Completion
-from lite_runner.model import model_files
+from lite_runner.model.locate import locate
+from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.plan.job import Job, fit
-from lite_runner.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from lite_runner.api.parameters import Parameters
     from lite_runner.backends.base import Backend
-    from lite_runner.model.model_files import ModelFiles
+    from lite_runner.model.files import ModelFiles
+    from lite_runner.text.tokenizer import Tokenizer
 
 
 class LoadedModel:
@@ -38,7 +39,7 @@ class LoadedModel:
         self._engine = Engine()
         self._adapters = OpenAdapters()
         self._settings = without_call_options(config.run_config())
-        self.files = files or model_files.locate(self._settings)
+        self.files = files or locate(self._settings)
         self._missing: tuple[GenerateOptions, ArtifactError] | None = None  # why no tokenizer
         self._written: tuple[int, ...] = ()  # of the parameters that the backend was loaded from
 
@@ -49,7 +50,7 @@ class LoadedModel:
             settings = without_call_options(self.config.run_config())
             if settings != self._settings:
                 self._engine.close()
-                self.files, self._settings = model_files.locate(settings), settings
+                self.files, self._settings = locate(settings), settings
             yield
 
     def complete(
@@ -99,13 +100,13 @@ class LoadedModel:
         )
 
     def tokenizer(self, *, fetching: bool) -> Tokenizer:
-        """The checkpoint's, as of `model_files.tokenizer_of`; one that could not be fetched is not
+        """The checkpoint's, as of `tokenizer_of`; one that could not be fetched is not
         tried again before a setting changes. Raises ArtifactError."""
         settings = without_call_options(self.config.run_config())
         before = self._missing[1] if self._missing and self._missing[0] == settings else None
         try:
             again = fetching and before is None
-            return model_files.tokenizer_of(settings, self.files, fetching=again)
+            return tokenizer_of(settings, self.files, fetching=again)
         except ArtifactError as error:
             if fetching and before is not None:
                 raise ArtifactError(before.message, before.hint) from error

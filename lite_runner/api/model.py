@@ -16,7 +16,7 @@ from lite_runner.api.streamers import Streamer
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Completion, OnLogits
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
 
 
 class PreTrainedModel:

@@ -18,8 +18,8 @@ from lite_runner.api.ranks import own_ranks
 from lite_runner.architectures import architecture_of
 from lite_runner.backends.likelihood import logits_of_text
 from lite_runner.errors import ConfigError
-from lite_runner.model import model_files
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
+from lite_runner.model.locate import locate
 
 
 class Network(PreTrainedModel, nn.Cell):
@@ -141,7 +141,7 @@ class GPT2LMHeadModel(Network):
 
 def network_of(config: PretrainedConfig) -> Network:
     """The model of a config, of the class of its family. Raises ConfigError, ArtifactError."""
-    files = model_files.locate(without_call_options(config.run_config()))
+    files = locate(without_call_options(config.run_config()))
     kinds = {kind.arch: kind for kind in (LlamaForCausalLM, BloomLMHeadModel, GPT2LMHeadModel)}
     return kinds.get(_arch_of(files), Network)(config, files)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lite_runner import plugins
 from lite_runner.backends.base import Backend
@@ -11,10 +12,14 @@ from lite_runner.bench.options import CellOptions, cell_faults
 from lite_runner.bench.workload import workload
 from lite_runner.config.fields import raise_faults
 from lite_runner.export.cache import folder_of_run
-from lite_runner.model import model_files
+from lite_runner.model.locate import locate
+from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.plan import loading
 from lite_runner.plan.job import Job
 from lite_runner.system import environment
+
+if TYPE_CHECKING:
+    from lite_runner.model.files import ModelFiles
 
 
 @dataclass(frozen=True)
@@ -33,17 +38,17 @@ def load(job: CellJob) -> Loaded:
     plugins.register_plugins(job.plugins)
     config = CellOptions.from_dict(job.config)
     raise_faults(list(cell_faults(config)))
-    files = model_files.locate(config)
+    files = locate(config)
     work = workload(files.model, job.settings)
     config = loading.with_backend(config, files, work)
     device = environment.resolve_device(config.context.device_target)
     exports = not _is_there(config, files, work)
-    tokenizer = model_files.tokenizer_of(config, files) if exports else None
+    tokenizer = tokenizer_of(config, files) if exports else None
     backend = loading.load(config, files, device, work, tokenizer)
     return Loaded(backend, work, str(files.quantization), exports)
 
 
-def _is_there(config: CellOptions, files: model_files.ModelFiles, work: Job) -> bool:
+def _is_there(config: CellOptions, files: ModelFiles, work: Job) -> bool:
     """Whether what the backend loads need not be exported first."""
     if config.backend != "mslite" or files.given is not None:
         return True

@@ -11,8 +11,8 @@ from lite_runner.config.cluster import ranks_of
 from lite_runner.config.options import BatchOptions, ExportedOptions, SamplingOptions
 from lite_runner.doctor.check import Check, Finding
 from lite_runner.generation import max_sequence_of
-from lite_runner.model import model_files
-from lite_runner.model.model_files import RANDOM, ModelFiles
+from lite_runner.model.locate import locate_cached
+from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.plan.job import Job, slots_for
 from lite_runner.plan.memory import memory_levers, memory_need
 from lite_runner.plan.preflight import check_machine
@@ -39,21 +39,21 @@ def checks(config: ModelOptions) -> Iterator[Check]:
 
 def files(config: ModelOptions) -> Finding:
     """Whether all tensors are there, in the shapes of the model."""
-    found = model_files.planned(config)
-    if _is_elsewhere(found):
+    found = locate_cached(config)
+    if not found.is_here:
         return Finding("warn", f"{found.source}: not here yet", remedy=FETCHED)
     if found.given is not None:
-        return Finding("ok", found.whereabouts())
-    tensors = found.cut(ranks_of(config), vocab_parallel=config.vocab_parallel)
-    return Finding("ok", f"{found.whereabouts()}, {len(tensors)} tensors, none missing")
+        return Finding("ok", found.location())
+    tensors = found.resharded(ranks_of(config), vocab_parallel=config.vocab_parallel)
+    return Finding("ok", f"{found.location()}, {len(tensors)} tensors, none missing")
 
 
 def tokenizer(config: ModelOptions) -> Finding:
     """Whether it loads, and gives back a text that it has encoded."""
-    found = model_files.planned(config)
-    if _is_elsewhere(found):
+    found = locate_cached(config)
+    if not found.is_here:
         return Finding("warn", "not here yet", remedy=FETCHED)
-    loaded = model_files.tokenizer_of(config, found, fetching=False)
+    loaded = tokenizer_of(config, found, fetching=False)
     ids = loaded.encode(_SAMPLE)
     if (back := loaded.decode(ids).strip()) != _SAMPLE:
         return Finding("warn", f"{loaded.source}: gives back {back!r}", repr(_SAMPLE))
@@ -65,7 +65,7 @@ def needs(config: ModelOptions) -> Finding:
     """What a run with a short prompt, the config's batch and its new tokens would take, against
     what there is."""
     device = environment.resolve_device(config.context.device_target)
-    ranks, found = ranks_of(config), model_files.planned(config)
+    ranks, found = ranks_of(config), locate_cached(config)
     generation, context = config.generation(found.model), found.model.seq_length
     length = min(context, max_sequence_of([1], [generation], context))
     slots = slots_for(config, generation, config.predict_batch_size or 1)
@@ -81,7 +81,3 @@ def needs(config: ModelOptions) -> Finding:
     each = " in each rank" if config.use_parallel else ""
     told = f"needs {readable(need.total)}{each} for {slots} x {length} tokens ({need.parts()}){has}"
     return Finding("ok", told)
-
-
-def _is_elsewhere(found: ModelFiles) -> bool:
-    return found.path is None and found.given is None and found.source != RANDOM

@@ -11,7 +11,9 @@ from lite_runner.config.fields import raise_faults
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError
 from lite_runner.evaluation.options import EvalOptions, read_text, window_faults
-from lite_runner.model import model_files
+from lite_runner.model.locate import locate_for_plan
+from lite_runner.model.merged_adapter import with_adapter
+from lite_runner.model.tokenizer import tokenizer_for_plan
 from lite_runner.plan.job import Job
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import with_resources
@@ -24,12 +26,12 @@ def plan_evaluation(config: EvalOptions) -> Plan:
     a tokenizer the text fills a window. Raises RunnerError."""
     began = time.perf_counter()
     device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
-    files = model_files.with_adapter(model_files.find(config), config)
+    files = with_adapter(locate_for_plan(config), config)
     if config.model_config() is None:  # model=auto is checked only when it is known
         raise_faults([*fits_model(config, files.model), *window_faults(config, files.model)])
     text = read_text(config)
     size, stride = config.window_of(files.model)
-    tokenizer = model_files.found_tokenizer(config, files)
+    tokenizer = tokenizer_for_plan(config, files)
     ids: Sequence[int] = ()
     if tokenizer is not None:
         ids = tokenizer.encode(text)

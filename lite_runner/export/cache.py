@@ -14,7 +14,7 @@ from lite_runner.config.cluster import ranks_of
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.options import ExportedOptions
 from lite_runner.export.spec import ExportSpec, spec_of_run
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
 from lite_runner.system.code_digest import code_digest
 from lite_runner.system.versions import versions
 from lite_runner.weights.lora.adapter import digest

@@ -41,7 +41,7 @@ def _float_graphs(
 ) -> dict[GraphName, Graph]:
     """Graphs that compute with floats, converted where a .ms is asked for."""
     spec = job.spec
-    weights = ReadAhead(job.files.cut(job.ranks, vocab_parallel=spec.vocab_parallel))
+    weights = ReadAhead(job.files.resharded(job.ranks, vocab_parallel=spec.vocab_parallel))
     try:
         if spec.layout == "dynamic":
             graphs = _dynamic(folder, job, weights)

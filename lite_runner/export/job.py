@@ -12,7 +12,7 @@ from lite_runner.errors import ConfigError
 from lite_runner.export.engine import engine_for
 from lite_runner.export.memory import export_memory
 from lite_runner.export.spec import ExportSpec, spec_of, spec_of_run
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
 from lite_runner.sizing.need import Memory
 from lite_runner.text.tokenizer import Tokenizer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lite_runner.export.spec import ExportSpec
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
 from lite_runner.sizing.need import BYTES_OF, Memory, check_memory, export_need, memory_need
 from lite_runner.system.files import require_space
 

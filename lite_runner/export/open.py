@@ -14,7 +14,7 @@ from lite_runner.export.checks import check_fits, check_generation, check_ranks
 from lite_runner.export.engine import engine_for
 from lite_runner.export.job import job_of_run
 from lite_runner.export.on_demand import cached_export
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
 from lite_runner.text.tokenizer import Tokenizer
 
 

@@ -23,7 +23,7 @@ def reference_backend(job: ExportJob, length: int) -> Backend:
     files, ranks, vocab_parallel = job.files, job.ranks, job.spec.vocab_parallel
     if job.spec.operators is not None:
         return _native(files.model, files.tensors(), job.spec.operators, length)
-    tensors = files.cut(ranks, vocab_parallel=vocab_parallel)
+    tensors = files.resharded(ranks, vocab_parallel=vocab_parallel)
     if ranks.tensor == 1 and native.unusable() is None and not unsupported(files.model):
         return _native(files.model, tensors, None, length)
     from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions

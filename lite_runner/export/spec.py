@@ -14,7 +14,7 @@ from lite_runner.errors import ConfigError
 from lite_runner.export.engine import device_of, key_of
 from lite_runner.export.layout import choose_layout, layout_faults
 from lite_runner.mindir.manifest import Layout, Operators
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
 from lite_runner.native import packed_model
 from lite_runner.native.packing import FORMAT
 

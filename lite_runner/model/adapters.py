@@ -11,8 +11,8 @@ from lite_runner.config.cluster import ranks_of
 from lite_runner.config.options import ComputeOptions, GenerateOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import DType, RunConfig
-from lite_runner.model import model_files
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
+from lite_runner.model.merged_adapter import adapters_of
 from lite_runner.sizing.need import BYTES_OF
 from lite_runner.weights.lora.adapter import Adapter, check_copies, check_effective
 from lite_runner.weights.lora.adapter_pieces import adapter_pieces
@@ -55,7 +55,7 @@ def open_wanted(
         ranks, vocab_parallel = replace(ranks_of(config), rank=0), config.vocab_parallel
         opened = open_cut(path, model, ranks, wanted, vocab_parallel=vocab_parallel)
     else:
-        opened = list(model_files.adapters_of(config, model, wanted).values())
+        opened = list(adapters_of(config, model, wanted).values())
     return AdapterJob(opened, names, cut)
 
 

@@ -16,7 +16,7 @@ def described(plan: Plan, levers: Callable[[], Sequence[Lever]] = list) -> Plan:
     config, model, job, need = plan.config, plan.model.model, plan.work, plan.memory
     assert need is not None
     each = " in each rank" if config.use_parallel else ""
-    lines = about_model(config, model, plan.model.whereabouts()) | {
+    lines = about_model(config, model, plan.model.location()) | {
         "weights": f"{readable(need.weights)} as {plan.dtype}{each}",
         "cache": f"{readable(need.cache)} for {job.slots} x {job.length} tokens{each}"
         if config.use_past

@@ -22,7 +22,7 @@ from lite_runner.backends.step_sizes import (
 from lite_runner.config.options import ComputeOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import RunnerError
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
 from lite_runner.plan.operators import integers_serve, own_operators
 from lite_runner.sizing.need import (
     BYTES_OF,

@@ -8,7 +8,7 @@ from lite_runner.architectures import custom_network
 from lite_runner.backends.base import Backend, Growing
 from lite_runner.config.options import GenerateOptions
 from lite_runner.config.ranks import Ranks
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
 from lite_runner.plan.capacity import adapter_slots_for
 from lite_runner.plan.job import Job
 from lite_runner.plan.memory import memory_need

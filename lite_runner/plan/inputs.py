@@ -11,8 +11,9 @@ from lite_runner.config.parallel import check_divides
 from lite_runner.config.prompt import items_of
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.requests import read_requests
-from lite_runner.model import model_files
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
+from lite_runner.model.locate import locate_for_plan
+from lite_runner.model.tokenizer import tokenizer_for_plan
 from lite_runner.plan.job import Job, estimate, prepare
 from lite_runner.text.tokenizer import Tokenizer
 
@@ -42,9 +43,9 @@ def read_inputs(config: GenerateOptions) -> Inputs:
         config = replace(config, adapter_id=adapters, predict_data=items_of(requests))
     elif config.adapter_path and not any(request.adapter for request in requests):
         progress.note(f"adapter_path={config.adapter_path}: adapter_id= names none, the base runs")
-    files = model_files.find(config)
+    files = locate_for_plan(config)
     check_divides(config, files.model)
-    tokenizer = model_files.found_tokenizer(config, files)
+    tokenizer = tokenizer_for_plan(config, files)
     if tokenizer is None:
         job = estimate(config, files, requests)
     else:

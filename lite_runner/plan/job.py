@@ -15,9 +15,9 @@ from lite_runner.config.prompt import Request
 from lite_runner.config.ranks import Ranks
 from lite_runner.generation import Request as GenerationRequest
 from lite_runner.generation import check_lengths, max_sequence_of, truncate_left
-from lite_runner.model import model_files
 from lite_runner.model.adapters import AdapterJob, check_values, open_wanted
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
+from lite_runner.model.tokenizer import end_tokens
 from lite_runner.text.tokenizer import Tokenizer
 
 PROMPTS_AT_ONCE = 32  # where predict_batch_size leaves it open
@@ -114,7 +114,7 @@ def fit(
         check_fits(config, files.model)
     generation = config.generation(files.model)
     if config.eos_token_id is None and tokenizer is not None:
-        ends = model_files.end_tokens(files.model, tokenizer)
+        ends = end_tokens(files.model, tokenizer)
         generation = replace(generation, eos_token_id=ends)
     context = files.model.seq_length
     each = options_of(generation, requests, len(tokens))

@@ -10,7 +10,7 @@ from lite_runner.backends.base import Backend
 from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.options import ComputeOptions, Exported, ExportedOptions
 from lite_runner.config.ranks import Ranks
-from lite_runner.model.model_files import RANDOM, ModelFiles
+from lite_runner.model.files import RANDOM, ModelFiles
 from lite_runner.plan.job import Job
 from lite_runner.plan.online import load_online
 from lite_runner.sizing.need import Memory

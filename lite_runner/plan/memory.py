@@ -9,7 +9,7 @@ from lite_runner.backends.likelihood import rows_at_once
 from lite_runner.backends.step_sizes import step_capacity
 from lite_runner.config.options import AdapterSlotOptions, ComputeOptions
 from lite_runner.config.ranks import Ranks
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
 from lite_runner.plan import footprint
 from lite_runner.plan.capacity import adapter_bytes
 from lite_runner.plan.job import Job

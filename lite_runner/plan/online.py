@@ -8,7 +8,7 @@ from lite_runner import progress
 from lite_runner.backends.base import Backend
 from lite_runner.config.options import ComputeOptions
 from lite_runner.config.ranks import Ranks
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
 from lite_runner.plan.capacity import capacity_for
 from lite_runner.plan.job import Job
 from lite_runner.plan.memory import memory_levers, memory_need

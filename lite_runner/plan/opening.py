@@ -9,7 +9,7 @@ from functools import cache
 from lite_runner.backends.base import Backend
 from lite_runner.config.options import ComputeOptions
 from lite_runner.config.ranks import Ranks
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
 from lite_runner.plan.capacity import Capacity
 from lite_runner.plan.operators import integers_serve
 from lite_runner.system import environment, memory

@@ -9,7 +9,7 @@ from lite_runner.architectures import custom_network, limits
 from lite_runner.config.options import ComputeOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
 from lite_runner.native.packed_model import unsupported
 from lite_runner.system import environment
 from lite_runner.weights.quantization import rounding

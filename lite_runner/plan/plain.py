@@ -14,9 +14,9 @@ from lite_runner.config.prompt import Request
 from lite_runner.config.quantization import Quantization
 from lite_runner.config.requests import read_requests
 from lite_runner.config.schema import RunConfig
-from lite_runner.model import model_files
 from lite_runner.model.adapters import open_wanted
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
+from lite_runner.model.locate import locate
 from lite_runner.plan.job import Job
 
 REOPENED = "opened by each rank"  # in place of paths
@@ -40,7 +40,7 @@ def files_to_plain(files: ModelFiles) -> dict[str, Any] | str:
 def files_from_plain(raw: Mapping[str, Any] | str, config: RunConfig) -> ModelFiles:
     """The inverse of `files_to_plain`. Raises ArtifactError where a file is missing."""
     if isinstance(raw, str):
-        return model_files.locate(config)
+        return locate(config)
     return ModelFiles(
         raw["source"],
         None if raw["path"] is None else Path(raw["path"]),

@@ -14,7 +14,7 @@ from lite_runner.config.cluster import ranks_of
 from lite_runner.config.options import ExportedOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
 from lite_runner.plan.job import Job
 from lite_runner.plan.plain import files_from_plain, files_to_plain, job_from_plain, job_to_plain
 from lite_runner.sizing.need import Memory, aligned

@@ -7,16 +7,16 @@ from dataclasses import replace
 from lite_runner.config.checks import check_fits
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.options import GenerateOptions
-from lite_runner.model import model_files
+from lite_runner.model.locate import locate_for_plan
 from lite_runner.plan.plan import Plan
 from lite_runner.sizing.need import about_model
 
 
 def plan_of_strategy(config: GenerateOptions) -> Plan:
     """only_save_strategy=true: of the sizes alone."""
-    files = None if config.model_config() else model_files.find(config)
+    files = None if config.model_config() else locate_for_plan(config)
     plan = Plan(config=config, ranks=ranks_of(config), files=files)
     check_fits(config, plan.decoder)
-    source = files.whereabouts() if files else config.checkpoint_source
+    source = files.location() if files else config.checkpoint_source
     writes = {"writes": f"the strategy of {plan.ranks.size} ranks"}
     return replace(plan, lines=about_model(config, plan.decoder, source) | writes)

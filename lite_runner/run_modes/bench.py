@@ -11,7 +11,7 @@ from lite_runner.bench.options import BenchOptions, CellOptions, grid_faults
 from lite_runner.bench.report import Report
 from lite_runner.config.fields import Fault
 from lite_runner.errors import RunnerError
-from lite_runner.model import model_files
+from lite_runner.model.locate import locate_for_plan
 from lite_runner.output.report import Result, RunFolder, Timing
 from lite_runner.plan.plan import Plan
 from lite_runner.sizing.need import about_model
@@ -35,10 +35,10 @@ def plan(config: Config) -> Plan:
     """The checkpoint and the cells. Without dry_run it is fetched, and the cells find it in the
     cache. Raises RunnerError."""
     device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
-    files = model_files.find(config)
+    files = locate_for_plan(config)
     context = files.model.seq_length
     bench.check(config.bench, context)
-    lines = about_model(config, files.model, files.whereabouts())
+    lines = about_model(config, files.model, files.location())
     lines |= {"device": device, "output": config.output_dir}
     table = tuple(bench.described(config.bench, context))
     return Plan(config=config, device=device, files=files, lines=lines, table=table)

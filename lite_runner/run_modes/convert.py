@@ -8,15 +8,17 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lite_runner import progress
-from lite_runner.architectures.spec import Decoder
 from lite_runner.config.convert_checks import ConvertOptions
 from lite_runner.config.convert_checks import convert_faults as faults
 from lite_runner.config.sections import AdapterFormat, CheckpointFormat
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.model import model_files
-from lite_runner.model.model_files import RANDOM, ModelFiles
+from lite_runner.model.files import RANDOM, ModelFiles
+from lite_runner.model.locate import locate_for_plan
+from lite_runner.model.merged_adapter import adapters_of, with_adapter
+from lite_runner.model.side_files import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.sizing.need import about_model, float32_bytes, readable
@@ -29,6 +31,9 @@ from lite_runner.weights.write import (
     convert,
     files_folder,
 )
+
+if TYPE_CHECKING:
+    from lite_runner.architectures.spec import Decoder
 
 __all__ = ["Config", "faults", "plan", "run"]
 
@@ -43,9 +48,9 @@ def plan(config: Config) -> Plan:
     target, form = Path(config.convert_output).expanduser(), config.convert_format
     if form == "peft" or form == "mindformers":
         check_folder(target, config.overwrite)
-        files = None if config.model_config() else model_files.find(config)
+        files = None if config.model_config() else locate_for_plan(config)
         plan = Plan(config=config, files=files)
-        names = ", ".join(model_files.adapters_of(config, plan.decoder))
+        names = ", ".join(adapters_of(config, plan.decoder))
         lines = {
             "run mode": config.run_mode,
             "adapters": f"{names}, of {config.adapter_path}",
@@ -53,10 +58,10 @@ def plan(config: Config) -> Plan:
         }
         return replace(plan, lines=lines)
     check_target(target, form, config.overwrite)
-    files = _checkpoint(model_files.find(config))
-    whole = model_files.with_adapter(files, config)
+    files = _checkpoint(locate_for_plan(config))
+    whole = with_adapter(files, config)
     size = float32_bytes(whole.model)
-    lines = about_model(config, whole.model, whole.whereabouts())
+    lines = about_model(config, whole.model, whole.location())
     if whole.adapter is not None:
         lines["adapter"] = f"{whole.adapter.name}, merged"
     lines["writes"] = f"{target}, as {form}: {readable(size)} where it is float32"
@@ -89,7 +94,7 @@ def _checkpoint(files: ModelFiles) -> ModelFiles:
 
 def _convert_adapters(config: Config, model: Decoder, target: Path, form: AdapterFormat) -> str:
     """Write the adapters; the model is known by its sizes. Returns what they were read from."""
-    adapters = model_files.adapters_of(config, model)
+    adapters = adapters_of(config, model)
     for adapter in adapters.values():
         check_effective(adapter)
         if adapter.copies:
@@ -116,7 +121,7 @@ def _convert_checkpoint(
 ) -> str:
     """Write the checkpoint, an adapter merged into it where one is given; gives its source."""
     assert files.path is not None
-    whole = model_files.with_adapter(files, config)
+    whole = with_adapter(files, config)
     beside = _beside(config, whole, form)
     convert(
         files.path,
@@ -141,7 +146,7 @@ def _beside(config: Config, files: ModelFiles, form: CheckpointFormat) -> dict[s
     Face's form must have; a single file was always written without one.
     """
     try:
-        return model_files.files_beside(config, files)
+        return side_files(config, files)
     except ArtifactError as error:
         if form == "huggingface" or config.tokenizer_source:
             raise

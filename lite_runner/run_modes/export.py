@@ -14,7 +14,9 @@ from lite_runner.config.parallel import check_divides
 from lite_runner.export.job import job_of_export
 from lite_runner.export.names import output_paths
 from lite_runner.export.writer import export_artifact
-from lite_runner.model import model_files
+from lite_runner.model.locate import locate_for_plan
+from lite_runner.model.merged_adapter import with_adapter
+from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.describe import described
 from lite_runner.plan.job import Job
@@ -32,11 +34,11 @@ def plan(config: Config) -> Plan:
     """Files, what is exported and where, and the memory it takes. With dry_run=true nothing is
     fetched. Raises RunnerError."""
     began = time.perf_counter()
-    files = model_files.with_adapter(model_files.find(config), config)
+    files = with_adapter(locate_for_plan(config), config)
     check_divides(config, files.model)
     ranks = ranks_of(config)
     if ranks.size > 1 and not config.dry_run:
-        files.cut(ranks, vocab_parallel=config.vocab_parallel)
+        files.resharded(ranks, vocab_parallel=config.vocab_parallel)
     export = job_of_export(config, files, ranks, slots=config.predict_batch_size or 1)
     spec, engine = export.spec, export.engine
     paths = output_paths(export, config.export_output, overwrite=config.overwrite)
@@ -67,8 +69,8 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
     began = time.perf_counter() - plan.seconds
     config, ranks = plan.config, plan.ranks
     assert isinstance(config, Config)
-    files = model_files.with_adapter(plan.model, config)
-    tokenizer = model_files.tokenizer_of(config, files)
+    files = with_adapter(plan.model, config)
+    tokenizer = tokenizer_of(config, files)
     job = job_of_export(config, files, ranks, tokenizer, slots=plan.work.slots)
     spec, engine = job.spec, job.engine
     if spec.target != engine.device:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from lite_runner.config.generate_checks import generate_faults as faults
 from lite_runner.config.options import GenerateOptions
-from lite_runner.model import model_files
+from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.output.merge import gather, seed_of_all
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.generating import plan_generation as plan
@@ -43,7 +43,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
     config = seed_of_all(config, ranks)
     plan = replace(plan, config=config, job=with_seed_of(plan.work, config))
     plan = write_side_files(plan, folder)
-    tokenizer = plan.tokenizer or model_files.tokenizer_of(config, plan.model)
+    tokenizer = plan.tokenizer or tokenizer_of(config, plan.model)
     mine = complete_share(plan, tokenizer, began, interrupted)
     whole = gather(mine, ranks)
     if ranks.rank == 0:

@@ -11,7 +11,8 @@ from lite_runner import progress
 from lite_runner.config.fields import Fault, fault
 from lite_runner.config.options import OverwriteOptions
 from lite_runner.errors import ConfigError
-from lite_runner.model import model_files
+from lite_runner.model.locate import locate_for_plan
+from lite_runner.model.side_files import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.sizing.need import about_model, float32_bytes, readable, weight_bytes
@@ -46,9 +47,9 @@ def plan(config: Config) -> Plan:
     RunnerError."""
     target = Path(config.quantize_output).expanduser()
     _check_target(target, config.overwrite)
-    files = model_files.find(config)
+    files = locate_for_plan(config)
     size = weight_bytes(files.model, "float32", files.quantization)
-    lines = about_model(config, files.model, files.whereabouts())
+    lines = about_model(config, files.model, files.location())
     lines["writes"] = f"{target}: {readable(size)} as quant={files.quantization}"
     return Plan(config=config, files=files, lines=lines)
 
@@ -62,7 +63,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
     # What is read is what stays: a source inside the folder would go with it.
     if files.path is not None and files.path.resolve() in (target.resolve(), *_inside(target)):
         raise ConfigError(f"quantize_output: {target} is what is to be read; choose another folder")
-    beside = model_files.files_beside(config, files)
+    beside = side_files(config, files)
     tensors = files.whole()
     schemes = {
         name: tensor.integers.scheme

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lite_runner import progress
-from lite_runner.architectures.spec import Decoder
 from lite_runner.config.checks import check_fits
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.shard_checks import ShardOptions
 from lite_runner.config.shard_checks import shard_faults as faults
-from lite_runner.model import model_files
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.locate import locate_for_plan
+from lite_runner.model.side_files import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.sizing.need import about_model, float32_bytes, readable
@@ -26,6 +26,10 @@ from lite_runner.weights.sharding.shard_writer import (
     write_strategies,
 )
 from lite_runner.weights.write import files_folder, write_beside
+
+if TYPE_CHECKING:
+    from lite_runner.architectures.spec import Decoder
+    from lite_runner.model.files import ModelFiles
 
 __all__ = ["Config", "faults", "plan", "run"]
 
@@ -45,7 +49,7 @@ def plan(config: Config) -> Plan:
             check_free(files_folder(target), config.overwrite)
     model = config.model_config()
     sizes_alone = config.only_save_strategy and model is not None and not config.dry_run
-    files = None if sizes_alone else model_files.find(config)
+    files = None if sizes_alone else locate_for_plan(config)
     if files is not None:
         model = files.model
     assert model is not None
@@ -58,7 +62,7 @@ def plan(config: Config) -> Plan:
         what = "the strategy alone"
     else:
         what += " where it is float32"
-    source = config.checkpoint_source if files is None else files.whereabouts()
+    source = config.checkpoint_source if files is None else files.location()
     lines = about_model(config, model, source)
     lines |= {"ranks": f"tp={ranks.tensor} dp={ranks.data}", "writes": f"{target}: {what}"}
     return Plan(config=config, ranks=ranks, files=files, lines=lines)
@@ -110,7 +114,7 @@ def _write(config: Config, files: ModelFiles, cutting: Cutting, target: Path) ->
     tensors = files.whole()
     ranks = ranks_of(config)
     merging = ranks.size == 1
-    beside = model_files.files_beside(config, files)
+    beside = side_files(config, files)
     size = sum(tensor.nbytes for tensor in tensors.values())
     name = "merge" if merging else f"cut for tp={ranks.tensor} dp={ranks.data}"
     if not merging:

@@ -18,7 +18,7 @@ import yaml
 from lite_runner.app import main
 from lite_runner.config.argv import parse
 from lite_runner.errors import ConfigError, RunnerError
-from lite_runner.model import model_files
+from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads
 from lite_runner.run_modes import resolve as resolve_line
 from tests.paths import REFERENCE
@@ -107,10 +107,10 @@ def test_each_file_of_a_folder_runs_or_says_what_the_model_is(
         line = ["--config", str(configs / f"{name}.yaml"), *HERE, *RANDOM]
         config, _ = resolve_line(parse([*line, "--pretrained_model_dir", str(folder)], heads()))
         if folder.parent == REFERENCE:
-            assert model_files.locate(config).model.architecture == kind
+            assert locate(config).model.architecture == kind
         else:
             with pytest.raises(RunnerError, match=f"model_type.*{kind}"):
-                model_files.locate(config)
+                locate(config)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from lite_runner.errors import ConfigError
 from lite_runner.export import layout
 from lite_runner.export.spec import spec_of_run
 from lite_runner.mindir.manifest import Layout
-from lite_runner.model import model_files
+from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads, resolve
 
 NOT_IN_LITE = {
@@ -30,7 +30,7 @@ def every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def layout_of(kind: str, *settings: str) -> Layout:
     words = ["backend=mslite", "predict_data=hi", "model=tiny_llama", *settings]
     config, _ = resolve(parse(words, heads()))
-    files = model_files.locate(config)
+    files = locate(config)
     files = replace(files, model=changed(files.model, kind))
     return spec_of_run(config, files, 1, 64).layout
 

@@ -11,7 +11,8 @@ from lite_runner.config.ranks import Ranks
 from lite_runner.export import layout
 from lite_runner.export.job import job_of_export
 from lite_runner.export.names import output_paths
-from lite_runner.model import model_files
+from lite_runner.model.locate import locate
+from lite_runner.model.merged_adapter import with_adapter
 from lite_runner.run_modes import heads, resolve
 from tests.paths import FIXTURES
 
@@ -22,7 +23,7 @@ def named(*settings: str) -> str:
     """The name of the folder, once the config's checks have passed."""
     words = ["run_mode=export", "model=tiny_llama", "export.layout=dynamic", *settings]
     config, _ = resolve(parse(words, heads()))
-    files = model_files.with_adapter(model_files.locate(config), config)
+    files = with_adapter(locate(config), config)
     job = job_of_export(config, files, Ranks(), slots=config.predict_batch_size or 1)
     folder = output_paths(job, "", overwrite=False).folder
     assert folder.parent == Path(config.output_dir)
@@ -91,6 +92,6 @@ def test_a_name_that_is_given_is_kept() -> None:
     config, _ = resolve(
         parse(["run_mode=export", "model=tiny_llama", "export_output=x/y", "quant=a16w8"], heads())
     )
-    files = model_files.locate(config)
+    files = locate(config)
     job = job_of_export(config, files, Ranks(), slots=config.predict_batch_size or 1)
     assert output_paths(job, config.export_output, overwrite=False).folder == Path("x/y")

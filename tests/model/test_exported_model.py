@@ -17,8 +17,9 @@ from lite_runner.app import main
 from lite_runner.config.argv import parse
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError
-from lite_runner.model import model_files
 from lite_runner.model.exported_model import exported_model, graphs_in
+from lite_runner.model.locate import locate
+from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.run_modes import heads, resolve
 from tests.paths import ROOT
 from tests.refusals import refused
@@ -221,19 +222,17 @@ def test_an_export_or_a_run_without_paths_gives_none(tmp_path: Path) -> None:
 def test_the_files_of_a_given_model(ours: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No checkpoint is read; the sizes are the manifest's, the special tokens the config's."""
     here = f"infer.model_dir={ours}"
-    files = model_files.locate(config("model=tiny_llama", here, "load_checkpoint=nowhere"))
+    files = locate(config("model=tiny_llama", here, "load_checkpoint=nowhere"))
     assert "load_checkpoint: not read" in capsys.readouterr().err
     assert (files.path, files.source) == (None, "random")
     with pytest.raises(ArtifactError, match="weights stay in it"):
         files.tensors()
-    auto = model_files.locate(config(here))
+    auto = locate(config(here))
     assert auto.given is not None and auto.model == auto.given.manifest.model
-    other = model_files.locate(
-        config("model=tiny_llama", here, "model.model_config.eos_token_id=7")
-    )
+    other = locate(config("model=tiny_llama", here, "model.model_config.eos_token_id=7"))
     assert other.model.eos_token_id == (7,)
     with pytest.raises(ArtifactError, match="num_layers: the config says 3, the export 2"):
-        model_files.locate(config("model=tiny_llama", here, "model.model_config.num_layers=3"))
+        locate(config("model=tiny_llama", here, "model.model_config.num_layers=3"))
 
 
 def test_the_tokenizer_of_a_given_model(ours: Path) -> None:
@@ -241,7 +240,7 @@ def test_the_tokenizer_of_a_given_model(ours: Path) -> None:
 
     def encoded(*settings: str) -> list[int]:
         run = config(*settings)
-        return model_files.tokenizer_of(run, model_files.locate(run)).encode("ab")
+        return tokenizer_of(run, locate(run)).encode("ab")
 
     wanted = encoded(here)
     assert wanted[-2:] == [97, 98]

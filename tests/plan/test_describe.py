@@ -10,7 +10,7 @@ import pytest
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.options import GenerateOptions
 from lite_runner.config.schema import RunConfig
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
 from lite_runner.plan.describe import described
 from lite_runner.plan.job import Job
 from lite_runner.plan.plan import Plan

@@ -14,8 +14,8 @@ from lite_runner.config.argv import parse
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.options import GenerateOptions
 from lite_runner.config.requests import read_requests
-from lite_runner.model import model_files
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
+from lite_runner.model.locate import locate_cached
 from lite_runner.plan.job import Job, estimate, share
 from lite_runner.plan.memory import memory_levers, memory_need
 from lite_runner.run_modes import heads, resolve
@@ -40,7 +40,7 @@ def config_of(*settings: str) -> GenerateOptions:
 
 def estimated(config: GenerateOptions) -> tuple[ModelFiles, Job]:
     """The files and the job of a config, prompts counted by their bytes."""
-    files = model_files.planned(config)
+    files = locate_cached(config)
     return files, estimate(config, files, read_requests(config))
 
 

@@ -22,7 +22,7 @@ from lite_runner.config.ranks import Ranks
 from lite_runner.distributed import job
 from lite_runner.errors import ConfigError
 from lite_runner.export.spec import spec_of
-from lite_runner.model.model_files import ModelFiles
+from lite_runner.model.files import ModelFiles
 from lite_runner.plan import online
 from lite_runner.plan.opening import open_backend
 from lite_runner.plan.operators import kernels_serve, own_operators

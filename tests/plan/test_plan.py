@@ -12,7 +12,6 @@ from lite_runner.app import main
 from lite_runner.config.argv import parse
 from lite_runner.config.seeds import with_seed
 from lite_runner.launch import plan_for_ranks
-from lite_runner.model import model_files
 from lite_runner.plan.plan import Plan
 from lite_runner.run_modes import from_dict, heads, resolve, run_mode
 from lite_runner.text.tokenizer import Tokenizer
@@ -121,7 +120,7 @@ def test_who_reads_a_plan_neither_fetches_nor_tokenizes(
         raise AssertionError("resolved again")
 
     monkeypatch.setattr(Tokenizer, "encode", fail)
-    monkeypatch.setattr(model_files, "locate", fail)
+    monkeypatch.setattr("lite_runner.plan.plain.locate", fail)
     mine = Plan.from_dict(raw, from_dict(raw["config"])).of_rank(1)
     assert (mine.ranks.data_index, mine.ranks.size) == (1, 2)
     assert [list(ids) for ids in mine.work.tokens] == [list(ids) for ids in plan.work.tokens]

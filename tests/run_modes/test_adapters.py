@@ -17,7 +17,8 @@ from lite_runner.app import main
 from lite_runner.config.argv import parse
 from lite_runner.export.cache import folder_in_cache
 from lite_runner.export.spec import spec_of
-from lite_runner.model import model_files
+from lite_runner.model.locate import locate
+from lite_runner.model.merged_adapter import with_adapter
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.tensor import LazyTensor
@@ -183,13 +184,13 @@ def test_an_export_with_an_adapter_computes_like_the_merged_checkpoint(
 def test_an_exported_model_in_the_cache_is_of_its_adapter(tmp_path: Path) -> None:
     write_adapter(tmp_path / "one")
     config, _ = resolve(parse(["model=tiny_llama", "run_mode=export"], heads()))
-    plain = model_files.locate(config)
+    plain = locate(config)
     folders = set()
     for path in ("", str(tmp_path / "one")):
-        files = model_files.with_adapter(plain, replace(config, adapter_path=path))
+        files = with_adapter(plain, replace(config, adapter_path=path))
         folders.add(folder_in_cache(config, files, spec_of(config, files, 1, 64)))
     settings = tmp_path / "one/config.json"
     settings.write_text(settings.read_text().replace('"lora_alpha": 4', '"lora_alpha": 5'))
-    files = model_files.with_adapter(plain, replace(config, adapter_path=str(tmp_path / "one")))
+    files = with_adapter(plain, replace(config, adapter_path=str(tmp_path / "one")))
     folders.add(folder_in_cache(config, files, spec_of(config, files, 1, 64)))
     assert len(folders) == 3

@@ -13,7 +13,7 @@ import pytest
 
 from lite_runner.app import main
 from lite_runner.config.argv import parse
-from lite_runner.model.model_files import locate
+from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.checkpoint import open_checkpoint
 from tests.models import model_named

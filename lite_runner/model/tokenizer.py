@@ -1,0 +1,108 @@
+"""The tokenizer of a run: the one that its config names, or the one of its checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lite_runner import progress
+from lite_runner.architectures.spec import Decoder
+from lite_runner.config.groups import own_source
+from lite_runner.config.schema import RunConfig
+from lite_runner.errors import ArtifactError
+from lite_runner.model.files import RANDOM, ModelFiles
+from lite_runner.text.loading import holds_tokenizer, load_tokenizer
+from lite_runner.text.tokenizer import Tokenizer, byte_tokenizer
+from lite_runner.weights.checkpoint import folder_of
+from lite_runner.weights.source import fetch, held
+
+DOWNLOADS = "checkpoint_download"  # MindFormers', in the current folder
+
+
+def tokenizer_of(config: RunConfig, files: ModelFiles, *, fetching: bool = True) -> Tokenizer:
+    """The tokenizer that the config names, else the one beside the checkpoint, or in MindFormers'
+    checkpoint_download, or that of the model's own source.
+
+    Without `fetching`, only one that is here already or in the cache. Raises ArtifactError.
+    """
+    settings = config.processor.tokenizer
+    vocab = files.model.vocab_size
+    if named := config.tokenizer_source:
+        file = "processor.tokenizer.tokenizer_file"
+        key = file if settings.tokenizer_file else "pretrained_model_dir"
+        return load_tokenizer(_source_of(named, key, fetching=fetching), model_vocab=vocab)
+    exported = files.given
+    if exported is not None and exported.manifest.tokenizer:
+        return load_tokenizer(exported.folder, model_vocab=vocab)
+    source = files.path if exported is None else exported.folder
+    if settings.type == "ByteTokenizer" or source is None:
+        return byte_tokenizer()
+    place = tokenizer_place(source)
+    if place.is_dir() and not holds_tokenizer(place):
+        place = _tokenizer_elsewhere(config, source, fetching=fetching) or place
+    return load_tokenizer(place, model_vocab=vocab)
+
+
+def tokenizer_for_plan(config: RunConfig, files: ModelFiles) -> Tokenizer | None:
+    """The tokenizer of a run; with dry_run=true None where it would have to be fetched. Raises
+    ArtifactError."""
+    if not config.dry_run:
+        return tokenizer_of(config, files)
+    if not files.is_here:
+        return None
+    try:
+        return tokenizer_of(config, files, fetching=False)
+    except ArtifactError:
+        return None
+
+
+def end_tokens(model: Decoder, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Ids of the tokens that end a text: the model's, then the tokenizer's."""
+    return tuple(dict.fromkeys((*model.eos_token_id, *tokenizer.eos_token_ids)))
+
+
+def tokenizer_place(checkpoint: Path) -> Path:
+    """Where a checkpoint has its tokenizer, if it has one: in its folder, or in the GGUF."""
+    in_file = checkpoint.suffix == ".gguf" and checkpoint.is_file()
+    return checkpoint if in_file else folder_of(checkpoint)
+
+
+def downloaded_tokenizer(config: RunConfig) -> Path | None:
+    """The folder of checkpoint_download with a tokenizer of the model, or of its family (llama2 of
+    llama2_7b)."""
+    name = config.model_name
+    folders = (Path(DOWNLOADS) / one for one in (name, name.partition("_")[0]))
+    return next((folder for folder in folders if holds_tokenizer(folder)), None)
+
+
+def _source_of(uri: str, key: str, *, fetching: bool) -> Path:
+    """The path of `uri`, fetched without its weights. Raises ArtifactError."""
+    if fetching:
+        return fetch(uri, progress.note, key, weights=False)
+    path = held(uri, key)
+    if path is None:
+        raise ArtifactError(f"{key}: {uri}: not in the cache, and nothing is fetched")
+    return path
+
+
+def _tokenizer_elsewhere(config: RunConfig, checkpoint: Path, *, fetching: bool) -> Path | None:
+    """The tokenizer for a checkpoint that has none beside it; None where there is no other place.
+
+    Raises ArtifactError where the model's own source cannot be had.
+    """
+    place = downloaded_tokenizer(config)
+    own = config.model.model_config.checkpoint_name_or_path
+    if own == config.checkpoint_source:  # the config replaced the model's own
+        own = own_source(config.model_name)
+    if place is None and own not in ("", RANDOM, config.checkpoint_source):
+        try:
+            place = tokenizer_place(_source_of(own, "load_checkpoint", fetching=fetching))
+        except ArtifactError as error:
+            raise ArtifactError(
+                f"no tokenizer beside {checkpoint}, and the model's own source has none to be had: "
+                f"{error.message}",
+                "processor.tokenizer.tokenizer_file= names one, as does "
+                f"{DOWNLOADS}/{config.model_name}/",
+            ) from error
+    if place is not None:
+        progress.note(f"tokenizer: of {place}, since none lies beside {checkpoint}")
+    return place

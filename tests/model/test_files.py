@@ -1,0 +1,63 @@
+"""What the files of a model say of themselves, and their tensors by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lite_runner.config.quantization import Quantization
+from lite_runner.config.ranks import Ranks
+from lite_runner.config.schema import RunConfig
+from lite_runner.errors import ArtifactError
+from lite_runner.model.locate import locate
+from tests.paths import REFERENCE
+
+Configure = Callable[..., RunConfig]
+
+
+def test_random_weights_have_no_files(configure: Configure) -> None:
+    files = locate(configure("model=tiny_llama", "load_checkpoint=random"))
+    assert files.is_here and files.location() == "random" and files.stored_bytes() == 0
+    whole = files.whole()
+    assert whole.keys() == files.tensors().keys()
+    rank = files.resharded(Ranks(1, 1, 2), vocab_parallel=True)
+    shapes = {name: (tensor.shape, rank[name].shape) for name, tensor in whole.items()}
+    assert shapes["model.layers.0.feed_forward.w1.weight"][1] == (
+        shapes["model.layers.0.feed_forward.w1.weight"][0][0] // 2,
+        shapes["model.layers.0.feed_forward.w1.weight"][0][1],
+    )
+
+
+def test_a_folder_counts_the_files_that_hold_weights(configure: Configure) -> None:
+    folder = REFERENCE / "llama"
+    files = locate(configure("model=auto", f"load_checkpoint={folder}"))
+    assert files.stored_bytes() == (folder / "model.safetensors").stat().st_size
+    assert files.location().startswith(f"{folder}: ") and files.location().endswith(" here")
+
+
+def test_tensors_in_memory_take_the_place_of_the_files(configure: Configure) -> None:
+    files = locate(configure("model=auto", f"load_checkpoint={REFERENCE / 'llama'}"))
+    held = locate(configure("model=tiny_llama", "load_checkpoint=random")).whole()
+    assert replace(files, held=held).tensors().keys() == held.keys()
+
+
+def test_wide_matrices_are_rounded_but_not_with_integers(configure: Configure) -> None:
+    files = locate(configure("model=auto", f"load_checkpoint={REFERENCE / 'llama'}"))
+    name = "model.layers.0.attention.wq.weight"
+    exact, half = files.tensors()[name], replace(files, rounded="float16").tensors()[name]
+    assert (exact.dtype, half.dtype) == ("F32", "F16")
+    assert np.array_equal(exact.float32().astype(np.float16), half.read())
+    quantized = replace(files, rounded="float16", quantization=Quantization("a16w8", 0))
+    assert quantized.tensors()[name].integers is not None
+
+
+def test_a_sharded_checkpoint_is_not_quantized(configure: Configure) -> None:
+    files = locate(configure("model=auto", f"load_checkpoint={REFERENCE / 'llama'}"))
+    folder = Path("set")
+    (folder / "rank_0").mkdir(parents=True)
+    with pytest.raises(ArtifactError, match="parallel=single"):
+        replace(files, path=folder, quantization=Quantization("a16w8", 0)).tensors()
