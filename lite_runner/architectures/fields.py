@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from typing import Any
 
 from lite_runner.errors import ArtifactError
@@ -45,7 +45,7 @@ class Fields:
         """A finite number above 0."""
         value: Any = self.raw.get(key)
         value = default if value is None else value
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
             raise self.fault(key, value, "a number above 0")
         return float(value)
 

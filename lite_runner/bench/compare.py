@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from lite_runner.bench.grid import AXES, Settings
 from lite_runner.bench.report import FIGURES, Cell, Comparison, Ratio, Report
 from lite_runner.bench.spread import Spread
 from lite_runner.errors import ConfigError
+from lite_runner.system.json_file import parse_json
 
 RESULT = "result.json"
 
@@ -34,11 +34,11 @@ def read_former(run: str) -> Former:
     path = path / RESULT if path.is_dir() else path
     expected = f"expected the folder of a run of run_mode=bench, or its {RESULT}"
     try:
-        raw = json.loads(path.read_text("utf-8"))
+        raw = parse_json(path.read_bytes())
         return Former(path.absolute(), raw["model"], Report.from_json(raw["bench"]))
     except OSError as error:
         raise ConfigError(f"bench.compare: {path}: {error.strerror}; {expected}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"bench.compare: {path}: holds no benchmark; {expected}") from error
 
 

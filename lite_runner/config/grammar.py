@@ -7,12 +7,12 @@ Hydra's: `max_new_tokens=24`, `eos_token_id=[1,2]`, `seed=1,2` with -m.
 from __future__ import annotations
 
 import functools
-import json
 import types
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from lite_runner.config.fields import accepts
 from lite_runner.config.prompt import Request, is_prompt
+from lite_runner.system.json_file import parse_json
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -76,8 +76,8 @@ def _value(text: str) -> Any:
     except ValueError:
         pass
     try:  # where the grammar takes no quotes, around keys, JSON has them
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = parse_json(text)
+    except ValueError:
         return None
     return value if "{" in text else None
 

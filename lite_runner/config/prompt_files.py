@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lite_runner import progress
 from lite_runner.config.fields import Fault, accepts, hints_of, read, show
@@ -17,6 +17,7 @@ from lite_runner.config.grammar import value_of
 from lite_runner.config.prompt import Message, Request
 from lite_runner.config.suggest import NEAR_NAME, did_you_mean, nearest
 from lite_runner.errors import ConfigError
+from lite_runner.system.json_file import parse_json
 
 KEYS = tuple(field.name for field in fields(Request))
 # What a run says for all of its prompts; in a record it was meant to do something.
@@ -120,7 +121,7 @@ def _cell(name: str, text: str) -> Any:
     if accepts(expected, str):
         return text
     try:
-        value = json.loads(text.lower())  # TRUE is what spreadsheets write
+        value = parse_json(text.lower())  # TRUE is what spreadsheets write
     except ValueError:
         return text
     return value if isinstance(value, int | float) else text
@@ -128,27 +129,14 @@ def _cell(name: str, text: str) -> Any:
 
 def _json(text: str, where: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         # A line of .jsonl has no lines of its own.
         line = f":{error.lineno}" if "\n" in text else ""
         text = f"{where}{line}: no JSON at column {error.colno}: {error.msg}"
         raise ConfigError(text) from None
-    except RecursionError:
-        raise ConfigError(f"{where}: no JSON: nested too deeply") from None
     except ValueError as error:
         raise ConfigError(f"{where}: no JSON: {error}") from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key is given twice")
-    return found
-
-
-def _constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 def _is_chat(value: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from lite_runner.distributed.rank_table import Device, RankTable, Server, is_ip
 from lite_runner.errors import ArtifactError
+from lite_runner.system.json_file import parse_json
 from lite_runner.system.small_file import read_small
 
 VERSIONS = ("1.0", "1.2")
@@ -36,18 +37,9 @@ def read_rank_table(path: Path) -> RankTable:
     except ValueError as error:  # a NUL in the path
         raise ArtifactError(f"rank table {path!r}: {error}", _WRITE_ONE) from None
     try:
-        return _table(json.loads(data, object_pairs_hook=_object))
-    except (ValueError, RecursionError) as error:  # ValueError: of json, of UTF-8 and of ours
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ArtifactError(f"rank table {path}: {reason}", _WRITE_ONE) from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; python's json would silently keep the last of two equal keys."""
-    read = dict(pairs)
-    if len(read) != len(pairs):
-        raise ValueError(f"a key is given twice among {_listed([key for key, _ in pairs])}")
-    return read
+        return _table(parse_json(data))
+    except ValueError as error:  # of JSON, of UTF-8 and of ours
+        raise ArtifactError(f"rank table {path}: {error}", _WRITE_ONE) from None
 
 
 def _table(raw: Any) -> RankTable:

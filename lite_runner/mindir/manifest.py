@@ -19,6 +19,7 @@ from lite_runner.config.quantization import CacheType, Quant, Quantization
 from lite_runner.errors import ArtifactError
 from lite_runner.native.packing import FORMAT
 from lite_runner.system.files import sha256_of
+from lite_runner.system.json_file import read_json
 
 SCHEMA = 1
 MAX_BYTES = 1 << 20
@@ -112,14 +113,9 @@ def read_manifest(folder: Path, *, check_files: bool = True) -> Manifest:
     Raises ArtifactError where it is missing or broken, or a file is missing or another one.
     """
     path = folder / MANIFEST
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ArtifactError(f"{path}: more than {MAX_BYTES} bytes, this is no manifest")
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ArtifactError(f"{folder}: no {MANIFEST}") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path}: not a manifest: {error}") from error
+    if not path.exists():
+        raise ArtifactError(f"{folder}: no {MANIFEST}")
+    raw = read_json(path, "a manifest", most=MAX_BYTES)
     try:
         manifest = _from_plain(raw)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from lite_runner.errors import ArtifactError
+from lite_runner.system.json_file import read_json_object
 from lite_runner.text.sentencepiece import build_tokenizer, read_model
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer
 from lite_runner.text.vocab_merges import MERGES, read_vocab_and_merges
@@ -198,15 +198,7 @@ class _Config:
 
 def _read_object(path: Path) -> dict[str, Any]:
     """The JSON object in `path`; empty if there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(_read(path))
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path}: not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ArtifactError(f"{path}: a JSON {type(value).__name__}, expected an object")
-    return value
+    return read_json_object(path, most=_MAX_FILE_BYTES) if path.is_file() else {}
 
 
 def _read(path: Path) -> bytes:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.hf import model_config_from_hf, special_tokens_from_hf
 from lite_runner.errors import ArtifactError
+from lite_runner.system.json_file import read_json_object
 from lite_runner.weights.formats.ckpt_file import looks_like_ckpt, open_ckpt
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
 from lite_runner.weights.formats.gguf_file import looks_like_gguf, open_gguf
@@ -28,7 +27,6 @@ from lite_runner.weights.formats.hugging_face import (
 )
 from lite_runner.weights.formats.safetensors_file import (
     looks_like_safetensors,
-    no_duplicates,
     open_safetensors,
     stored_tensors,
 )
@@ -39,7 +37,6 @@ from lite_runner.weights.quantization.quantized_checkpoint import open_quantized
 from lite_runner.weights.sharding.shard_manifest import rank_folders, shards_model
 from lite_runner.weights.tensor import LazyTensor
 
-MAX_JSON = 16 * 2**20  # bytes of a config.json
 LFS_POINTER = b"version https://git-lfs."
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
 FILES = ".files"  # behind the name of a weights file: the folder of its config and tokenizer
@@ -260,25 +257,12 @@ def model_config_in(folder: Path) -> Decoder | None:
     source = folder / "config.json"
     if not source.is_file():
         return None
-    config = model_config_from_hf(read_json(source), str(source))
+    config = model_config_from_hf(read_json_object(source), str(source))
     generation = folder / "generation_config.json"
     if not generation.is_file():
         return config
-    tokens = special_tokens_from_hf(read_json(generation), str(generation), config.vocab_size)
+    tokens = special_tokens_from_hf(
+        read_json_object(generation), str(generation), config.vocab_size
+    )
     given = {key: value for key, value in tokens.items() if value not in (None, ())}
     return replace(config, **given)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a small JSON file, or ArtifactError."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_JSON:
-            raise ArtifactError(f"{path}: {size:,} bytes, at most {MAX_JSON:,} expected")
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text, object_pairs_hook=no_duplicates)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ArtifactError(f"{path}: a JSON {type(content).__name__}, expected an object")
-    return content

@@ -135,7 +135,7 @@ def test_a_table_that_is_not_right_is_refused(
         (b"\xff\xfe\xfd", "codec can't decode"),
         (b"[" * 100_000, "nested too deeply"),
         (b"[]", "the file: got [], expected an object"),
-        (b'{"version": "1.0", "version": "1.0"}', "a key is given twice among version, version"),
+        (b'{"version": "1.0", "version": "1.0"}', "the key 'version' occurs twice"),
         (b" " * (MAX_FILE_BYTES + 1), "more than 1048576 bytes"),
     ],
 )

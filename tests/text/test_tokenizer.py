@@ -156,9 +156,11 @@ def test_broken_tokenizer_json(tmp_path: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("{", "not JSON"),
-        ("[" * 100_000, "not JSON"),
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ("[]", "expected an object"),
+        ('{"eos_token": "a\\ud800"}', "half of a surrogate pair"),
+        ('{"a": 1, "a": 2}', "the key 'a' occurs twice"),
         ('{"eos_token": 3}', "eos_token is 3, expected a string"),
         ('{"add_bos_token": "yes"}', "add_bos_token is 'yes', expected a bool"),
         ('{"added_tokens_decoder": {"x": {"content": "a"}}}', r"added_tokens_decoder\['x'\]"),

@@ -237,7 +237,16 @@ def test_config_beside_the_weights(config: Decoder, values: Values, tmp_path: Pa
     assert model_config_of(tmp_path) == replace(config, eos_token_id=(2, 7))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000, '{"model_type": "mamba"}', "\xff"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[1]", "[" * 100_000, '{"model_type": "mamba"}', "\xff"),
+        '{"model_type": "llama", "rope_theta": 1' + "0" * 400 + "}",
+        '{"model_type": "llama", "rope_theta": 1e999}',
+        '{"model_type": "llama", "rope_theta": NaN}',
+        '{"model_type": "llama", "rms_norm_eps": 1' + "0" * 5000 + "}",
+    ],
+)
 def test_broken_config(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.ckpt").write_bytes(b"\x0a")
     (tmp_path / "config.json").write_text(text, "latin-1")

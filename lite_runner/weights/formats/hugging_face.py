@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from lite_runner.architectures import Parameter, architecture_of, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
+from lite_runner.system.json_file import read_json
 from lite_runner.weights.derive import derived, same_values, transposed
 from lite_runner.weights.formats.safetensors_file import open_safetensors
 from lite_runner.weights.formats.torch_file import open_torch
@@ -71,12 +71,7 @@ def open_index(index: Path) -> dict[str, LazyTensor]:
 
 def _read_index(index: Path) -> dict[str, set[str]]:
     """Shard file name -> names of its tensors."""
-    try:
-        if index.stat().st_size > MAX_INDEX:
-            raise ArtifactError(f"{index}: the index is larger than {MAX_INDEX:,} bytes")
-        content = json.loads(index.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ArtifactError(f"{index}: not a valid index: {error}", "fetch it again") from error
+    content = read_json(index, "a valid index", most=MAX_INDEX, hint="fetch it again")
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise ArtifactError(f"{index}: expected an object weight_map of tensor -> shard file")

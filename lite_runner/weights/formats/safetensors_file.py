@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import atomic_write
+from lite_runner.system.json_file import parse_json
 from lite_runner.weights.memory_map import drop_pages, first_bytes, map_file
 from lite_runner.weights.tensor import CHUNK, DType, Index, LazyTensor
 
@@ -132,23 +133,12 @@ def _read_header(path: Path, data: NDArray[np.uint8]) -> tuple[int, dict[str, An
             truncated=True,
         )
     try:
-        text = data[8 : 8 + length].tobytes().decode("utf-8")
-        header = json.loads(text, object_pairs_hook=no_duplicates)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError, JSONDecodeError included
+        header = parse_json(data[8 : 8 + length].tobytes())
+    except ValueError as error:
         raise _broken(path, f"the header is not valid JSON ({error})") from error
     if not isinstance(header, dict):
         raise _broken(path, f"the header is a JSON {type(header).__name__}, expected an object")
     return 8 + length, header
-
-
-def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """object_pairs_hook of json.loads: ValueError for a key that an object has twice."""
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"{twice!r} occurs twice")
-    return result
 
 
 def _check_metadata(path: Path, entry: object) -> None:

@@ -23,7 +23,8 @@ from lite_runner.config.prompt import adapter_name
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import sha256_of
-from lite_runner.weights.checkpoint import LORA, PICKLES, read_json, weights_file
+from lite_runner.system.json_file import read_json_object
+from lite_runner.weights.checkpoint import LORA, PICKLES, weights_file
 from lite_runner.weights.derive import derived, same_values
 from lite_runner.weights.formats.ckpt_file import open_ckpt
 from lite_runner.weights.formats.hugging_face import full_name, part_of_rows
@@ -137,7 +138,7 @@ def adapter_folders(path: Path, root: Path | None = None) -> dict[str, Path]:
         raise ArtifactError(
             f"adapter_path: {path}: expected {LISTING} or a folder", f"try {path.parent}"
         )
-    listed = read_json(path)
+    listed = read_json_object(path)
     if not listed:
         raise ArtifactError(f"{path}: lists no adapter, expected {{name: folder}}")
     return {name: _folder(path, name, entry, root) for name, entry in listed.items()}

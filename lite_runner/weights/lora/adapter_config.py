@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.checkpoint import read_json
+from lite_runner.system.json_file import read_json_object
 
 Number = TypeVar("Number", int, float)
 NAMES = ("adapter_config.json", "config.json")
@@ -151,7 +151,7 @@ def read_settings(folder: Path) -> LoraSettings:
             f"{folder}: no {NAMES[0]}, expected one beside the adapter's weights",
             "give the folder that peft's save_pretrained wrote, or one laid out like it",
         )
-    raw = read_json(where)
+    raw = read_json_object(where)
     _check_kind(where, raw)
     layers = raw.get("layers_to_transform")
     layers = [layers] if type(layers) is int else layers

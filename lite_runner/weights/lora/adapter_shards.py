@@ -16,7 +16,7 @@ from lite_runner.config.ranks import Ranks
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import atomic_write, make_folder, sha256_of
-from lite_runner.weights.checkpoint import read_json
+from lite_runner.system.json_file import read_json_object
 from lite_runner.weights.formats.safetensors_file import open_safetensors, write_safetensors
 from lite_runner.weights.lora.adapter import Adapter, LoraPair, digest, is_listing
 from lite_runner.weights.lora.adapter_pieces import adapter_pieces, piece_shapes
@@ -84,7 +84,7 @@ def open_cut(
     own = folder / f"rank_{ranks.rank}"
     if not (own / MANIFEST).is_file():
         raise ArtifactError(f"{own}: no {MANIFEST} of adapters that are cut", _CUT_AGAIN)
-    manifest = read_json(own / MANIFEST)
+    manifest = read_json_object(own / MANIFEST)
     for key, value in _cut(model, ranks, vocab_parallel).items():
         if manifest.get(key) != value:
             shown = "is another" if key == "model" else f"is {manifest.get(key)}, expected {value}"
@@ -142,7 +142,7 @@ def _cut(model: Decoder, ranks: Ranks, vocab_parallel: bool) -> dict[str, Any]:
 def _kept(own: Path, cut: Mapping[str, Any]) -> dict[str, Any]:
     """Entries of a manifest that is there, fits, and whose files are as it says; else none."""
     try:
-        manifest = read_json(own / MANIFEST)
+        manifest = read_json_object(own / MANIFEST)
         if manifest["schema"] != SCHEMA or any(manifest[key] != cut[key] for key in cut):
             return {}
         return {

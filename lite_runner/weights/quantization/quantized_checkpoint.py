@@ -24,10 +24,10 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import Quant, QuantGroup, Quantization, Scheme
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import atomic_write
+from lite_runner.system.json_file import read_json_object
 from lite_runner.weights.formats.safetensors_file import (
     Entry,
     StoredTensor,
-    no_duplicates,
     stored_tensors,
     view_tensor,
     write_entries,
@@ -75,16 +75,12 @@ def read_quantization(path: Path) -> QuantizationManifest | None:
     manifest = (path if path.is_dir() else path.parent) / MANIFEST
     if not manifest.is_file() or (path.is_file() and path.name != WEIGHTS):
         return None
+    what = f"the manifest of a quantized checkpoint (schema {SCHEMA})"
+    raw = read_json_object(manifest, what, most=MAX_BYTES, hint=_HINT)
     try:
-        if manifest.stat().st_size > MAX_BYTES:
-            raise ValueError(f"more than {MAX_BYTES:,} bytes")
-        text = manifest.read_text(encoding="utf-8")
-        return _from_plain(json.loads(text, object_pairs_hook=no_duplicates))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ArtifactError(
-            f"{manifest}: not the manifest of a quantized checkpoint (schema {SCHEMA}): {error!r}",
-            _HINT,
-        ) from error
+        return _from_plain(raw)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(f"{manifest}: not {what}: {error!r}", _HINT) from error
 
 
 def _from_plain(raw: dict[str, Any]) -> QuantizationManifest:

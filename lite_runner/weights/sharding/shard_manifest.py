@@ -16,6 +16,7 @@ from lite_runner.config.hf import hf_from_model_config, model_config_from_hf
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import atomic_write
+from lite_runner.system.json_file import read_json_object
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
@@ -57,15 +58,13 @@ def read_shard_manifest(folder: Path) -> ShardManifest | None:
     path = folder / MANIFEST
     if not path.exists():
         return None
+    what = f"the manifest of a shard (schema {SCHEMA})"
+    hint = "cut the checkpoint again (run_mode=shard)"
+    raw = read_json_object(path, what, most=MAX_BYTES, hint=hint)
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"more than {MAX_BYTES:,} bytes")
-        manifest = _from_plain(json.loads(path.read_text(encoding="utf-8")), path)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArtifactError(
-            f"{path}: not the manifest of a shard (schema {SCHEMA}): {error!r}",
-            "cut the checkpoint again (run_mode=shard)",
-        ) from error
+        manifest = _from_plain(raw, path)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path}: not {what}: {error!r}", hint) from error
     if Path(manifest.file).name != manifest.file or not (folder / manifest.file).is_file():
         raise ArtifactError(
             f"{path}: names the shard {manifest.file!r}, which is not in the folder",

@@ -15,6 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message, message_fa
 
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import atomic_write
+from lite_runner.system.json_file import parse_json
 
 HINT = "give src_strategy_path_or_dir= the ckpt_strategy_rank_N.ckpt that the training wrote"
 
@@ -58,8 +59,8 @@ def read(file: Path) -> Any:
     """The message in a file, with at least one layout. Raises ArtifactError."""
     content = file.read_bytes()
     try:
-        found = _of_json(json.loads(content)) if file.suffix == ".json" else _of_bytes(content)
-    except (message.DecodeError, ValueError, TypeError, RecursionError) as error:
+        found = _of_json(parse_json(content)) if file.suffix == ".json" else _of_bytes(content)
+    except (message.DecodeError, ValueError, TypeError) as error:
         raise ArtifactError(f"{file}: not a strategy file: {error}", HINT) from error
     if not found.IsInitialized() or not found.parallel_layout_item:
         raise ArtifactError(f"{file}: not a strategy file: it holds no layout", HINT)
