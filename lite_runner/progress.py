@@ -5,8 +5,8 @@
     progress.note("...")
 
 Text for standard output goes through `text`, so that it and the live line do not garble each
-other. Whatever is shown is logged too, and thus stands in run.log; where a program's own logging
-writes to the terminal, or has a level above INFO for `lite_runner`, that alone decides.
+other. Whatever is shown is logged too, and thus is in run.log. If the program that imports us logs
+to the terminal, or sets a level above INFO for `lite_runner`, its logging alone decides.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ PLAIN_LINE_SHARE = 0.1  # ... and only after this share of the work
 ERASE = "\r\x1b[K"
 
 
-class Outlet(Protocol):
-    """Where a process shows its progress that has no terminal of its own."""
+class Sink(Protocol):
+    """Shows the progress of a process that has no terminal of its own."""
 
-    def stage(self, text: str) -> None: ...  # what goes on now
-    def note(self, text: str) -> None: ...  # a line that stays
+    def stage(self, text: str) -> None: ...  # current activity
+    def note(self, text: str) -> None: ...  # a permanent line
     def text(self, text: str) -> None: ...  # for standard output
-    def title(self, text: str) -> None: ...  # a line for standard output where that is a terminal
+    def title(self, text: str) -> None: ...  # for standard output if that is a terminal
 
 
 class Step:
-    """A piece of work that is under way. `advance` may be called from any thread."""
+    """Work in progress. `advance` may be called from any thread."""
 
     def __init__(self, progress: Progress, name: str, total: float | None, unit: str) -> None:
         self.name = name
@@ -66,7 +66,7 @@ class Step:
         return self.name + amount
 
     def summary(self, outcome: str) -> str:
-        """The closing line, e.g. `load weights: 271 tensors in 0.4 s`."""
+        """The final line, e.g. `load weights: 271 tensors in 0.4 s`."""
         seconds = f"{time.monotonic() - self.started:.1f} s"
         if outcome != "done":
             return f"{self.name}: {outcome} after {seconds}"
@@ -76,27 +76,27 @@ class Step:
 
 
 class Progress:
-    """Where progress is shown, and how much of it. One for the process: see below."""
+    """Shows progress. The process has one: see below."""
 
     def __init__(self, verbosity: int = 1) -> None:
         self.verbosity = verbosity
-        self._steps: list[Step] = []  # the innermost is the one shown
-        self._live = False  # a live line stands on the terminal
-        self._mid_line = False  # the last text did not end its line
+        self._steps: list[Step] = []  # the last, innermost one is shown
+        self._live = False  # the terminal shows a live line
+        self._mid_line = False  # the last text did not end with a newline
         self._lock = threading.RLock()
-        self._outlet: Outlet | None = None
+        self._sink: Sink | None = None
 
-    def redirect(self, outlet: Outlet | None) -> None:
-        """Show everything through `outlet` from now on; None: here."""
-        self._outlet = outlet
+    def redirect(self, sink: Sink | None) -> None:
+        """Show everything through `sink` from now on; None: in this process."""
+        self._sink = sink
 
     def configure(self, verbosity: int) -> None:
-        """0 is silent, 1 shows steps and notes, 2 details too. Text is always written."""
+        """0: silent, 1: steps and notes, 2: details too. Text is always written."""
         self.verbosity = verbosity
 
     @contextmanager
     def step(self, name: str, total: float | None = None, unit: str = "") -> Iterator[Step]:
-        """Show `name` as under way. `total` counts `unit`s; `unit="B"` are bytes, shown in MB."""
+        """Show `name` as in progress. `total` counts `unit`s; `unit="B"`: bytes, shown in MB."""
         step = Step(self, name, total, unit)
         with self._lock:
             self._steps.append(step)
@@ -121,7 +121,7 @@ class Progress:
             self._line(text)
 
     def detail(self, text: str) -> None:
-        """A line for who asked for more (verbosity=2); it is logged in any case."""
+        """A line for verbosity=2; it is always logged."""
         with self._lock:
             if self.verbosity >= 2:
                 self._line(text)
@@ -129,22 +129,22 @@ class Progress:
                 logger.info(text)
 
     def status(self, text: str) -> None:
-        """What goes on, in the live line: on a terminal only, and not logged. "" takes it away."""
+        """The live line: on a terminal only, and not logged. "" erases it."""
         with self._lock:
-            if self._outlet is not None:
-                self._outlet.stage(text)
+            if self._sink is not None:
+                self._sink.stage(text)
             elif not text:
                 self._erase()
             elif _is_terminal(sys.stderr):
                 self._draw(text)
 
     def text(self, text: str) -> None:
-        """Write `text` to standard output as it is, now."""
+        """Write `text` to standard output, verbatim and flushed."""
         if not text:
             return
         with self._lock:
-            if self._outlet is not None:
-                self._outlet.text(text)
+            if self._sink is not None:
+                self._sink.text(text)
                 return
             self._erase()
             sys.stdout.write(text)
@@ -152,10 +152,10 @@ class Progress:
             self._mid_line = not text.endswith("\n")
 
     def title(self, text: str) -> None:
-        """A line over a text that follows, for who reads it: nothing but on a terminal."""
+        """A heading for the text that follows, on a terminal only."""
         with self._lock:
-            if self._outlet is not None:
-                self._outlet.title(text)
+            if self._sink is not None:
+                self._sink.title(text)
             elif _is_terminal(sys.stdout):
                 self.text(f"{text}\n")
 
@@ -163,7 +163,7 @@ class Progress:
         with self._lock:
             step.done += amount
             now = time.monotonic()
-            if self._outlet is not None or _is_terminal(sys.stderr):
+            if self._sink is not None or _is_terminal(sys.stderr):
                 due = now - step.shown_at >= REDRAW_S
             else:
                 due = now - step.shown_at >= PLAIN_LINE_S and (
@@ -174,17 +174,17 @@ class Progress:
                 step.shown_at, step.shown_done = now, step.done
 
     def _show(self, step: Step) -> None:
-        """The state of a step: on a terminal in the live line, elsewhere as a line."""
-        if self._outlet is not None:
-            self._outlet.stage(step.describe())
+        """The state of a step: on a terminal in the live line, elsewhere on a line of its own."""
+        if self._sink is not None:
+            self._sink.stage(step.describe())
         elif not _is_terminal(sys.stderr):
             self._line(step.describe())
         else:
             self._draw(step.describe())
 
     def _draw(self, text: str) -> None:
-        """The live line of a terminal, unless text stands there."""
-        if self.verbosity > 0 and not self._breaks_text() and not _left_to_logging():
+        """Draw the live line, unless the cursor is behind unfinished text."""
+        if self.verbosity > 0 and not self._breaks_text() and not _shown_by_logging():
             # Never as wide as the terminal: a wrapped line could not be erased.
             width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
             sys.stderr.write(ERASE + text[: width - 1])
@@ -192,12 +192,12 @@ class Progress:
             self._live = True
 
     def _line(self, text: str) -> None:
-        """A line that stays."""
+        """A permanent line."""
         logger.info(text)
-        if self._outlet is not None:
+        if self._sink is not None:
             if self.verbosity > 0:
-                self._outlet.note(text)
-        elif self.verbosity > 0 and sys.stderr is not None and not _left_to_logging():
+                self._sink.note(text)
+        elif self.verbosity > 0 and sys.stderr is not None and not _shown_by_logging():
             self._erase()
             start = "\n" if self._breaks_text() else ""
             self._mid_line = self._mid_line and not start
@@ -205,7 +205,7 @@ class Progress:
             sys.stderr.flush()
 
     def _breaks_text(self) -> bool:
-        """Whether the cursor stands at the end of unfinished text, on a shared terminal."""
+        """Whether the cursor is behind unfinished text, on a terminal that both streams share."""
         return self._mid_line and _is_terminal(sys.stdout) and _is_terminal(sys.stderr)
 
     def _erase(self) -> None:
@@ -215,12 +215,12 @@ class Progress:
             self._live = False
 
 
-def _left_to_logging() -> bool:
-    """Whether a program that has imported us shows log records itself, or wants none of these: a
-    line of ours would come twice, or against its level."""
+def _shown_by_logging() -> bool:
+    """Whether the importing program shows our log records itself, or suppresses them by level: a
+    line of ours would be a duplicate, or unwanted."""
     place: logging.Logger | None = logger
     while place is not None:
-        if place.level > logging.INFO and place is not logging.root:  # it is WARNING by default
+        if place.level > logging.INFO and place is not logging.root:  # WARNING by default
             return True
         for handler in place.handlers:
             if isinstance(handler, logging.StreamHandler) and _is_standard(handler.stream):
@@ -230,8 +230,8 @@ def _left_to_logging() -> bool:
 
 
 def _is_standard(stream: TextIO) -> bool:
-    """Whether it writes where standard output or error go, whichever object that is by now:
-    MindSpore puts others in their place when it compiles a graph."""
+    """Whether `stream` writes to standard output or error, also if it is not sys.stdout any more:
+    MindSpore replaces that object when it compiles a graph."""
     try:
         return stream in (sys.stdout, sys.stderr) or stream.fileno() in (1, 2)
     except (AttributeError, OSError, ValueError):  # it has none, or is closed

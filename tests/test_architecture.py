@@ -102,25 +102,24 @@ ALLOWED: dict[str, set[str]] = {
         ),
         *("output", "plan", "prediction", "progress", "sizing", "system", "weights"),
     },
+    "shared_plan": {
+        *("backends", "config", "distributed", "errors", "output", "plan", "progress", "run_modes"),
+    },
     "rank": {
-        "run_modes",
-        "plan",
-        *("backends", "config", "distributed", "errors", "output", "plugins", "progress"),
-        *("system", "run_modes"),
+        *("config", "distributed", "output", "plugins", "progress", "shared_plan", "system"),
     },
+    "launch_ranks": {"config", "distributed", "output", "shared_plan", "system"},
     "launch": {
-        *("config", "distributed", "model", "output", "plan", "progress", "system", "run_modes"),
+        *("config", "distributed", "launch_ranks", "output", "progress", "run_modes", "system"),
     },
+    "joined_rank": {
+        *("backends", "config", "distributed", "launch", "progress", "shared_plan", "system"),
+    },
+    "joined": {"config", "distributed", "joined_rank", "launch", "progress", "system"},
     "api": {
         "run_modes",
         *("architectures", "backends", "config", "distributed", "errors", "generation", "launch"),
         *("mindir", "model", "networks", "plan", "progress", "system", "text", "weights"),
-    },
-    "joined": {
-        "run_modes",
-        "plan",
-        *("backends", "config", "distributed", "errors", "launch", "output", "progress", "rank"),
-        *("system", "run_modes"),
     },
     "app": {
         "run_modes",
@@ -166,10 +165,7 @@ MANY_IMPORTS = {
     "backends.mindspore": 21,
     "backends.native": 18,
     "evaluation.planning": 13,
-    "joined": 22,
-    "launch": 15,
     "plan.loading": 13,
-    "rank": 19,
     "run_modes.convert": 14,
     "run_modes.export": 14,
     "run_modes.quantize": 13,

@@ -143,16 +143,16 @@ from pathlib import Path
 from lite_runner.system.signals import handled
 
 with handled():
-    from lite_runner import joined
-    from lite_runner.distributed.stopping import Board
+    from lite_runner.distributed import stopping
+    from lite_runner.distributed.stopping import StopFlags
 
-    board = Board.create(Path(sys.argv[1]), 2)
-    board.begin()
+    flags = StopFlags.create(Path(sys.argv[1]), 2)
+    flags.set_generating()
     if sys.argv[2] == "late":
-        joined.STOP_S = 0.5
-    with joined._patient(board):
+        stopping.STOP_S = 0.5
+    with stopping.stop_or_exit_on_ctrl_c(flags):
         os.kill(os.getpid(), signal.SIGINT)
-        while not board.asked:
+        while not flags.stop_requested:
             time.sleep(0.01)
         if sys.argv[2] == "second":
             os.kill(os.getpid(), signal.SIGINT)
@@ -174,7 +174,7 @@ print("done")
 def test_a_rank_is_waited_for_until_a_second_ctrl_c_or_for_some_time(
     tmp_path: Path, how: str, code: int, says: tuple[str, str]
 ) -> None:
-    command = [sys.executable, "-c", DEAF, str(tmp_path / "board"), how]
+    command = [sys.executable, "-c", DEAF, str(tmp_path / "flags"), how]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, (done.stdout, done.stderr)) == (code, says)
 

@@ -19,10 +19,10 @@ from lite_runner.config.schema import RunConfig
 from lite_runner.distributed.events import SOCKET_VARIABLE, Event
 from lite_runner.distributed.job import Limits, run_ranks
 from lite_runner.generation import GenerationTiming
-from lite_runner.launch import plan_for_ranks
 from lite_runner.output.merge import RankResult, merge
 from lite_runner.output.report import RowResult
 from lite_runner.run_modes import heads, resolve
+from lite_runner.shared_plan import plan_for_ranks
 from tests.paths import ROOT
 
 PROMPTS = "predict_data=['hello there','a b c','the third, \\u4e2d\\u6587']"

@@ -20,8 +20,8 @@ from lite_runner.config.cluster import ranks_of
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import Config, RunConfig
 from lite_runner.distributed.join import Joined, join, schedule
+from lite_runner.distributed.liveness import RankLock
 from lite_runner.distributed.membership import device_of, membership
-from lite_runner.distributed.rendezvous import MeetingPlace
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.system import environment
 
@@ -59,7 +59,7 @@ def join_job(device: str, device_id: int) -> tuple[int, int]:
     if device == "Ascend":
         device_id = device_of(member, device_id)
     _joined = join(member, device, device_id, RENDEZVOUS_S, hccl.MOST_S)
-    atexit.register(_end, _joined.place)
+    atexit.register(_end, _joined.lock)
     from lite_runner.backends.collectives import announce_semi_auto
 
     announce_semi_auto()
@@ -75,7 +75,7 @@ def rank_context(device: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         return {"device_id": int(os.environ["DEVICE_ID"])}
     if settings.get("threads") is not None:
         return {}
-    return {"threads": max(1, len(os.sched_getaffinity(0)) // len(_joined.here))}
+    return {"threads": max(1, len(os.sched_getaffinity(0)) // len(_joined.local_ranks))}
 
 
 def of_these_ranks(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,8 +126,8 @@ def with_seed(config: Config) -> Config:
     return replace(drawn, seed=json.loads(gather(json.dumps(drawn.seed).encode())[0]))
 
 
-def _end(place: MeetingPlace) -> None:
+def _end(lock: RankLock) -> None:
     """At exit: tells the others that this rank is done, unless it has failed."""
     if getattr(sys, "last_value", None) is None:  # no exception has ended it
-        place.done()
-    place.leave()
+        lock.mark_done()
+    lock.stop_watching()

@@ -1,10 +1,9 @@
 """Events that a rank sends to its launcher: JSON lines over a Unix socket.
 
 The launcher listens on a socket and names it in the environment; every rank connects once and
-keeps the connection open. Nothing is sent to a rank: a launcher that is gone closes the connection,
-and the rank ends itself (not while it waits for the other ranks to come up: MindSpore holds the
-interpreter then; but a rank also dies with msrun). A rank whose connection closes without `done`
-or `error` has died.
+keeps the connection open. Nothing is sent to a rank. When the launcher exits, the connection closes
+and the rank exits too (not during the rendezvous, when MindSpore holds the interpreter; but a rank
+also dies with msrun). A rank whose connection closes without `done` or `error` has died.
 """
 
 from __future__ import annotations
@@ -16,13 +15,16 @@ import threading
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lite_runner.errors import EXIT_FAILED
 
+if TYPE_CHECKING:  # ranks import this module before anything else: it must be quick
+    from lite_runner.system.failure import Failure
+
 SOCKET_VARIABLE = "LITE_RUNNER_EVENTS"  # path of the launcher's socket
-MAX_LINE_BYTES = 1 << 22  # of one event; a longer one is not ours
-MAX_TEXT = 1 << 18  # characters of one event's texts; longer text goes in pieces
+MAX_LINE_BYTES = 1 << 22  # of one event
+MAX_TEXT = 1 << 18  # characters of each text of an event; a longer one is sent in chunks
 MET = "met the other ranks"  # the stage after the collectives' init; ends rendezvous_timeout
 
 Kind = Literal["stage", "text", "title", "note", "error", "done"]
@@ -30,14 +32,14 @@ Kind = Literal["stage", "text", "title", "note", "error", "done"]
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One line. Fields that a kind does not name stay empty.
+    """One line. Fields that an event does not use stay empty.
 
-    stage: `text` is what the rank does now, in a few words, e.g. "load tiny_llama: 30%"; the first
-           one, "started", is sent right after connecting.
-    text:  `text` for standard output, as it is (rank 0 only).
-    title: `text` is a line for standard output where that is a terminal (rank 0 only).
-    note:  `text` is a line for the user that stays, on standard error (rank 0 only).
-    error: `exit_code`, `message`, `hint` as of a RunnerError, `traceback` for what is not one.
+    stage: `text` says what the rank is doing, e.g. "load tiny_llama: 30%"; the first one is
+           "started", sent on connecting.
+    text:  `text` for standard output, verbatim (rank 0 only).
+    title: `text` is a line for standard output if that is a terminal (rank 0 only).
+    note:  `text` is a permanent line for standard error (rank 0 only).
+    error: `exit_code`, `message`, `hint` and `traceback` of a Failure.
     done:  the rank's work is complete and its results are written; it exits with 0.
     """
 
@@ -50,13 +52,13 @@ class Event:
     traceback: str = ""
 
     def to_line(self) -> bytes:
-        """ASCII JSON without empty fields, and a line end."""
+        """ASCII JSON without empty fields, and a newline."""
         filled = {name: value for name, value in asdict(self).items() if value or name == "rank"}
         return json.dumps(filled).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> Event:
-        """The event of a line, with or without its end. Raises ValueError for anything else."""
+        """Parse a line, with or without its newline. Raises ValueError."""
         raw = json.loads(line)
         types: dict[str, Any] = {"rank": int, "exit_code": int}
         if not isinstance(raw, dict) or not {"rank", "event"} <= raw.keys():
@@ -74,16 +76,16 @@ class Sender:
     """A rank's end of the connection. Safe to use from any thread."""
 
     def __init__(self, path: Path, rank: int) -> None:
-        """Connect, and end this process at once when the launcher's end closes."""
+        """Connect; this process exits at once when the launcher closes its end."""
         self.rank = rank
         self._lock = threading.Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(str(path))
-        threading.Thread(target=self._end_with_launcher, name="launcher", daemon=True).start()
+        threading.Thread(target=self._exit_with_launcher, name="launcher", daemon=True).start()
         self.stage("started")
 
     def stage(self, text: str) -> None:
-        """What this rank does now."""
+        """What this rank is doing."""
         self._send(Event(rank=self.rank, event="stage", text=text))
 
     def text(self, text: str) -> None:
@@ -92,23 +94,23 @@ class Sender:
             self._send(Event(rank=self.rank, event="text", text=text[start : start + MAX_TEXT]))
 
     def title(self, text: str) -> None:
-        """A line over a text, for a terminal."""
+        """A heading for the text that follows, shown on a terminal."""
         self._send(Event(rank=self.rank, event="title", text=text[:MAX_TEXT]))
 
     def note(self, text: str) -> None:
         """A line for the user."""
         self._send(Event(rank=self.rank, event="note", text=text[:MAX_TEXT]))
 
-    def error(self, exit_code: int, message: str, hint: str = "", traceback: str = "") -> None:
-        """Why this rank fails; of long texts the end, where the reason stands."""
+    def error(self, failure: Failure) -> None:
+        """Why this rank fails; a long traceback loses its start."""
         self._send(
             Event(
                 rank=self.rank,
                 event="error",
-                exit_code=exit_code,
-                message=message[:MAX_TEXT],
-                hint=hint[:MAX_TEXT],
-                traceback=traceback[-MAX_TEXT:],
+                exit_code=failure.exit_code,
+                message=failure.message[:MAX_TEXT],
+                hint=failure.hint[:MAX_TEXT],
+                traceback=failure.traceback[-MAX_TEXT:],
             )
         )
 
@@ -120,14 +122,13 @@ class Sender:
         with self._lock:
             self._socket.sendall(event.to_line())
 
-    def _end_with_launcher(self) -> None:
+    def _exit_with_launcher(self) -> None:
         self._socket.recv(1)
         os._exit(EXIT_FAILED)
 
 
 @cache
 def connect(rank: int) -> Sender | None:
-    """This process's connection to the launcher, always the same; None where it was started by
-    hand."""
+    """This process's connection to the launcher, always the same; None if it has no launcher."""
     path = os.environ.get(SOCKET_VARIABLE)
     return Sender(Path(path), rank) if path else None

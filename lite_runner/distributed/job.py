@@ -1,4 +1,4 @@
-"""A job of several ranks: msrun is started and supervised; a failure is raised as one error."""
+"""A job of several ranks: starts msrun, supervises the ranks, raises a failure as one error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,9 +18,9 @@ import psutil  # type: ignore[import-untyped]
 from lite_runner import progress
 from lite_runner.config.cluster import Cluster
 from lite_runner.distributed import msrun
-from lite_runner.distributed.processes import end_all, has_ended, scheduler_of
-from lite_runner.distributed.stopping import BOARD, STOP_S, Board
-from lite_runner.distributed.watch import Failure, Watch
+from lite_runner.distributed.monitor import RankFailure, RankMonitor
+from lite_runner.distributed.processes import has_ended, kill_all, scheduler_of
+from lite_runner.distributed.stopping import STOP_FILE, STOP_S, StopFlags, stop_on_ctrl_c
 from lite_runner.errors import (
     EXIT_ARTIFACT,
     EXIT_CONFIG,
@@ -31,15 +31,15 @@ from lite_runner.errors import (
     RunnerError,
 )
 from lite_runner.system import memory
-from lite_runner.system.signals import deferred, offered
+from lite_runner.system.signals import deferred
 
 TICK_S = 0.1
-SCHEDULER_LOOK_S = 1.0
-UNANSWERED = 5  # looks in a row without an answer
-MSRUN_LOOKS_S = 2.0  # msrun looks after its ranks once a second
-MSRUN_WAITS_LONGER_S = 30  # than we do: our message names the rank, msrun's does not
+SCHEDULER_POLL_S = 1.0
+MAX_UNANSWERED = 5  # polls in a row
+MSRUN_POLL_S = 2.0  # msrun polls its ranks once a second
+MSRUN_EXTRA_S = 30  # added to its timeout: our message names the rank, msrun's does not
 MESSAGE_LINES = 4
-LOG_LINES = 8  # of a log or traceback, in a message
+LOG_LINES = 8  # of a log or traceback in a message
 STOPPING = "the ranks stop and write what there is; Ctrl-C once more ends them at once"
 _KINDS: dict[int, type[RunnerError]] = {
     EXIT_CONFIG: ConfigError,
@@ -51,11 +51,11 @@ _RANK_ENDED = re.compile(r"Worker process (\d+) exit with exception. Error code:
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds that parts of a job may take."""
+    """Timeouts of a job, in seconds."""
 
-    rendezvous: int  # until all ranks have met
-    total: int | None = None  # until all are done; None: any
-    leave: float = 0.0  # for ranks that are done to end by themselves; MindSpore takes its time
+    rendezvous: int  # until all ranks have joined
+    total: int | None = None  # until all are done; None: unlimited
+    exit: float = 0.0  # for ranks that are done to exit by themselves; MindSpore is slow at it
 
 
 def run_ranks(
@@ -70,13 +70,13 @@ def run_ranks(
 ) -> None:
     """Run `program`, a .py file and its arguments, as each of this machine's ranks, to the end.
 
-    A rank reports through lite_runner.distributed.events, and may log to `folder`/rank_N.log; what
-    it prints goes to `log_dir`, by default `folder`/msrun. `ascend` is added to their environment.
-    Raises one RunnerError, of the kind that the first rank to fail reported, or
-    KeyboardInterrupt, and leaves no process behind in any case.
+    A rank reports through lite_runner.distributed.events, and may log to `folder`/rank_N.log; its
+    output goes to `log_dir`, by default `folder`/msrun. `ascend` is added to the environment of the
+    ranks. Raises one RunnerError, of the kind that the first rank to fail reported, or
+    KeyboardInterrupt; no process is left behind in any case.
 
-    Ctrl-C ends all ranks at once. Only where they generate, and all are on this machine, the first
-    one lets them write what there is, for which they have STOP_S.
+    Ctrl-C kills all ranks. Only while they generate, all on this machine, the first Ctrl-C gives
+    them STOP_S to write their partial results.
     """
     log_dir = log_dir or folder / "msrun"
     try:
@@ -91,15 +91,15 @@ def run_ranks(
         cluster,
         log_dir,
         port=port,
-        rendezvous_timeout=limits.rendezvous + MSRUN_WAITS_LONGER_S,
+        rendezvous_timeout=limits.rendezvous + MSRUN_EXTRA_S,
         rank_table_file=rank_table_file,
     )
     with tempfile.TemporaryDirectory(prefix="lite_runner-") as private:
         events = Path(private) / "events"
-        board = None
+        flags = None
         if cluster.local_worker_num == cluster.worker_num:
-            board = Board.create(events.with_name(BOARD), cluster.worker_num)
-        with closing(Watch(events, cluster.local_ranks)) as watch:
+            flags = StopFlags.create(events.with_name(STOP_FILE), cluster.worker_num)
+        with closing(RankMonitor(events, cluster.local_ranks)) as monitor:
             try:
                 with (log_dir / "msrun.log").open("wb") as log:
                     process = subprocess.Popen(
@@ -110,20 +110,20 @@ def run_ranks(
                         env=msrun.environment(events, cluster, ascend),
                         start_new_session=True,  # Ctrl-C is this process's to handle
                     )
-                _Job(watch, board, process, cluster, port, folder, log_dir, limits).follow()
+                _Job(monitor, flags, process, cluster, port, folder, log_dir, limits).follow()
             finally:
                 with deferred():
                     progress.status("")
-                    end_all(events)
+                    kill_all(events)
 
 
 class _Job:
-    """A running msrun and what is known of its ranks."""
+    """A running msrun and the state of its ranks."""
 
     def __init__(
         self,
-        watch: Watch,
-        board: Board | None,
+        monitor: RankMonitor,
+        flags: StopFlags | None,
         process: subprocess.Popen[bytes],
         cluster: Cluster,
         port: int,
@@ -131,79 +131,79 @@ class _Job:
         log_dir: Path,
         limits: Limits,
     ) -> None:
-        self.watch = watch
-        self.board = board
-        self.asked_at: float | None = None  # when the ranks were asked to stop
+        self.monitor = monitor
+        self.flags = flags
+        self.stop_at: float | None = None  # when Ctrl-C asked the ranks to stop
         self.process = process
         self.cluster = cluster
         self.port = port
         self.folder = folder
         self.log_dir = log_dir
         self.limits = limits
-        self.scheduler: psutil.Process | None = None  # until msrun has started it; on node 0 only
+        self.scheduler: psutil.Process | None = None  # on node 0, once it has started
         self.kills_before = memory.oom_kills()
-        self.unanswered = 0  # looks for the scheduler of node 0, on other nodes
+        self.unanswered = 0  # polls of node 0's scheduler in a row, on other nodes
 
     def follow(self) -> None:
         """Return when every rank is done. Raises RunnerError, and KeyboardInterrupt."""
-        with nullcontext() if self.board is None else offered(self.board.take):
+        with stop_on_ctrl_c(self.flags):
             self._wait_for_ranks()
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(self.limits.leave)
-        if self.board is not None and self.board.asked:
+            self.process.wait(self.limits.exit)
+        if self.flags is not None and self.flags.stop_requested:
             raise KeyboardInterrupt
 
     def _wait_for_ranks(self) -> None:
-        began = looked = time.monotonic()
+        started = polled = time.monotonic()
         shown = ""
-        while not self.watch.all_done:
+        while not self.monitor.all_done:
             msrun_ended = self.process.poll() is not None
-            self.watch.read(TICK_S)
-            if self.watch.failure is not None:
-                raise self._failed(self.watch.failure)
-            if msrun_ended and not self.watch.all_done:
+            self.monitor.read(TICK_S)
+            if self.monitor.failure is not None:
+                raise self._failed(self.monitor.failure)
+            if msrun_ended and not self.monitor.all_done:
                 raise self._msrun_ended()
-            self._check_time(time.monotonic() - began)
+            self._check_time(time.monotonic() - started)
             self._check_stop()
-            status = self.watch.status() if self.asked_at is None else STOPPING
+            status = self.monitor.status() if self.stop_at is None else STOPPING
             if status != shown:
                 progress.status(status)
                 shown = status
-            if time.monotonic() - looked > SCHEDULER_LOOK_S:
+            if time.monotonic() - polled > SCHEDULER_POLL_S:
                 if self.cluster.is_master:
                     self._check_scheduler()
-                elif self.watch.all_met:
+                elif self.monitor.all_met:
                     self._check_master()
-                looked = time.monotonic()
+                polled = time.monotonic()
 
     def _check_stop(self) -> None:
-        """Ranks that have been asked to stop do so soon, or are ended."""
-        if self.board is None or not self.board.asked:
+        """Ranks that do not stop in time are killed."""
+        if self.flags is None or not self.flags.stop_requested:
             return
-        self.asked_at = self.asked_at or time.monotonic()
-        if time.monotonic() - self.asked_at > STOP_S:
+        self.stop_at = self.stop_at or time.monotonic()
+        if time.monotonic() - self.stop_at > STOP_S:
             progress.note(f"the ranks did not stop within {STOP_S:.0f} s and were ended")
             raise KeyboardInterrupt
 
     def _check_scheduler(self) -> None:
-        """The scheduler gives up when a rank of any machine is lost; msrun and our ranks, which
-        wait for that rank, would not notice."""
+        """The scheduler exits when a rank of any machine is lost; msrun and our ranks, which wait
+        for that rank, would not notice."""
         self.scheduler = self.scheduler or scheduler_of(self.process.pid)
-        self.watch.read(0)  # ranks that are done leave it without work
-        if self.scheduler is None or not has_ended(self.scheduler) or self.watch.all_done:
+        self.monitor.read(0)  # it also exits when all ranks are done
+        if self.scheduler is None or not has_ended(self.scheduler) or self.monitor.all_done:
             return
-        if self.watch.failure is None:
+        if self.monitor.failure is None:
             lines = ["the scheduler has lost a rank", *self._log_lines(self._log("scheduler"))]
             raise RunnerError("\n".join(lines), "see the logs of the other machines")
 
     def _check_master(self) -> None:
-        """Without its scheduler the ranks of this machine would wait for good."""
+        """Without the scheduler the ranks of this machine would wait forever."""
         if msrun.answers(self.cluster.master_addr, self.port):
             self.unanswered = 0
             return
         self.unanswered += 1
-        self.watch.read(0)
-        if self.unanswered >= UNANSWERED and not self.watch.all_done:
+        self.monitor.read(0)
+        if self.unanswered >= MAX_UNANSWERED and not self.monitor.all_done:
             raise RunnerError(
                 f"the machine with node_rank 0 ({self.cluster.master_addr}:{self.port}) has ended"
                 " the job or cannot be reached",
@@ -216,7 +216,7 @@ class _Job:
                 f"the job took longer than parallel.timeout={self.limits.total} s",
                 "a larger parallel.timeout=, or null for none",
             )
-        if not self.watch.all_met and seconds > self.limits.rendezvous:
+        if not self.monitor.all_met and seconds > self.limits.rendezvous:
             raise self._too_slow(
                 "the ranks did not join within"
                 f" parallel.rendezvous_timeout={self.limits.rendezvous} s",
@@ -224,9 +224,9 @@ class _Job:
             )
 
     def _too_slow(self, message: str, hint: str) -> RunnerError:
-        rank = self.watch.quietest()
-        state = self.watch.ranks[rank]
-        silent = time.monotonic() - state.heard_at
+        rank = self.monitor.slowest()
+        state = self.monitor.ranks[rank]
+        silent = time.monotonic() - state.last_event_at
         lines = [
             message,
             f"  rank {rank} has been silent for {silent:.0f} s; last: {state.stage}",
@@ -234,15 +234,15 @@ class _Job:
         ]
         return RunnerError("\n".join(lines), hint)
 
-    def _failed(self, failure: Failure) -> RunnerError:
-        """The rank's own error or, where it sent none, what msrun's log has."""
+    def _failed(self, failure: RankFailure) -> RunnerError:
+        """The error that the rank sent or, without one, what msrun logged."""
         if not failure.message:
             return self._lost(failure)
         kind = _KINDS.get(failure.exit_code, RunnerError)
         own = self.folder / f"rank_{failure.rank}.log"
         log = own if own.is_file() else self._log(f"worker_{failure.rank}")
         message = failure.message
-        if failure.traceback:  # not an error of ours: MindSpore's fill pages, and stand in the log
+        if failure.traceback:  # unexpected: MindSpore's messages fill pages, and are in the log
             message = "\n".join(message.splitlines()[:MESSAGE_LINES])
         lines = [
             f"rank {failure.rank}: {message}",
@@ -251,35 +251,36 @@ class _Job:
         ]
         return kind("\n".join(lines), failure.hint)
 
-    def _lost(self, failure: Failure) -> RunnerError:
-        """The error of a rank that ended without a message."""
-        ended, deadline = None, time.monotonic() + MSRUN_LOOKS_S
+    def _lost(self, failure: RankFailure) -> RunnerError:
+        """The error of a rank that died without a message."""
+        ended, deadline = None, time.monotonic() + MSRUN_POLL_S
         while ended is None and self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(TICK_S)
-            ended = _RANK_ENDED.search(_text(self.log_dir / "msrun.log"))
+            ended = _RANK_ENDED.search(_tail(self.log_dir / "msrun.log"))
         if ended is None:
             if self.process.poll() is not None:  # and all its ranks ended with it
                 return self._msrun_ended()
             rank, code = failure.rank, None
         else:
-            known = self.watch.rank_of(int(ended[1]))
+            known = self.monitor.rank_of(int(ended[1]))
             rank, code = failure.rank if known is None else known, int(ended[2])
         kind = RunnerError if code is None else _KINDS.get(code, RunnerError)
         lines = [
-            f"rank {rank} ended without a message" + ("" if code is None else f": {_how(code)}")
+            f"rank {rank} ended without a message"
+            + ("" if code is None else f": {_exit_text(code)}")
         ]
         hint = ""
         if lacking := memory.killed(code, self.kills_before):
             kind, hint = EnvironmentFault, memory.TAKE_LESS
             lines[0] += f"; {lacking}"
-        elif code == -signal.SIGABRT and memory.says_so(_text(self._log(f"worker_{rank}"))):
+        elif code == -signal.SIGABRT and memory.says_so(_tail(self._log(f"worker_{rank}"))):
             kind, hint = EnvironmentFault, memory.TAKE_LESS
         return kind("\n".join([*lines, *self._log_lines(self._log(f"worker_{rank}"))]), hint)
 
     def _msrun_ended(self) -> RunnerError:
         code = self.process.wait()
         lines = [
-            f"msrun ended before its ranks were done: {_how(code)}",
+            f"msrun ended before its ranks were done: {_exit_text(code)}",
             *self._log_lines(self.log_dir / "msrun.log"),
         ]
         return RunnerError("\n".join(lines))
@@ -288,11 +289,11 @@ class _Job:
         return self.log_dir / f"{name}.log"
 
     def _log_lines(self, log: Path) -> list[str]:
-        return [*_last_lines(_text(log)), f"  log: {log}"]
+        return [*_last_lines(_tail(log)), f"  log: {log}"]
 
 
-def _how(code: int) -> str:
-    """How a process ended."""
+def _exit_text(code: int) -> str:
+    """An exit code in words; negative: the signal that killed the process."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -301,8 +302,8 @@ def _how(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def _text(log: Path) -> str:
-    """The last part of a log; "" where there is none."""
+def _tail(log: Path) -> str:
+    """The last 64 KiB of a log; "" if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - (1 << 16)))

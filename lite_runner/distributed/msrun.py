@@ -11,12 +11,12 @@ from pathlib import Path
 
 from lite_runner.config.cluster import Cluster
 from lite_runner.distributed.events import SOCKET_VARIABLE
-from lite_runner.distributed.msrun_member import PARENT_VARIABLE, SCHEDULES_VARIABLE
+from lite_runner.distributed.msrun_wrapper import PARENT_VARIABLE, SCHEDULES_VARIABLE
 from lite_runner.errors import EnvironmentFault
 from lite_runner.system import packages
 
-MEMBER = Path(__file__).with_name("msrun_member.py")
-# Left over from another job, these would make a rank believe that it is somebody else.
+WRAPPER = Path(__file__).with_name("msrun_wrapper.py")
+# Left over from another job, these would give a rank a wrong identity.
 _OF_OTHER_JOBS = (
     *("MS_ROLE", "MS_NODE_ID", "MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT"),
     *("MS_TOPO_TIMEOUT", "MS_SIMULATION_LEVEL", "MS_ENABLE_RECOVERY"),
@@ -34,8 +34,8 @@ def command(
     rendezvous_timeout: int,
     rank_table_file: str = "",
 ) -> list[str]:
-    """The words of the command that starts `program` (a .py file and its arguments) as each of
-    this machine's ranks. Raises EnvironmentFault where msrun or a `python` for it is missing."""
+    """The command that starts `program` (a .py file and its arguments) as each of this machine's
+    ranks. Raises EnvironmentFault if msrun, or a `python` for it, is missing."""
     beside = Path(sys.executable).parent
     msrun = beside / "msrun"
     if not msrun.is_file():
@@ -43,7 +43,7 @@ def command(
             f"msrun, which starts several ranks, is not beside this Python ({beside})",
             f"it comes with MindSpore: {packages.reinstall_line('mindspore')}",
         )
-    words = [sys.executable, str(MEMBER), str(msrun)]
+    words = [sys.executable, str(WRAPPER), str(msrun)]
     options = {
         "worker_num": cluster.worker_num,
         "local_worker_num": cluster.local_worker_num,
@@ -53,25 +53,25 @@ def command(
         "log_dir": log_dir,
         "join": True,
         "cluster_time_out": rendezvous_timeout,
-        # A rank that no machine has: no `tail -f` of a rank's log is started.
+        # No machine has this rank: no `tail -f` of a log is started.
         "tail_worker_log": cluster.worker_num,
     }
     if rank_table_file:
         options["rank_table_file"] = rank_table_file
     words += [f"--{name}={value}" for name, value in options.items()]
-    return [*words, _python_name(), str(MEMBER), *program]
+    return [*words, _python_name(), str(WRAPPER), *program]
 
 
 def environment(events: Path, cluster: Cluster, ascend: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment for msrun and its ranks; `events` is the launcher's socket, and
-    `ascend` is what launcher.ascend adds."""
+    """This process's environment for msrun and its ranks; `events` is the launcher's socket,
+    `ascend` adds the variables of `ascend_ranks`."""
     kept = {name: value for name, value in os.environ.items() if name not in _OF_OTHER_JOBS}
     path = [str(Path(sys.executable).parent), *filter(None, [kept.get("PATH")])]
     return {
         **kept,
         **ascend,
         "PATH": os.pathsep.join(path),
-        "PYTHONUNBUFFERED": "1",  # so that what a killed rank printed last stands in its log
+        "PYTHONUNBUFFERED": "1",  # so that the log of a killed rank has its last lines
         SOCKET_VARIABLE: str(events),
         PARENT_VARIABLE: str(os.getpid()),
         SCHEDULES_VARIABLE: "1" if cluster.is_master else "0",
@@ -79,10 +79,10 @@ def environment(events: Path, cluster: Cluster, ascend: Mapping[str, str]) -> di
 
 
 def choose_port(cluster: Cluster) -> int:
-    """The port to meet at: the one that is asked for, or a free one.
+    """The scheduler's port: the given one, or a free one.
 
-    Raises EnvironmentFault where it is taken, or where master_addr is not this machine's though
-    its rank 0 is to run here.
+    Raises EnvironmentFault if it is taken, or if rank 0 is to run here and master_addr is not an
+    address of this machine.
     """
     if not cluster.is_master:
         assert cluster.master_port is not None
@@ -107,7 +107,7 @@ def choose_port(cluster: Cluster) -> int:
 
 
 def answers(address: str, port: int) -> bool:
-    """Whether something listens there: a scheduler does as long as it lives."""
+    """Whether something listens there, as a scheduler does while it runs."""
     try:
         with socket.create_connection((address.strip("[]"), port), timeout=1):
             return True
@@ -116,7 +116,7 @@ def answers(address: str, port: int) -> bool:
 
 
 def _python_name() -> str:
-    """The name under which msrun, which knows only two, finds this very Python on its PATH."""
+    """Which of `python` and `python3`, the names that msrun takes, is this Python on its PATH."""
     for name in ("python", "python3"):
         path = Path(sys.executable).with_name(name)
         if path.exists() and path.samefile(sys.executable):

@@ -1,8 +1,8 @@
-"""The scheduler of ranks that nobody has started one for: it lives as long as one of them does.
+"""A scheduler for ranks that were started without one; it runs as long as one of them does.
 
     python -m lite_runner.distributed.msrun_scheduler FOLDER SIZE PORT TIMEOUT
 
-FOLDER is that of their meeting place.
+FOLDER holds the lock files of the ranks.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import sys
 import time
 from pathlib import Path
 
-from lite_runner.distributed.msrun_member import PARENT_VARIABLE, SCHEDULES_VARIABLE
-from lite_runner.distributed.rendezvous import is_there
+from lite_runner.distributed.liveness import is_alive
+from lite_runner.distributed.msrun_wrapper import PARENT_VARIABLE, SCHEDULES_VARIABLE
 
 HOST = "127.0.0.1"
-LOOK_S = 1.0
-ALONE = 3  # looks in a row at which no rank is there
+POLL_S = 1.0
+MAX_ALONE = 3  # polls in a row that find no rank
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def start(folder: Path, size: int, timeout: int) -> int:
-    """Start the scheduler of `size` ranks, which have `timeout` s to meet, and give its port."""
+    """Start the scheduler of `size` ranks, which must join within `timeout` s; returns its port."""
     with socket.create_server((HOST, 0)) as free:
         port = int(free.getsockname()[1])
     path = filter(None, [str(_PACKAGE.parent), os.environ.get("PYTHONPATH")])
@@ -41,22 +41,22 @@ def start(folder: Path, size: int, timeout: int) -> int:
 
 
 def main(folder: Path, size: int, port: int, timeout: int) -> None:
-    """Run MindSpore's scheduler until it ends, or no rank is left."""
+    """Run MindSpore's scheduler until it exits, or no rank is left."""
     settings = {
         "MS_ROLE": "MS_SCHED",
         "MS_WORKER_NUM": str(size),
         "MS_SCHED_HOST": HOST,
         "MS_SCHED_PORT": str(port),
         "MS_TOPO_TIMEOUT": str(timeout),
-        PARENT_VARIABLE: str(os.getpid()),  # with which it ends
+        PARENT_VARIABLE: str(os.getpid()),  # it dies with this process
         SCHEDULES_VARIABLE: "1",
     }
-    program = [str(_PACKAGE / "distributed/msrun_member.py"), str(_PACKAGE / "rank.py")]
+    program = [str(_PACKAGE / "distributed/msrun_wrapper.py"), str(_PACKAGE / "rank.py")]
     process = subprocess.Popen([sys.executable, *program], env={**os.environ, **settings})
     alone = 0
-    while process.poll() is None and alone < ALONE:
-        time.sleep(LOOK_S)
-        here = any(is_there(folder, rank) for rank in range(size))
+    while process.poll() is None and alone < MAX_ALONE:
+        time.sleep(POLL_S)
+        here = any(is_alive(folder, rank) for rank in range(size))
         alone = 0 if here else alone + 1
     process.kill()
 

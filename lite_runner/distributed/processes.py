@@ -1,4 +1,4 @@
-"""Finding and ending all processes of a job, also those whose parent has ended."""
+"""Finding and killing all processes of a job, orphans included."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ import psutil  # type: ignore[import-untyped]
 from lite_runner import progress
 from lite_runner.distributed.events import SOCKET_VARIABLE
 
-PATIENCE_S = 8.0  # for the kernel to end what was killed
+KILL_TIMEOUT_S = 8.0
 
 
-def members(events: Path) -> list[psutil.Process]:
-    """Every process that lives and was started with `events` as its launcher's socket."""
+def job_processes(events: Path) -> list[psutil.Process]:
+    """Every live process of the job whose launcher listens on the socket `events`."""
     found = []
     for process in psutil.process_iter():
         try:
             ours = process.environ().get(SOCKET_VARIABLE) == str(events)
             if ours and not has_ended(process):
                 found.append(process)
-        except (psutil.Error, OSError):  # another user's, or gone meanwhile
+        except (psutil.Error, OSError):  # another user's, or already gone
             continue
     return found
 
 
 def scheduler_of(msrun: int) -> psutil.Process | None:
-    """The scheduler that the process `msrun` has started, if it has one."""
+    """The scheduler that the process `msrun` has started; None if it has none."""
     try:
         for child in psutil.Process(msrun).children():
             if child.environ().get("MS_ROLE") == "MS_SCHED":
                 return child
-    except psutil.Error:  # gone meanwhile
+    except psutil.Error:  # already gone
         pass
     return None
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether a process is gone, or only waits for its parent to notice."""
+    """Whether a process is gone or a zombie."""
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 
 
-def end_all(events: Path) -> None:
-    """Kill the processes of a job until none is left; a note names those that do not end.
+def kill_all(events: Path) -> None:
+    """Kill the processes of a job until none is left; a note names those that survive.
 
-    SIGKILL at once: a rank in a collective waits for its peers and would not end otherwise.
+    SIGKILL at once: a rank inside a collective handles no other signal.
     """
-    deadline = time.monotonic() + PATIENCE_S
-    while left := members(events):
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    while left := job_processes(events):
         for process in left:
             try:
                 process.kill()

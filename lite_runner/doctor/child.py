@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lite_runner.distributed.msrun import MEMBER
-from lite_runner.distributed.msrun_member import PARENT_VARIABLE
+from lite_runner.distributed.msrun import WRAPPER
+from lite_runner.distributed.msrun_wrapper import PARENT_VARIABLE
 from lite_runner.errors import EnvironmentFault
 
 Question = Literal["mindspore", "ascend", "operators", "lite"]
@@ -39,7 +39,7 @@ class Ended:
 def ask(question: Question, timeout_s: float) -> str:
     """What probe.py answers to a question. Raises EnvironmentFault, with what it says, where it
     fails, crashes, or takes longer than `timeout_s` seconds."""
-    command = [sys.executable, str(MEMBER), str(_PROBE), question]
+    command = [sys.executable, str(WRAPPER), str(_PROBE), question]
     ended = run(command, timeout_s, {**os.environ, PARENT_VARIABLE: str(os.getpid())})
     if ended.code == 0:
         return ended.output.strip()

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 
 from lite_runner.config.ranks import Ranks
 from lite_runner.distributed.events import MET, Sender, connect
-from lite_runner.errors import EXIT_FAILED, RunnerError
+from lite_runner.distributed.join import schedule
+from lite_runner.errors import RunnerError
 from lite_runner.system import environment
+from lite_runner.system.failure import failure_of
 
 
 def main() -> int:
     """The part of one rank, or of the scheduler through which they meet."""
     if os.environ.get("MS_ROLE") == "MS_SCHED":
-        from lite_runner.backends import collectives
-
-        collectives.schedule()
+        schedule()
         return 0
     ranks = Ranks(rank=int(os.environ["RANK_ID"]), data=int(os.environ["MS_WORKER_NUM"]))
     sender = connect(ranks.rank)
-    assert sender is not None  # distributed/msrun_member.py has connected before
+    assert sender is not None  # distributed/msrun_wrapper.py has connected already
     try:
         _gather(ranks, sender)
         sender.done()
-    except RunnerError as error:
-        sender.error(error.exit_code, error.message, error.hint)
-        os._exit(error.exit_code)  # MindSpore's own end would wait for the other rank
     except Exception as error:
-        sender.error(EXIT_FAILED, f"{type(error).__name__}: {error}", "", traceback.format_exc())
-        os._exit(EXIT_FAILED)
+        failure = failure_of(error)
+        sender.error(failure)
+        os._exit(failure.exit_code)  # MindSpore's finalization would wait for the other rank
     return 0
 
 

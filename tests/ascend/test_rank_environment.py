@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lite_runner import launch
+from lite_runner import launch, launch_ranks
 from lite_runner.config import hccl
 from lite_runner.config.argv import parse
 from lite_runner.config.cluster import Cluster
@@ -59,7 +59,7 @@ def run_recorded(folder: Path, cluster: Cluster, table: Path | None) -> list[dic
         [str(RECORD), str(folder)],
         cluster,
         folder,
-        Limits(rendezvous=60, leave=20),
+        Limits(rendezvous=60, exit=20),
         rank_table_file=str(table or ""),
         ascend=ascend_ranks.variables(cluster, read, 7200),
     )
@@ -241,8 +241,8 @@ def test_the_launch_takes_the_table(
 ) -> None:
     """From the command line to msrun, all but the preparation of weights."""
     monkeypatch.setattr(environment, "check_packages", lambda: None)
-    monkeypatch.setattr(launch, "plan_for_ranks", lambda config: Plan(config=config))
-    monkeypatch.setattr(launch, "RANK_PROGRAM", RECORD)
+    monkeypatch.setattr(launch_ranks, "plan_for_ranks", lambda config: Plan(config=config))
+    monkeypatch.setattr(launch_ranks, "RANK_PROGRAM", RECORD)
     table = TABLES / "visible_devices.json"
     config = config_of(
         "parallel=tp4", f"parallel.rank_table_file={table}", f"output_dir={tmp_path}"

@@ -21,7 +21,7 @@ def main(folder: str, fault: str, message: str, *node: str) -> int:
         nodes, node_rank, port = map(int, node)
         cluster = Cluster(nodes, 1, master_port=port, node_rank=node_rank)
     program = [str(Path(__file__).with_name("stand_in.py")), fault, message]
-    run_ranks(program, cluster, Path(folder), Limits(rendezvous=60, leave=20))
+    run_ranks(program, cluster, Path(folder), Limits(rendezvous=60, exit=20))
     return 0
 
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from lite_runner.distributed.events import MET, connect
+from lite_runner.system.failure import Failure
 
 FOREVER_S = 1000
 GENERATES = ("stops", "is deaf", "is interrupted and deaf")
@@ -57,18 +58,18 @@ def main(fault: str, message: str) -> None:
 def generate(fault: str, rank: int) -> None:
     """What a rank does once its model is loaded: steps, until it is told to stop."""
     from lite_runner.config.ranks import Ranks
-    from lite_runner.distributed.stopping import BOARD, Board, CommonStop
+    from lite_runner.distributed.stopping import STOP_FILE, StopCondition, StopFlags
 
     sender = connect(rank)
     assert sender is not None
-    board = Board(Path(os.environ["LITE_RUNNER_EVENTS"]).with_name(BOARD))
-    stop = CommonStop(board, Ranks(rank, 2, 1))
-    stop.here()
+    flags = StopFlags(Path(os.environ["LITE_RUNNER_EVENTS"]).with_name(STOP_FILE))
+    stop = StopCondition(flags, Ranks(rank, 2, 1))
+    stop.reached()
     if rank == 0:
         sender.text("generating\n")
     if fault == "is interrupted and deaf":
-        board.take()
-    while not stop.here():
+        flags.request_stop()
+    while not stop.reached():
         time.sleep(0.01)
     if rank == 0:
         sender.text("stopped\n")
@@ -82,7 +83,7 @@ def fail(fault: str, message: str) -> None:
     if fault == "reports":
         sender = connect(1)
         assert sender is not None
-        sender.error(4, message, "get another", "Traceback:\n  where it happened")
+        sender.error(Failure(4, message, "get another", "Traceback:\n  where it happened"))
     elif fault == "raises":
         raise LookupError(message)
     elif fault == "exits":

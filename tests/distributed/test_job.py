@@ -63,7 +63,7 @@ def test_text_and_notes_of_rank_0_come_through(
 ) -> None:
     monkeypatch.setenv("RANK_SIZE", "7")  # of another job
     monkeypatch.setenv("MS_ROLE", "MS_WORKER")
-    run(tmp_path, marker, "none", Limits(60, leave=20))
+    run(tmp_path, marker, "none", Limits(60, exit=20))
     shown = capsys.readouterr()
     assert shown.out == f"{marker}\n"
     assert shown.err == "2 ranks, SIGINT blocked: False\n"

@@ -32,7 +32,7 @@ def test_msrun_understands_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path
         rendezvous_timeout=77,
         rank_table_file="table.json",
     )
-    assert words[:2] == [sys.executable, str(msrun.MEMBER)]
+    assert words[:2] == [sys.executable, str(msrun.WRAPPER)]
     got = parsed_by_msrun(monkeypatch, words[2:])
     expected = {
         "worker_num": 8,
@@ -45,7 +45,7 @@ def test_msrun_understands_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path
         "cluster_time_out": 77,
         "rank_table_file": "table.json",
         "task_script": "python",
-        "task_script_args": [str(msrun.MEMBER), "rank.py", "a b", "--join=False"],
+        "task_script_args": [str(msrun.WRAPPER), "rank.py", "a b", "--join=False"],
     }
     assert {name: got[name] for name in expected} == expected
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lite_runner.config.ranks import Ranks
-from lite_runner.distributed.stopping import Board, CommonStop
+from lite_runner.distributed.stopping import StopCondition, StopFlags
 
 STEPS = 30  # of a generation that nobody stops
 
@@ -18,7 +18,7 @@ class Rank:
 
     def __init__(self, path: Path, ranks: Ranks) -> None:
         self.copy = ranks.data_index
-        self.stop = CommonStop(Board(path), ranks)
+        self.stop = StopCondition(StopFlags(path), ranks)
         self.begun = 0  # steps
         self.waits = False  # within a step, for the others
         self.over = False
@@ -26,7 +26,7 @@ class Rank:
     def move(self, peers: list[Rank]) -> None:
         if self.waits:
             self.waits = any(peer.begun < self.begun for peer in peers)
-        elif self.begun == STEPS or self.stop.here():
+        elif self.begun == STEPS or self.stop.reached():
             self.over = True
         else:
             self.begun += 1
@@ -37,8 +37,8 @@ class Rank:
 def test_the_ranks_of_a_copy_stop_before_the_same_step(tmp_path: Path, seed: int) -> None:
     choose = random.Random(seed)
     data, tensor = choose.choice([(1, 2), (2, 1), (2, 2), (1, 4)])
-    path = tmp_path / "board"
-    board = Board.create(path, data * tensor)
+    path = tmp_path / "flags"
+    flags = StopFlags.create(path, data * tensor)
     ranks = [Rank(path, Ranks(rank, data, tensor)) for rank in range(data * tensor)]
     copies = [[rank for rank in ranks if rank.copy == copy] for copy in range(data)]
     asked_after = choose.randrange(1, 2 * STEPS * len(ranks))
@@ -46,7 +46,7 @@ def test_the_ranks_of_a_copy_stop_before_the_same_step(tmp_path: Path, seed: int
     for turn in range(100 * STEPS * len(ranks)):
         if turn == asked_after:
             begun_when_asked = [max(rank.begun for rank in copy) for copy in copies]
-            assert board.take() is board.began
+            assert flags.request_stop() is flags.generating
         moving = [rank for rank in ranks if not rank.over]
         if not moving:
             break
@@ -55,32 +55,32 @@ def test_the_ranks_of_a_copy_stop_before_the_same_step(tmp_path: Path, seed: int
     assert all(rank.over for rank in ranks)
     for copy, before in zip(copies, begun_when_asked, strict=True):
         (begun,) = {rank.begun for rank in copy}
-        if board.asked and turn > asked_after:
+        if flags.stop_requested and turn > asked_after:
             assert before <= begun <= min(STEPS, before + 1 + (tensor > 1))
         else:
             assert begun == STEPS
 
 
 def test_ctrl_c_is_for_the_ranks_once_and_only_while_they_generate(tmp_path: Path) -> None:
-    path = tmp_path / "board"
-    launcher = Board.create(path, 2)
-    rank = Board(path)
-    assert not launcher.take() and not launcher.asked
-    CommonStop(rank, Ranks(0, 2, 1)).here()
-    assert launcher.take() and rank.asked
-    assert not launcher.take()
-    assert rank.take()  # Ctrl-C may come to every process of a job
+    path = tmp_path / "flags"
+    launcher = StopFlags.create(path, 2)
+    rank = StopFlags(path)
+    assert not launcher.request_stop() and not launcher.stop_requested
+    StopCondition(rank, Ranks(0, 2, 1)).reached()
+    assert launcher.request_stop() and rank.stop_requested
+    assert not launcher.request_stop()
+    assert rank.request_stop()  # Ctrl-C may come to every process of a job
 
 
-def test_a_new_board_is_empty(tmp_path: Path) -> None:
-    path = tmp_path / "board"
-    old = Board.create(path, 4)
-    old.begin()
-    new = Board.create(path, 4)
-    assert old.began and not new.began and not new.asked
-    assert [new.stop_of(copy) for copy in range(4)] == [0] * 4
+def test_new_flags_are_not_set(tmp_path: Path) -> None:
+    path = tmp_path / "flags"
+    old = StopFlags.create(path, 4)
+    old.set_generating()
+    new = StopFlags.create(path, 4)
+    assert old.generating and not new.generating and not new.stop_requested
+    assert [new.stop_step(copy) for copy in range(4)] == [0] * 4
 
 
-def test_without_a_board_nobody_stops() -> None:
-    stop = CommonStop(None, Ranks(1, 1, 2))
-    assert not any(stop.here() for _ in range(3))
+def test_without_flags_nobody_stops() -> None:
+    stop = StopCondition(None, Ranks(1, 1, 2))
+    assert not any(stop.reached() for _ in range(3))

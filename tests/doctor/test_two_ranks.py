@@ -41,8 +41,10 @@ def test_a_rank_that_fails_is_told_and_nothing_is_left(
     program.write_text(
         "import os\n"
         "from lite_runner.distributed.events import connect\n"
+        "from lite_runner.system.failure import Failure\n"
         "if os.environ['MS_ROLE'] == 'MS_WORKER':\n"
-        "    connect(int(os.environ['RANK_ID'])).error(3, 'no such device', 'get one')\n"
+        "    sender = connect(int(os.environ['RANK_ID']))\n"
+        "    sender.error(Failure(3, 'no such device', 'get one'))\n"
         "    os._exit(3)\n"
     )
     left = tmp_path / "tmp"

@@ -11,9 +11,9 @@ import pytest
 from lite_runner.app import main
 from lite_runner.config.argv import parse
 from lite_runner.config.seeds import with_seed
-from lite_runner.launch import plan_for_ranks
 from lite_runner.plan.plan import Plan
 from lite_runner.run_modes import from_dict, heads, resolve, run_mode
+from lite_runner.shared_plan import plan_for_ranks
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights import source
 

@@ -1,10 +1,10 @@
-"""What every process of a job starts with: it runs a program, and ends with its parent.
+"""Wrapper of every process of a job: runs a program that dies with its parent.
 
-    python member.py PROGRAM.py ARGUMENT...
+    python msrun_wrapper.py PROGRAM.py ARGUMENT...
 
-msrun itself, its scheduler and its ranks all run through this file, so that a SIGKILL of any of
-them ends all that it started. A rank also connects to the launcher's socket here: the launcher
-knows it from its first moment on, and sees its end whatever ends it.
+msrun itself, its scheduler and its ranks all run in it, so that a SIGKILL of any of them also kills
+its children. A rank connects to the launcher's socket here, so the launcher knows it from the start
+and notices its end, whatever the cause.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import signal
 import sys
 from pathlib import Path
 
-PARENT_VARIABLE = "LITE_RUNNER_PARENT"  # process id of who started this process
+PARENT_VARIABLE = "LITE_RUNNER_PARENT"  # process id of the parent
 SCHEDULES_VARIABLE = "LITE_RUNNER_SCHEDULES"  # 1: this machine has the scheduler
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Run the program that the command line names, as if it had been started itself."""
-    _end_with_parent()
+    """Run the program of the command line, as if it had been started directly."""
+    _die_with_parent()
     # The launcher blocks SIGINT, and a mask is inherited.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     role = os.environ.get("MS_ROLE")
@@ -35,16 +35,16 @@ def main() -> None:
     if role == "MS_WORKER":
         from lite_runner.distributed.events import connect
 
-        # Held to the end: its closing is how the launcher learns that this process is gone.
+        # Kept open to the end: when it closes, the launcher knows that this process is gone.
         connection = connect(int(os.environ["RANK_ID"]))
         assert connection is not None
     del sys.argv[0]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def _end_with_parent() -> None:
+def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(os.environ[PARENT_VARIABLE]):  # it ended before that call
+    if os.getppid() != int(os.environ[PARENT_VARIABLE]):  # it had ended before that call
         sys.exit(1)
     os.environ[PARENT_VARIABLE] = str(os.getpid())
 

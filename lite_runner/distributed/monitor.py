@@ -1,4 +1,4 @@
-"""Events of this machine's ranks as they arrive: their stages, rank 0's text, their end."""
+"""Monitors the ranks of this machine by their events: stages, rank 0's text, failures, exits."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class RankState:
 
     pid: int | None = None  # None: not started yet
     stage: str = "starting"
-    met: bool = False  # all ranks of the job have found each other
+    met: bool = False  # it has joined the other ranks
     done: bool = False
-    heard_at: float = 0.0  # time.monotonic() of its last word
+    last_event_at: float = 0.0  # time.monotonic()
 
 
 @dataclass(frozen=True)
-class Failure:
-    """The first rank that failed, and how; without a message its process just ended."""
+class RankFailure:
+    """The first rank that failed, and how; no message: its process died."""
 
     rank: int
     exit_code: int = EXIT_FAILED
@@ -42,18 +42,18 @@ class Failure:
 class _Connection:
     def __init__(self, stream: socket.socket) -> None:
         self.stream = stream
-        self.rank: int | None = None  # until its first line
+        self.rank: int | None = None  # None until its first event
         self.pending = b""
         credentials = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.pid = int(_CREDENTIALS.unpack(credentials)[0])
 
 
-class Watch:
-    """Listens at the Unix socket `events`, in a folder that only this user may enter."""
+class RankMonitor:
+    """Listens on the Unix socket `events`, in a folder that only this user may enter."""
 
     def __init__(self, events: Path, ranks: range) -> None:
-        self.ranks = {rank: RankState(heard_at=time.monotonic()) for rank in ranks}
-        self.failure: Failure | None = None
+        self.ranks = {rank: RankState(last_event_at=time.monotonic()) for rank in ranks}
+        self.failure: RankFailure | None = None
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -61,14 +61,14 @@ class Watch:
         except OSError as error:  # the path is longer than the 107 bytes of a socket's
             self.close()
             raise EnvironmentFault(
-                f"cannot listen at {events}: {error.strerror or error}",
+                f"cannot listen on {events}: {error.strerror or error}",
                 "name a folder with a short path: TMPDIR=/tmp",
             ) from None
         self._listener.listen(2 * len(ranks))
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def close(self) -> None:
-        """Close the connections: ranks that are left end themselves."""
+        """Close the connections; ranks that are still running then exit."""
         for key in list((self._selector.get_map() or {}).values()):
             if isinstance(key.data, _Connection):
                 key.data.stream.close()
@@ -84,14 +84,14 @@ class Watch:
         return all(state.met or state.done for state in self.ranks.values())
 
     def rank_of(self, pid: int) -> int | None:
-        """The rank that the process `pid` is."""
+        """The rank of a process; None if unknown."""
         return next((rank for rank, state in self.ranks.items() if state.pid == pid), None)
 
-    def quietest(self) -> int:
-        """Of the ranks that keep the others waiting, the one that has been silent longest."""
+    def slowest(self) -> int:
+        """The rank that has been silent longest, of those that the others wait for."""
         working = {rank: state for rank, state in self.ranks.items() if not state.done}
         late = {rank: state for rank, state in working.items() if not state.met} or working
-        return min(late, key=lambda rank: late[rank].heard_at)
+        return min(late, key=lambda rank: late[rank].last_event_at)
 
     def status(self) -> str:
         """The state of the job in a line, e.g. `2 of 2 ranks up: load tiny_llama`."""
@@ -100,7 +100,7 @@ class Watch:
         return f"{up} of {len(self.ranks)} ranks up: {first.stage}"
 
     def read(self, seconds: float) -> None:
-        """Read the ranks' events, waiting up to `seconds` for them."""
+        """Handle the ranks' events, waiting up to `seconds` for them."""
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._listener:
                 stream, _address = self._listener.accept()
@@ -117,22 +117,22 @@ class Watch:
         connection.pending = rest
         try:
             for line in lines:
-                self._take(connection, Event.from_line(line))
+                self._handle(connection, Event.from_line(line))
             if data and len(rest) <= MAX_LINE_BYTES:
                 return
         except (ValueError, RecursionError) as error:
-            progress.detail(f"rank {connection.rank} sent a line that is no event: {error}")
+            progress.detail(f"rank {connection.rank} sent an invalid event: {error}")
         self._selector.unregister(connection.stream)
         connection.stream.close()
         if connection.rank is not None and not self.ranks[connection.rank].done:
-            self._fail(Failure(connection.rank))
+            self._fail(RankFailure(connection.rank))
 
-    def _take(self, connection: _Connection, event: Event) -> None:
+    def _handle(self, connection: _Connection, event: Event) -> None:
         state = self.ranks.get(event.rank)
         if state is None or connection.rank not in (None, event.rank):
-            raise ValueError(f"rank {event.rank} is not of this machine")
+            raise ValueError(f"rank {event.rank} is not on this machine")
         connection.rank = event.rank
-        state.pid, state.heard_at = connection.pid, time.monotonic()
+        state.pid, state.last_event_at = connection.pid, time.monotonic()
         if event.event == "stage":
             state.stage = event.text
             state.met = state.met or event.text == MET
@@ -146,9 +146,9 @@ class Watch:
             state.done = True
         else:
             self._fail(
-                Failure(event.rank, event.exit_code, event.message, event.hint, event.traceback)
+                RankFailure(event.rank, event.exit_code, event.message, event.hint, event.traceback)
             )
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: RankFailure) -> None:
         """The first failure is the cause; the others follow from it."""
         self.failure = self.failure or failure

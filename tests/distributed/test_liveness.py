@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner.distributed import rendezvous
-from lite_runner.distributed.rendezvous import MeetingPlace, is_there
+from lite_runner.distributed import liveness
+from lite_runner.distributed.liveness import RankLock, is_alive
 from lite_runner.errors import EnvironmentFault
 from tests.paths import ROOT
 
 PATIENCE_S = 20.0
-# Another rank: says what it is told to, waits for a line, and is gone without closing anything.
+# Another rank: text what it is told to, waits for a line, and is gone without closing anything.
 OTHER = """
 import os, sys
-from lite_runner.distributed.rendezvous import MeetingPlace
-place = MeetingPlace(sys.argv[1], int(sys.argv[2]))
-place.say(sys.argv[3])
+from lite_runner.distributed.liveness import RankLock
+lock = RankLock(sys.argv[1], int(sys.argv[2]))
+lock.write(sys.argv[3])
 print("there", flush=True)
 if sys.stdin.readline() == "done\\n":
-    place.done()
+    lock.mark_done()
 os._exit(0)
 """
 
@@ -32,12 +32,12 @@ os._exit(0)
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(rendezvous.tempfile, "tempdir", None)
+    monkeypatch.setattr(liveness.tempfile, "tempdir", None)
 
 
-def other(rank: int, says: str = "") -> subprocess.Popen[str]:
+def other(rank: int, text: str = "") -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", OTHER, "a job", str(rank), says],
+        [sys.executable, "-c", OTHER, "a job", str(rank), text],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -49,44 +49,44 @@ def other(rank: int, says: str = "") -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("end", ["done", "gone"])
 def test_a_rank_that_is_gone(end: str) -> None:
-    place = MeetingPlace("a job", 0)
+    lock = RankLock("a job", 0)
     process = other(1)
-    assert is_there(place.folder, 1) and not is_there(place.folder, 2)
+    assert is_alive(lock.folder, 1) and not is_alive(lock.folder, 2)
     lost: list[int] = []
     noticed = threading.Event()
-    place.watch([1], lambda rank: (lost.append(rank), noticed.set()))
+    lock.watch([1], lambda rank: (lost.append(rank), noticed.set()))
     process.communicate(f"{end}\n", timeout=PATIENCE_S)
     if end == "gone":
         assert noticed.wait(PATIENCE_S)
     deadline = time.monotonic() + PATIENCE_S
-    while place._thread is not None and place._thread.is_alive():
+    while lock._thread is not None and lock._thread.is_alive():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert lost == ([] if end == "done" else [1])
 
 
 def test_a_rank_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "LEAVE_S", 0.1)
+    monkeypatch.setattr(liveness, "LOCK_TIMEOUT_S", 0.1)
     process = other(1)
     with pytest.raises(EnvironmentFault, match="another process is rank 1 of a job already"):
-        MeetingPlace("a job", 1)
+        RankLock("a job", 1)
     process.communicate("done\n", timeout=PATIENCE_S)
-    MeetingPlace("a job", 1)  # free again
+    RankLock("a job", 1)  # free again
 
 
 def test_the_scheduler_of_rank_0() -> None:
-    place = MeetingPlace("a job", 1)
-    process = other(0, says="8118")
-    assert place.wait_for_port(PATIENCE_S) == 8118
+    lock = RankLock("a job", 1)
+    process = other(0, text="8118")
+    assert lock.wait_for_port(PATIENCE_S) == 8118
     process.communicate("gone\n", timeout=PATIENCE_S)
-    # What a rank that is gone has said is nothing.
+    # What a rank wrote no longer counts when it is gone.
     with pytest.raises(EnvironmentFault, match="rank 0 did not start within 0 s"):
-        place.wait_for_port(0.3)
+        lock.wait_for_port(0.3)
 
 
 def test_a_folder_of_somebody_else(tmp_path: Path) -> None:
-    folder = MeetingPlace("a job", 0).folder
+    folder = RankLock("a job", 0).folder
     assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o777)
     with pytest.raises(EnvironmentFault, match="not a folder that only you may enter"):
-        MeetingPlace("a job", 1)
+        RankLock("a job", 1)

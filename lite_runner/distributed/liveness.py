@@ -1,9 +1,9 @@
-"""Liveness of the ranks of one machine: a folder with a locked file for each of them.
+"""Liveness of the ranks of one machine: a folder with a lock file for each rank.
 
-A job that another launcher starts may have nothing that supervises its processes, as the loops
-over a rank table. Each rank locks its file for as long as it lives, whatever ends it. So the others
-know that it is alive, and end when it ends before its work is done: in a collective they would wait
-for it for good. The file of rank 0 also holds the port of a scheduler that it has started.
+A job that another launcher starts, such as a loop over a rank table, may have no supervisor. Each
+rank locks its file for its lifetime, however it ends. So the others detect a rank that ends before
+its work is done, and end too: a collective would wait for it forever. The file of rank 0 also holds
+the port of a scheduler that it has started.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ from pathlib import Path
 
 from lite_runner.errors import EnvironmentFault
 
-LOOK_S = 0.2
-LEAVE_S = 15.0  # for the same rank of the job before to end
+POLL_S = 0.2
+LOCK_TIMEOUT_S = 15.0  # for the same rank of the previous job to end
 _DONE = "done"
 
 
-class MeetingPlace:
-    """This rank's file among those of the ranks of the job `key` on this machine."""
+class RankLock:
+    """This rank's lock file among those of the ranks of the job `key` on this machine."""
 
     def __init__(self, key: str, rank: int) -> None:
-        """Lock this rank's file. Raises EnvironmentFault where another process holds the lock."""
+        """Lock this rank's file. Raises EnvironmentFault if another process holds the lock."""
         self.folder = _private_folder(key)
         self._file = os.open(self.folder / str(rank), os.O_RDWR | os.O_CREAT, 0o600)
-        deadline = time.monotonic() + LEAVE_S
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
         while not _lock(self._file, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
                 raise EnvironmentFault(
                     f"another process is rank {rank} of {key} already",
                     "wait for that job to end, or end it",
                 )
-            time.sleep(LOOK_S)
-        self.say("")
+            time.sleep(POLL_S)
+        self.write("")
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """Replace the content of this rank's file, which the others read."""
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, text.encode(), 0)
 
-    def done(self) -> None:
-        """This rank's work is complete: its end is no failure."""
-        self.say(_DONE)
+    def mark_done(self) -> None:
+        """This rank's work is complete: that it ends now is no failure."""
+        self.write(_DONE)
 
-    def leave(self) -> None:
-        """Stop watching the others: MindSpore's finalization crashes beside a running thread."""
+    def stop_watching(self) -> None:
+        """End the watching thread: MindSpore's finalization crashes beside a running thread."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -64,31 +64,31 @@ class MeetingPlace:
         """The port of rank 0's scheduler, once its file has it. Raises EnvironmentFault."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            if is_there(self.folder, 0) and (text := _content(self.folder, 0)).isdecimal():
+            if is_alive(self.folder, 0) and (text := _content(self.folder, 0)).isdecimal():
                 return int(text)
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         raise EnvironmentFault(
             f"rank 0 did not start within {timeout:.0f} s",
             "see its messages; every rank of the loop must be started",
         )
 
     def watch(self, ranks: Iterable[int], lost: Callable[[int], None]) -> None:
-        """Call `lost` with the first of the other `ranks`, which are all there, that is gone
-        without having been done; from a thread."""
+        """Watch the other `ranks`, all of which are alive, in a thread: `lost` is called with the
+        first one that ends without having marked itself done."""
         arguments = (list(ranks), lost)
         self._thread = threading.Thread(target=self._watch, args=arguments, daemon=True)
         self._thread.start()
 
     def _watch(self, others: list[int], lost: Callable[[int], None]) -> None:
-        while others and not self._over.wait(LOOK_S):
-            for rank in [rank for rank in others if not is_there(self.folder, rank)]:
+        while others and not self._over.wait(POLL_S):
+            for rank in [rank for rank in others if not is_alive(self.folder, rank)]:
                 others.remove(rank)
                 if _content(self.folder, rank) != _DONE:
                     lost(rank)
                     return
 
 
-def is_there(folder: Path, rank: int) -> bool:
+def is_alive(folder: Path, rank: int) -> bool:
     """Whether a process holds the lock of this rank in the job's folder."""
     with suppress(FileNotFoundError):
         file = os.open(folder / str(rank), os.O_RDONLY)
@@ -114,7 +114,7 @@ def _lock(file: int, kind: int) -> bool:
 
 
 def _private_folder(key: str) -> Path:
-    """A folder that only this user may enter, the same one for every process that names `key`."""
+    """A folder that only this user may enter, the same for every process with this `key`."""
     name = hashlib.sha256(key.encode()).hexdigest()[:16]
     path = Path(tempfile.gettempdir()) / f"lite_runner-ranks-{os.getuid()}-{name}"
     path.mkdir(mode=0o700, exist_ok=True)

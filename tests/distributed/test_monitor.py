@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lite_runner.distributed.events import MAX_LINE_BYTES, MET, Event, Kind
-from lite_runner.distributed.watch import Failure, Watch
+from lite_runner.distributed.monitor import RankFailure, RankMonitor
 from lite_runner.errors import EnvironmentFault
 
 
@@ -20,52 +20,52 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def watch(events: Path) -> Iterator[Watch]:
-    with closing(Watch(events, range(2, 4))) as watch:
-        yield watch
+def monitor(events: Path) -> Iterator[RankMonitor]:
+    with closing(RankMonitor(events, range(2, 4))) as monitor:
+        yield monitor
 
 
 class Rank:
     """The other end, byte by byte."""
 
-    def __init__(self, watch: Watch, events: Path) -> None:
-        self.watch = watch
+    def __init__(self, monitor: RankMonitor, events: Path) -> None:
+        self.monitor = monitor
         self.stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.stream.connect(str(events))
-        watch.read(1)
+        monitor.read(1)
 
     def send(self, *lines: bytes) -> None:
         self.stream.sendall(b"".join(lines))
-        self.watch.read(1)
+        self.monitor.read(1)
 
     def close(self) -> None:
         self.stream.close()
-        self.watch.read(1)
+        self.monitor.read(1)
 
 
 def line(rank: int, kind: Kind, text: str = "") -> bytes:
     return Event(rank=rank, event=kind, text=text).to_line()
 
 
-def test_ranks_come_meet_and_end(watch: Watch, events: Path) -> None:
-    assert watch.status() == "0 of 2 ranks up: starting"
-    ranks = [Rank(watch, events) for _ in range(2)]
+def test_ranks_start_join_and_exit(monitor: RankMonitor, events: Path) -> None:
+    assert monitor.status() == "0 of 2 ranks up: starting"
+    ranks = [Rank(monitor, events) for _ in range(2)]
     ranks[0].send(line(2, "stage", "started"))
-    assert watch.status() == "1 of 2 ranks up: started"
+    assert monitor.status() == "1 of 2 ranks up: started"
     ranks[1].send(line(3, "stage", "started"), line(3, "stage", MET), line(3, "stage", "load"))
-    assert watch.quietest() == 2 and not watch.all_met  # 3 is not what the others wait for
+    assert monitor.slowest() == 2 and not monitor.all_met  # 3 is not what the others wait for
     ranks[0].send(line(2, "stage", MET))
-    assert watch.all_met and not watch.all_done
+    assert monitor.all_met and not monitor.all_done
     for number, rank in zip((2, 3), ranks, strict=True):
         rank.send(line(number, "done"))
         rank.close()
-    assert watch.all_done and watch.failure is None
+    assert monitor.all_done and monitor.failure is None
 
 
 def test_a_line_in_two_parts_and_lines_together(
-    watch: Watch, events: Path, capsys: pytest.CaptureFixture[str]
+    monitor: RankMonitor, events: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rank = Rank(watch, events)
+    rank = Rank(monitor, events)
     whole = line(2, "text", "早上好") + line(2, "text", ", a\n")
     rank.send(whole[:10])
     assert capsys.readouterr().out == ""
@@ -73,14 +73,14 @@ def test_a_line_in_two_parts_and_lines_together(
     assert capsys.readouterr().out == "早上好, a\n"
 
 
-def test_only_the_first_failure_counts(watch: Watch, events: Path) -> None:
-    first, second = Rank(watch, events), Rank(watch, events)
+def test_only_the_first_failure_counts(monitor: RankMonitor, events: Path) -> None:
+    first, second = Rank(monitor, events), Rank(monitor, events)
     failed = Event(rank=3, event="error", exit_code=4, message="m", hint="h", traceback="t")
     second.send(failed.to_line())
     first.send(line(2, "stage", "started"))
     first.close()
     second.close()
-    assert watch.failure == Failure(3, 4, "m", "h", "t")
+    assert monitor.failure == RankFailure(3, 4, "m", "h", "t")
 
 
 @pytest.mark.parametrize(
@@ -95,29 +95,31 @@ def test_only_the_first_failure_counts(watch: Watch, events: Path) -> None:
         b"\xff\xfe\n",
     ],
 )
-def test_who_talks_nonsense_has_failed(watch: Watch, events: Path, garbage: bytes) -> None:
-    stranger = Rank(watch, events)
+def test_a_rank_that_sends_garbage_has_failed(
+    monitor: RankMonitor, events: Path, garbage: bytes
+) -> None:
+    stranger = Rank(monitor, events)
     stranger.send(garbage)
-    assert watch.failure is None or garbage.endswith(b'"done"}\n')
-    rank = Rank(watch, events)
+    assert monitor.failure is None or garbage.endswith(b'"done"}\n')
+    rank = Rank(monitor, events)
     rank.send(line(2, "stage", "started"))
     rank.send(garbage)
-    while watch.failure is None:
-        watch.read(1)
-    assert watch.failure == Failure(2)
-    assert not watch.ranks[2].done
+    while monitor.failure is None:
+        monitor.read(1)
+    assert monitor.failure == RankFailure(2)
+    assert not monitor.ranks[2].done
 
 
-def test_a_line_without_end_is_not_kept(watch: Watch, events: Path) -> None:
-    rank = Rank(watch, events)
+def test_a_line_without_end_is_not_kept(monitor: RankMonitor, events: Path) -> None:
+    rank = Rank(monitor, events)
     rank.send(line(2, "stage", "started"))
     sent = 0
-    while watch.failure is None:
+    while monitor.failure is None:
         sent += rank.stream.send(b"x" * 65536)
-        watch.read(1)
+        monitor.read(1)
     assert sent <= MAX_LINE_BYTES + 2 * 65536
 
 
 def test_a_folder_too_deep_for_a_socket(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match=r"AF_UNIX path too long[\s\S]*TMPDIR"):
-        Watch(tmp_path / ("x" * 100), range(1))
+        RankMonitor(tmp_path / ("x" * 100), range(1))

@@ -1,4 +1,4 @@
-"""Where a rank's progress goes: to its launcher, or to the terminal where it has none."""
+"""Where a rank's progress goes: to its launcher, or to the terminal if it has none."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 from lite_runner.distributed.events import Sender
 
 
-class Outlet:
-    """Progress of a rank: each sends its stages to the launcher, if there is one; rank 0 alone
-    prints for the user."""
+class RankProgress:
+    """The sink of a rank's progress: every rank sends its stages to the launcher, if there is one;
+    only rank 0 prints for the user."""
 
     def __init__(self, rank: int, sender: Sender | None) -> None:
         self._prints = rank == 0
