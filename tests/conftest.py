@@ -237,6 +237,7 @@ class Reference:
         length: int,
         quant: Quant = "none",
         dtype: DType = "float32",
+        threads: int | None = None,
         **options: object,
     ) -> NativeBackend:
         from lite_runner.backends.native import NativeBackend, NativeOptions
@@ -245,7 +246,7 @@ class Reference:
         weights = QuantizedWeights(self.tensors(quant, dtype), self.config)
         rounds = quant == "a8w8"
         chosen = NativeOptions(slots=slots, length=length, integer_input=rounds, **options)
-        return NativeBackend(self.config, weights, chosen)
+        return NativeBackend(self.config, weights, chosen, threads=threads)
 
     def run(self, model: Backend, slots: Sequence[int] | None = None) -> NDArray[np.float32]:
         """Logits [slots, steps + 1, vocab]: prompt i in slots[i], all together, then the forced

@@ -65,7 +65,8 @@ def predicted(name: str) -> list[dict[str, Any]]:
 
 def logits(name: str) -> NDArray[np.float32] | None:
     """[2, steps + 1, vocab] of PROMPTS; None where the graph gives tokens."""
-    from lite_runner.backends.exported import EngineOptions, choose_engine, open_exported
+    from lite_runner.backends.engines.start import EngineOptions, choose_engine
+    from lite_runner.backends.exported import open_exported
     from lite_runner.config.secret import encryption_key
     from lite_runner.mindir.manifest import read_manifest
 

@@ -161,9 +161,6 @@ MANY_PARAMETERS = {
 MAX_IMPORTS = 12
 # Modules that import more other modules of lite_runner: how many they may. All are to be reduced.
 MANY_IMPORTS = {
-    "backends.exported": 18,
-    "backends.mindspore": 21,
-    "backends.native": 18,
     "evaluation.planning": 13,
     "plan.loading": 13,
     "run_modes.convert": 14,

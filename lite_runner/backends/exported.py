@@ -1,94 +1,14 @@
-"""Selects and starts the engine that runs an exported model."""
+"""Opens an exported model: its engine, and the backend of its layout."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from lite_runner import native, progress
+from lite_runner import native
 from lite_runner.backends.base import Backend
-from lite_runner.backends.engines import lite
-from lite_runner.backends.engines.base import Engine
-from lite_runner.backends.engines.lite_python import find_lite_python
-from lite_runner.config.engines import ENGINES, EngineName
-from lite_runner.config.ge import GeConfig
-from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.mindir.manifest import GraphName, Layout, Manifest, Operators
-from lite_runner.system import environment
-
-Device = Literal["CPU", "Ascend"]
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """Start options of an engine."""
-
-    name: EngineName
-    device: Device = "CPU"
-    device_id: int = 0
-    rank_id: int = 0  # of this process, with several ranks
-    threads: int | None = None  # None: the engine's default
-    ge: GeConfig | None = None
-    key: bytes | None = None  # decryption key of an encrypted model
-
-
-def why_unavailable(engine: EngineName, layout: Layout, device: Device) -> EnvironmentFault | None:
-    """Why an engine that supports a layout cannot run it on this machine; None: it can."""
-    if layout == "resizable" and device != "CPU":
-        return EnvironmentFault(
-            "the layout resizable is made for a CPU",
-            "export.layout=static_pair runs on Ascend; or context.device_target=CPU",
-        )
-    if engine == "lite":
-        if not lite.available():
-            return EnvironmentFault(
-                "no mindspore_lite in this Python",
-                "install the wheel that the vendor of the device gives, or engine=auto",
-            )
-        if layout == "static_pair" and device != "Ascend":
-            return EnvironmentFault(
-                "MindSpore Lite keeps a cache inside a graph only on Ascend",
-                "export.layout=resizable runs in it on a CPU",
-            )
-    if engine == "lite-worker":
-        try:
-            find_lite_python()
-        except EnvironmentFault as fault:
-            return fault
-    return None
-
-
-def choose_engine(
-    layout: Layout, asked: EngineName | Literal["auto"], device: Device
-) -> EngineName:
-    """The requested engine, or the first available one that runs the layout.
-
-    Raises ConfigError if the requested one does not support the layout, EnvironmentFault if it, or
-    every one that does, is unavailable.
-    """
-    engines = ENGINES[layout]
-    if asked != "auto":
-        if asked not in engines:
-            raise ConfigError(
-                f"engine={asked} does not run the layout {layout}", f"engine={engines[-1]}"
-            )
-        engines = (asked,)
-    faults = [why_unavailable(engine, layout, device) for engine in engines]
-    for engine, fault in zip(engines, faults, strict=True):
-        if fault is None:
-            return engine
-    assert faults[-1] is not None
-    raise faults[-1]
-
-
-def check_reads(engine: EngineName, layout: Layout) -> None:
-    """Raise EnvironmentFault if an engine cannot read the MindIR that MindSpore writes."""
-    if engine == "lite" and layout != "resizable":  # resizable is rewritten for the oldest Lite
-        from mindspore.train import mind_ir_pb2
-
-        lite.check_reads(max(mind_ir_pb2.Version.values()))
+from lite_runner.backends.engines.start import EngineOptions, check_operators, start_engine
+from lite_runner.mindir.manifest import GraphName, Manifest, Operators
 
 
 def open_exported(
@@ -98,14 +18,14 @@ def open_exported(
     if manifest.layout == "resizable":
         from lite_runner.backends.resizable import ResizableBackend
 
-        return ResizableBackend(manifest, _engine(graphs, manifest, options), slots)
+        return ResizableBackend(manifest, start_engine(graphs, manifest, options), slots)
     if manifest.operators is not None:
         return _open_native(graphs, manifest, manifest.operators, options, slots)
     from lite_runner.backends.dynamic import DynamicBackend
     from lite_runner.backends.no_cache import NoCacheBackend
     from lite_runner.backends.static_pair import StaticPairBackend
 
-    engine = _engine(graphs, manifest, options)
+    engine = start_engine(graphs, manifest, options)
     if manifest.layout == "no_cache":
         return NoCacheBackend(manifest, engine)
     if manifest.layout == "static_pair":
@@ -121,53 +41,8 @@ def _open_native(
     slots: int,
 ) -> Backend:
     check_operators(f"the exported {manifest.model_name}", options.device)
-    engine = _engine(graphs, manifest, options)
+    engine = start_engine(graphs, manifest, options)
     native.set_threads(options.threads)
     from lite_runner.backends.native_graph import NativeGraphBackend
 
     return NativeGraphBackend(manifest, operators, engine, slots)
-
-
-def check_operators(what: str, device: Device) -> None:
-    """Raise EnvironmentFault unless `what` can use the native kernels on this device."""
-    if device != "CPU":
-        raise EnvironmentFault(
-            f"{what} needs this project's own operators, which are made for a CPU; got {device}",
-            "context.device_target=CPU, or export it without quant=",
-        )
-    native.check_usable(what)
-
-
-def _engine(graphs: Mapping[GraphName, Path], manifest: Manifest, options: EngineOptions) -> Engine:
-    if options.name == "lite":
-        return lite.LiteEngine(
-            graphs,
-            model_type=manifest.model_type,
-            target=options.device,
-            device_id=options.device_id,
-            rank_id=options.rank_id,
-            threads=options.threads,
-            ge=options.ge,
-            dec_key=options.key,
-        )
-    if options.name == "lite-worker":
-        from lite_runner.backends.engines.worker import WorkerEngine
-
-        threads = options.threads
-        if manifest.layout == "no_cache" and threads != 1:
-            progress.note("threads=1: LayerNorm of MindSpore Lite 2.0 is wrong with several")
-            threads = 1
-        return WorkerEngine(graphs, threads=threads)
-    environment.import_mindspore()
-    from lite_runner.backends.engines.graph_cell import GraphCellEngine
-
-    return GraphCellEngine(
-        graphs,
-        manifest.graphs,
-        device=options.device,
-        device_id=options.device_id,
-        threads=options.threads,
-        dec_key=options.key,
-        library=native.LIBRARY if manifest.operators else None,
-        producer=manifest.versions.get("mindspore", ""),
-    )

@@ -10,14 +10,17 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import mindspore as ms
+from mindspore import nn
 from mindspore.graph import api as graph_api
 
+from lite_runner import progress
 from lite_runner.system.code_digest import code_digest
 from lite_runner.system.files import sha256_of
+from lite_runner.system.signals import deferred
 from lite_runner.weights.source import GRAPHS, cache_dir
 
 SEAL = ".sha256"
@@ -49,6 +52,14 @@ class GraphCache:
         self._purpose = ""  # of the cached graphs
         self._folder = Path()
         self._next = 0
+
+    def compile(self, graph: nn.Cell, *inputs: object, name: str, purpose: str) -> bool:
+        """Compile a graph, shown as `name`, or load it from the cache; whether it was a hit."""
+        with self.entry(purpose) as cached:
+            shown = nullcontext() if cached else progress.step(f"compile the {name}")
+            with shown, deferred():  # an interrupt would leave a dump
+                graph.compile(*inputs)
+        return cached
 
     @contextmanager
     def entry(self, purpose: str = "generate") -> Iterator[bool]:

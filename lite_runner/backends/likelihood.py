@@ -10,13 +10,6 @@ from numpy.typing import NDArray
 from lite_runner.backends.base import Backend, Row
 
 BLOCK_BYTES = 8 << 20  # logits processed at a time, to stay in the CPU cache
-LOGITS_BYTES = 64 << 20  # logits returned by a backend step
-
-
-def rows_at_once(vocab: int, longest: int) -> int:
-    """Tokens n whose logits [n, vocab] a step returns: a power of two, or `longest`."""
-    fits = max(1, LOGITS_BYTES // (4 * vocab))
-    return min(longest, 1 << (fits.bit_length() - 1))
 
 
 def logits_of_text(backend: Backend, tokens: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:

@@ -11,33 +11,28 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 from numpy.typing import NDArray
 
-from lite_runner import progress
-from lite_runner.architectures import network_code
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.adapter_slots import LoraSlots
 from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row
-from lite_runner.backends.cache_memory import break_cycles, release_memory
-from lite_runner.backends.cache_slots import copy_slots
-from lite_runner.backends.collectives import tensor_parallel
-from lite_runner.backends.device import choose_attention, set_device
 from lite_runner.backends.graph_cache import GraphCache
-from lite_runner.backends.likelihood import rows_at_once
-from lite_runner.backends.step_sizes import cache_length, chunk_length, step_budget
-from lite_runner.config.ranks import Ranks
-from lite_runner.native.lora_pool import LoraSize
+from lite_runner.backends.mindspore_network import MindSporeOptions as MindSporeOptions
+from lite_runner.backends.mindspore_network import build_network, graph_key
+from lite_runner.backends.network_cache import break_cycles, copy_slots, release_memory
+from lite_runner.backends.step_sizes import (
+    cache_length,
+    chunk_length,
+    rows_at_once,
+    step_budget,
+)
 from lite_runner.networks import steps
-from lite_runner.networks.layers import BuildOptions, CacheSize, Weights, resize
-from lite_runner.networks.quantized_layers import LinearIntegers
-from lite_runner.system import environment
-from lite_runner.system.signals import deferred
+from lite_runner.networks.layers import CacheSize, Weights, resize
 from lite_runner.weights.lora.adapter import Adapter
 from lite_runner.weights.read_ahead import QuantizedWeights
 
@@ -47,24 +42,6 @@ _CELLS: dict[str, tuple[type[nn.Cell], type[nn.Cell]]] = {
     "decode": (steps.Decode, steps.LoraDecode),
     "score": (steps.Score, steps.LoraScore),
 }
-
-
-@dataclass(frozen=True)
-class MindSporeOptions:
-    """Options of a MindSpore backend."""
-
-    slots: int  # cache slots
-    length: int  # maximum tokens per row, prompt and generated
-    dtype: str = "float32"
-    device: str = "CPU"
-    device_id: int = 0
-    threads: int | None = None  # None: MindSpore's default
-    use_past: bool = True  # False: no cache, every step recomputes the whole row
-    ranks: Ranks = Ranks()  # noqa: RUF009  (frozen)
-    vocab_parallel: bool = True  # with several ranks: shard the embedding and the head too
-    lora: LoraSize | None = None  # adapter slots; None: base model only
-    integer_input: bool = False  # a8w8: inputs of int8 weights are quantized too
-    pynative: bool = False  # eager mode: nothing is compiled, and each step is slower
 
 
 class MindSporeBackend:
@@ -82,41 +59,18 @@ class MindSporeBackend:
         adapters: Sequence[Adapter] = (),
     ) -> None:
         """`config` is the unsharded model; `weights` and the initial `adapters` are this rank's
-        shards. QuantizedWeights need Ascend's quantized operators.
-
-        Several ranks need a rendezvous first: see `lite_runner.backends.collectives`.
-        """
+        shards: see build_network."""
         self._network: nn.Cell | None = None
         self._compiled: dict[str, nn.Cell] = {}
         self._history: dict[int, NDArray[np.int32]] = {}  # use_past=False: tokens of each slot
-        set_device(options.device, options.device_id, options.threads, pynative=options.pynative)
-        fused = environment.has_fused_operators(options.device)
-        if fused:
-            choose_attention()
         self.compile_s = 0.0  # so far; included in the time of the forward that compiled
-        length = cache_length(options.length, config.seq_length)
-        size = CacheSize(options.slots, length) if options.use_past else None
-        parallel = tensor_parallel(options.ranks, vocab_parallel=options.vocab_parallel)
-        build = BuildOptions(
-            size,
-            getattr(ms, options.dtype),
-            parallel,
-            options.lora,
-            fused,
-            options.integer_input,
-        )
-        local = config.shard(options.ranks.tensor)
-        if isinstance(weights, QuantizedWeights):
-            weights = LinearIntegers(weights, config)
-        network = self._network = steps.network_of(local, weights, build)
+        options = replace(options, length=cache_length(options.length, config.seq_length))
+        network = self._network = build_network(config, weights, options)
         self.adapters: AdapterSlots | None
         self.adapters = LoraSlots(network, adapters, options.lora) if options.lora else None
-        self._config, self._heads = config, local.num_heads
-        self._fused = fused
+        self._config = config
         self._use_past = options.use_past
-        self._pynative = options.pynative
-        self._ranks = options.ranks
-        self._configure(network, replace(options, length=length))
+        self._configure(network, options)
 
     def _configure(self, network: nn.Cell, options: MindSporeOptions) -> None:
         """Set everything that depends on the cache size."""
@@ -124,7 +78,8 @@ class MindSporeBackend:
         self._options, config = options, self._config
         chunk = most = options.length
         if self._use_past:
-            chunk = chunk_length(self._heads, options.length)
+            heads = config.shard(options.ranks.tensor).num_heads
+            chunk = chunk_length(heads, options.length)
             most = rows_at_once(config.vocab_size, chunk)
         self.info = BackendInfo(
             engine="mindspore",
@@ -136,20 +91,7 @@ class MindSporeBackend:
             most_logits=most,
             can_continue=not config.length_dependent,
         )
-        lora = options.lora
-        self._graphs = GraphCache(
-            {
-                "model": asdict(config),
-                "options": asdict(replace(options, lora=None)) | {"threads": None},
-                "fused": self._fused,
-                "adapters": lora and [lora.slots, lora.rank, sorted(lora.targets)],
-                # Quantized weights, per column or per group, use other operators than floats.
-                "weights": [
-                    [one.name, list(one.shape), str(one.dtype)] for one in network.get_parameters()
-                ],
-                "network": network_code(config),
-            }
-        )
+        self._graphs = GraphCache(graph_key(network, config, options))
 
     def grow(self, slots: int, length: int) -> None:
         """Reallocate the cache; the weights and the adapters stay."""
@@ -173,7 +115,7 @@ class MindSporeBackend:
         if "prefill" in self._compiled:
             return
         cached = self._compile("prefill")
-        if self._use_past and (not cached or self._ranks.size > 1):
+        if self._use_past and (not cached or self._options.ranks.size > 1):
             self._compile("decode")
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
@@ -281,14 +223,11 @@ class MindSporeBackend:
         if kind != "decode":
             graph.set_inputs(Tensor(shape=[1, None], dtype=ms.int32), *each_row)
         graph.set_train(False)
-        if self._pynative:
+        if self._options.pynative:
             self._compiled[kind] = graph
             return True
         purpose = "score" if kind == "score" else "generate"
-        with self._graphs.entry(purpose) as cached:
-            shown = nullcontext() if cached else progress.step(f"compile the {kind} graph")
-            with shown, deferred():  # an interrupt would leave a dump
-                graph.compile(*inputs)
+        cached = self._graphs.compile(graph, *inputs, name=f"{kind} graph", purpose=purpose)
         self._compiled[kind] = graph
         self.compile_s += time.perf_counter() - start
         return cached

@@ -9,43 +9,25 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import numpy as np
 from mindspore import Tensor
 from numpy.typing import NDArray
 
-from lite_runner import native, progress
+from lite_runner import native
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.adapter_slots import LoraSlots
 from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row
 from lite_runner.backends.batch_metadata import BatchMetadata, TokenBatch, forward_in_steps
-from lite_runner.backends.cache_memory import break_cycles, release_memory
-from lite_runner.backends.cache_slots import copy_slots
 from lite_runner.backends.device import set_device
 from lite_runner.backends.graph_cache import GraphCache
-from lite_runner.backends.likelihood import rows_at_once
-from lite_runner.backends.step_sizes import cache_length, step_capacity
-from lite_runner.config.quantization import CacheType
-from lite_runner.native.lora_pool import LoraSize
+from lite_runner.backends.network_cache import break_cycles, copy_slots, release_memory
+from lite_runner.backends.step_sizes import cache_length, rows_at_once, step_capacity
 from lite_runner.native.packed_model import Weights
-from lite_runner.networks.native import NativeNetwork, NativeSizes, NativeStep, cached_positions
-from lite_runner.system.signals import deferred
+from lite_runner.networks.native import NativeNetwork, NativeStep
+from lite_runner.networks.native import NativeOptions as NativeOptions
 from lite_runner.weights.lora.adapter import Adapter
-
-
-@dataclass(frozen=True)
-class NativeOptions:
-    """Options of a native backend."""
-
-    slots: int  # cache slots
-    length: int  # maximum tokens per row, prompt and generated
-    threads: int | None = None  # None: one per processor available to this process
-    cache: CacheType = "fp32"
-    integer_input: bool = False  # a8w8: inputs of int8 weights are quantized too
-    lora: LoraSize | None = None  # adapter slots; None: base model only
-    dequantize: bool = False  # quant=none: a quantized file's weights become float32
 
 
 class NativeBackend:
@@ -57,34 +39,33 @@ class NativeBackend:
         weights: Weights,
         options: NativeOptions,
         adapters: Sequence[Adapter] = (),
+        *,
+        threads: int | None = None,
     ) -> None:
-        """`adapters`: the initial ones, if `options` have adapter slots."""
+        """`adapters`: the initial ones, if `options` have adapter slots; `threads` None: one per
+        processor available to this process."""
         self._network: NativeNetwork | None = None
         self._steps: dict[int, NativeStep] = {}  # compiled graphs by their rows of logits
-        set_device("CPU", 0, options.threads)
-        native.set_threads(options.threads)
+        set_device("CPU", 0, threads)
+        native.set_threads(threads)
         self.compile_s = 0.0
         self._config = config
-        length = cached_positions(cache_length(options.length, config.seq_length))
-        lora, dequantize = options.lora, options.dequantize
-        sizes = NativeSizes(
-            options.slots, length, options.cache, options.integer_input, lora, dequantize
-        )
-        network = self._network = NativeNetwork(config, weights, sizes)
+        options = replace(options, length=cache_length(options.length, config.seq_length))
+        network = self._network = NativeNetwork(config, weights, options)
         self.adapters: AdapterSlots | None
-        self.adapters = LoraSlots(network, adapters, lora) if lora else None
-        self._configure(network, sizes, options.length)
+        self.adapters = LoraSlots(network, adapters, options.lora) if options.lora else None
+        self._configure(network, options)
 
-    def _configure(self, network: NativeNetwork, sizes: NativeSizes, wanted: int) -> None:
-        """Set everything that depends on the cache size; `wanted`: maximum tokens per row."""
+    def _configure(self, network: NativeNetwork, options: NativeOptions) -> None:
+        """Set everything that depends on the cache size."""
         break_cycles(network)
-        self._sizes, config = sizes, self._config
-        self._capacity = step_capacity(sizes.slots)
+        self._options, config = options, self._config
+        self._capacity = step_capacity(options.slots)
         self.info = BackendInfo(
             engine=f"mindspore, {native.instructions()} kernels",
             vocab_size=config.vocab_size,
-            slots=sizes.slots,
-            max_length=cache_length(wanted, config.seq_length),
+            slots=options.slots,
+            max_length=options.length,
             budget=self._capacity,
             chunk=1,
             most_logits=rows_at_once(config.vocab_size, self._capacity),
@@ -97,7 +78,7 @@ class NativeBackend:
                 "operators": str(native.LIBRARY),  # MindSpore keeps the path in the graph
                 "weights": [[*one.shape, str(one.dtype)] for one in network.get_parameters()],
                 "sizes": [
-                    asdict(replace(sizes, lora=None)),
+                    asdict(replace(options, lora=None)),
                     config.hidden_size,
                     self._capacity,
                 ],
@@ -109,10 +90,10 @@ class NativeBackend:
         """Reallocate the cache; the weights and the adapters stay."""
         assert self._network is not None
         self._steps.clear()
-        positions = cached_positions(cache_length(length, self._config.seq_length))
-        sizes = replace(self._sizes, slots=slots, length=positions)
-        self._network.resize(sizes)
-        self._configure(self._network, sizes, length)
+        length = cache_length(length, self._config.seq_length)
+        options = replace(self._options, slots=slots, length=length)
+        self._network.resize(options)
+        self._configure(self._network, options)
         release_memory()
 
     def prepare(self) -> None:
@@ -178,11 +159,9 @@ class NativeBackend:
         graph = NativeStep(self._network, self._capacity, wanted)
         graph.set_train(False)
         metadata = Tensor(self._metadata.empty(wanted))
-        with self._graphs.entry("generate" if wanted == self.info.slots else "score") as cached:
-            shown = nullcontext() if cached else progress.step("compile the graph")
-            with shown, deferred():  # an interrupt would leave a dump
-                slots = np.zeros(1 if self.adapters is None else self._capacity, np.int32)
-                graph.compile(metadata, self._table, Tensor(slots))
+        slots = Tensor(np.zeros(1 if self.adapters is None else self._capacity, np.int32))
+        purpose = "generate" if wanted == self.info.slots else "score"
+        self._graphs.compile(graph, metadata, self._table, slots, name="graph", purpose=purpose)
         self._steps[wanted] = graph
         self.compile_s += time.perf_counter() - start
         return graph

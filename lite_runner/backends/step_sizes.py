@@ -6,6 +6,7 @@ SMALLEST_CACHE = 256  # positions; sizes are powers of two, for few graphs
 LONGEST_CHUNK = 512  # tokens; longer ones are no faster
 STEP_TOKENS = 2048  # prompt tokens per step, besides a new token of every slot
 SCORE_BYTES = 64 << 20  # bound on the attention scores of a chunk
+LOGITS_BYTES = 64 << 20  # bound on the logits of a step
 
 
 def cache_length(wanted: int, longest: int) -> int:
@@ -31,3 +32,9 @@ def chunk_length(heads: int, length: int) -> int:
     """Tokens per prefill chunk over `length` keys: a power of two, at least 32."""
     fits = SCORE_BYTES // (4 * heads * length)
     return min(LONGEST_CHUNK, max(32, 1 << max(0, fits.bit_length() - 1)))
+
+
+def rows_at_once(vocab: int, longest: int) -> int:
+    """Tokens n whose logits [n, vocab] a step returns: a power of two, or `longest`."""
+    fits = max(1, LOGITS_BYTES // (4 * vocab))
+    return min(longest, 1 << (fits.bit_length() - 1))

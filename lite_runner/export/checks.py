@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lite_runner.backends.dynamic import cannot_copy
-from lite_runner.backends.exported import EngineOptions
+from lite_runner.backends.engines.start import EngineOptions
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.options import ExportedOptions
 from lite_runner.config.ranks import Ranks

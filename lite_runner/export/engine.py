@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from lite_runner import progress
-from lite_runner.backends.exported import Device, EngineOptions, choose_engine
+from lite_runner.backends.engines.start import Device, EngineOptions, choose_engine
 from lite_runner.backends.ge_options import ge_of_run, tell_ge
 from lite_runner.config.ge import GeConfig, ge_config, serves
 from lite_runner.config.options import ExportedOptions

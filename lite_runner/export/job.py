@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.exported import EngineOptions
+from lite_runner.backends.engines.start import EngineOptions
 from lite_runner.config.options import ExportedOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ConfigError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.exported import Device, why_unavailable
+from lite_runner.backends.engines.start import Device, why_unavailable
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.engines import ENGINES
 from lite_runner.config.options import ExportedOptions

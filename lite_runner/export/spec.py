@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lite_runner.backends.exported import Device, check_operators
+from lite_runner.backends.engines.start import Device, check_operators
 from lite_runner.backends.step_sizes import cache_length, step_capacity
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.options import ExportedOptions

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lite_runner import progress
-from lite_runner.backends.exported import check_reads
+from lite_runner.backends.engines.start import check_reads
 from lite_runner.export.exchange import barrier, broadcast
 from lite_runner.export.graphs import name_ascend, write_graphs
 from lite_runner.export.job import ExportJob

@@ -17,7 +17,7 @@ from lite_runner.mindir.manifest import Graph, GraphName, Operators, TensorSpec
 from lite_runner.mindir.operators import write_graph
 from lite_runner.mindir.writer import check_length
 from lite_runner.native.packed_model import Weights
-from lite_runner.networks.native import NativeNetwork, NativeSizes, NativeStep, cached_positions
+from lite_runner.networks.native import NativeNetwork, NativeOptions, NativeStep
 
 
 def export_native(
@@ -38,13 +38,9 @@ def export_native(
     a ConfigError.
     """
     check_length(model, seq_length)
-    sizes = NativeSizes(
-        slots,
-        cached_positions(seq_length),
-        operators.kv_cache,
-        integer_input=operators.quant == "a8w8",
-    )
-    network = NativeNetwork(model, weights, sizes)
+    rounds = operators.quant == "a8w8"
+    options = NativeOptions(slots, seq_length, operators.kv_cache, integer_input=rounds)
+    network = NativeNetwork(model, weights, options)
     step = NativeStep(network, operators.capacity, slots)
     examples = [Tensor(np.zeros(one.shape, one.dtype)) for one in inputs]
     file = write_graph(step, examples, folder, name)

@@ -30,21 +30,21 @@ CACHE_TYPES: dict[CacheType, type[np.generic]] = {
 }
 
 
-def cached_positions(length: int) -> int:
-    """Cache positions per slot for rows of at most `length` tokens."""
-    return -(-length // CHUNK) * CHUNK
-
-
 @dataclass(frozen=True)
-class NativeSizes:
+class NativeOptions:
     """Sizes and precision of a native network."""
 
-    slots: int
-    length: int  # positions per slot, a multiple of CHUNK
-    cache: CacheType
-    integer_input: bool  # a8w8: inputs of int8 weights are quantized too
-    lora: LoraSize | None = None  # None: no adapters
-    dequantize: bool = False  # integers that the weights have become float32
+    slots: int  # cache slots
+    length: int  # maximum tokens per slot, prompt and generated
+    cache: CacheType = "fp32"
+    integer_input: bool = False  # a8w8: inputs of int8 weights are quantized too
+    lora: LoraSize | None = None  # adapter slots; None: base model only
+    dequantize: bool = False  # quant=none: a quantized file's weights become float32
+
+    @property
+    def positions(self) -> int:
+        """Cache positions per slot: a multiple of CHUNK."""
+        return -(-self.length // CHUNK) * CHUNK
 
 
 def _parameter(block: NDArray[np.generic], name: str) -> Parameter:
@@ -80,16 +80,16 @@ class NativeNetwork(nn.Cell):
     head_dim / 32, length, 32]; their scales, with int8: [slots * kv_heads, length].
     """
 
-    def __init__(self, config: Decoder, weights: Weights, sizes: NativeSizes) -> None:
+    def __init__(self, config: Decoder, weights: Weights, options: NativeOptions) -> None:
         super().__init__()
         self.hidden, self.vocab = config.hidden_size, config.vocab_size
         self._config = config
         model = pack(
             config,
             weights,
-            sizes.lora,
-            integer_input=sizes.integer_input,
-            dequantize=sizes.dequantize,
+            options.lora,
+            integer_input=options.integer_input,
+            dequantize=options.dequantize,
         )
         layers = [model.embedding, *(one for pair in model.blocks for one in pair), model.head]
         self.layers = ParameterTuple(
@@ -98,23 +98,23 @@ class NativeNetwork(nn.Cell):
         self.format = format_of(one.block for pair in model.blocks for one in pair)
         # Per layer: adapter pool [slots, width]; a single element if it is not targeted.
         self.layouts: list[PoolLayout | None] = [layer.adapters for layer in layers]
-        slots = 0 if sizes.lora is None else sizes.lora.slots
+        slots = 0 if options.lora is None else options.lora.slots
         self.pools = ParameterTuple(
             _parameter(_pool(slots, layout), f"pool{index}")
             for index, layout in enumerate(self.layouts)
         )
-        self.resize(sizes)
+        self.resize(options)
 
-    def resize(self, sizes: NativeSizes) -> None:
-        """Reallocate the caches, empty, for these sizes."""
+    def resize(self, options: NativeOptions) -> None:
+        """Reallocate the caches, empty, for these options."""
         config = self._config
-        rows, dim = sizes.slots * config.n_kv_heads, config.head_dim
+        rows, dim = options.slots * config.n_kv_heads, config.head_dim
         panels = -(-dim // PANEL)
-        dtype = CACHE_TYPES[sizes.cache]
-        scaled = (rows, sizes.length) if sizes.cache == "int8" else (1, 1)
+        dtype = CACHE_TYPES[options.cache]
+        scaled = (rows, options.positions) if options.cache == "int8" else (1, 1)
         shapes: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
-            "keys": ((rows, sizes.length // PANEL, dim, PANEL), dtype),
-            "values": ((rows, panels, sizes.length, PANEL), dtype),
+            "keys": ((rows, options.positions // PANEL, dim, PANEL), dtype),
+            "values": ((rows, panels, options.positions, PANEL), dtype),
             "key_scales": (scaled, np.float32),
             "value_scales": (scaled, np.float32),
         }

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.likelihood import rows_at_once
-from lite_runner.backends.step_sizes import step_capacity
+from lite_runner.backends.step_sizes import rows_at_once, step_capacity
 from lite_runner.config.options import AdapterSlotOptions, ComputeOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.model.files import ModelFiles

@@ -56,13 +56,14 @@ def open_backend(
             native = NativeOptions(
                 slots=capacity.slots,
                 length=capacity.length,
-                threads=config.context.threads,
                 cache=config.kv_cache,
                 integer_input=rounds_inputs,
                 lora=capacity.lora,
                 dequantize=files.quantization.quant == "none",
             )
-            return NativeBackend(files.model, weights, native, capacity.adapters)
+            return NativeBackend(
+                files.model, weights, native, capacity.adapters, threads=config.context.threads
+            )
         from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
 
         options = MindSporeOptions(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 
 from lite_runner.backends import likelihood
-from lite_runner.backends.likelihood import log_likelihoods, rows_at_once
+from lite_runner.backends.likelihood import log_likelihoods
 
 
 @given(
@@ -63,12 +63,3 @@ def test_what_cannot_come_is_minus_infinity() -> None:
     with np.errstate(all="raise"):
         assert log_likelihoods(logits, np.array([0], np.int32))[0][0] == pytest.approx(-np.log(2))
     assert log_likelihoods(logits, np.array([1], np.int32))[0][0] == -np.inf
-
-
-@pytest.mark.parametrize(
-    ("vocab", "longest", "expected"),
-    [(49152, 512, 256), (250880, 512, 64), (320, 512, 512), (320, 32, 32), (10**9, 512, 1)],
-)
-def test_rows_at_once_stay_within_their_memory(vocab: int, longest: int, expected: int) -> None:
-    assert rows_at_once(vocab, longest) == expected
-    assert expected == 1 or 4 * vocab * expected <= likelihood.LOGITS_BYTES

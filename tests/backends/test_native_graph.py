@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from lite_runner import native
 from lite_runner.backends.base import Row
 from lite_runner.backends.batch_metadata import BatchMetadata
-from lite_runner.backends.exported import EngineOptions, open_exported
+from lite_runner.backends.engines.start import EngineOptions
+from lite_runner.backends.exported import open_exported
 from lite_runner.backends.native import NativeBackend
 from lite_runner.backends.native_graph import NativeGraphBackend
 from lite_runner.config.quantization import CacheType, Quant, Quantization

@@ -14,7 +14,8 @@ from mindspore.train.mind_ir_pb2 import ModelProto
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Row
-from lite_runner.backends.exported import EngineOptions, open_exported
+from lite_runner.backends.engines.start import EngineOptions
+from lite_runner.backends.exported import open_exported
 from lite_runner.errors import ArtifactError
 from lite_runner.mindir import write_static_pair
 from lite_runner.mindir.inspect import foreign_manifest, read_graph

@@ -14,7 +14,8 @@ import pytest
 from lite_runner.api.exported import sizes_in_graphs
 from lite_runner.architectures.flat import ModelConfig
 from lite_runner.backends.base import Row
-from lite_runner.backends.exported import EngineOptions, choose_engine, open_exported
+from lite_runner.backends.engines.start import EngineOptions, choose_engine
+from lite_runner.backends.exported import open_exported
 from lite_runner.backends.graph_outputs import logits_of
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.mindir.inspect import foreign_manifest

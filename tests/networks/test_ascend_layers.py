@@ -22,7 +22,7 @@ from mindspore.train.mind_ir_pb2 import ModelProto
 from numpy.typing import NDArray
 
 from lite_runner.architectures.flat import ModelConfig
-from lite_runner.backends import graph_cache, mindspore
+from lite_runner.backends import graph_cache, mindspore_network
 from lite_runner.backends.base import Row
 from lite_runner.backends.device import set_device
 from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
@@ -183,7 +183,7 @@ def test_no_window_by_fused_attention(
 @pytest.fixture
 def on_ascend(stand_ins: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend for Ascend runs on CPU, in any type and with the heads of the fixtures."""
-    monkeypatch.setattr(mindspore, "set_device", lambda *_, **__: None)
+    monkeypatch.setattr(mindspore_network, "set_device", lambda *_, **__: None)
     monkeypatch.setattr(environment, "ascend_soc", lambda: "Ascend910B3")
     monkeypatch.setenv("MS_DISABLE_INTERNAL_KERNELS_LIST", "FlashAttentionScore")  # as we set it
     monkeypatch.setattr(device_layers, "supports", lambda *_: True)
@@ -204,7 +204,7 @@ def test_a_windows_logits_equal_transformers(
     reference: Reference, relative_error: Error, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a processor that has the fused operators, in a type that they take."""
-    monkeypatch.setattr(mindspore, "set_device", lambda *_, **__: None)
+    monkeypatch.setattr(mindspore_network, "set_device", lambda *_, **__: None)
     monkeypatch.setattr(environment, "ascend_soc", lambda: "Ascend910B3")
     monkeypatch.setenv("MS_DISABLE_INTERNAL_KERNELS_LIST", "FlashAttentionScore")  # as we set it
     known = reference("mistral")
@@ -216,7 +216,7 @@ def test_a_windows_logits_equal_transformers(
 def test_plain_operators_on_atlas_800(
     reference: Reference, relative_error: Error, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mindspore, "set_device", lambda *_, **__: None)
+    monkeypatch.setattr(mindspore_network, "set_device", lambda *_, **__: None)
     monkeypatch.setattr(environment, "ascend_soc", lambda: "Ascend910A")
     known = reference("llama")
     model = known.online(len(known.prompts), known.length, device="Ascend", dtype="float16")

@@ -224,7 +224,9 @@ def ascend(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     def machine(name: str) -> None:
         monkeypatch.setattr(environment, "ascend_devices", lambda: 2)
         monkeypatch.setattr(environment, "ascend_soc", lambda: name)
-        monkeypatch.setattr("lite_runner.backends.mindspore.set_device", lambda *_, **__: None)
+        monkeypatch.setattr(
+            "lite_runner.backends.mindspore_network.set_device", lambda *_, **__: None
+        )
 
     return machine
 
