@@ -40,14 +40,16 @@ def sizes_of(
     layers = {int(found[1]) for name in shapes if (found := _LAYER.search(name))}
     wide = [shapes[name] for name in shapes if name.endswith(_feed_forward(architecture))]
     if not tables or not layers or not wide or len(tables[0]) != 2:
-        raise ArtifactError(f"tells nothing of its sizes, or is no {architecture.name}", _NAME_IT)
+        raise ArtifactError(
+            f"its sizes cannot be inferred, or it is no {architecture.name}", _NAME_IT
+        )
     vocab, hidden = tables[0]
-    # The last size of the values' cache; else of a shape [.., heads, head_dim] that is read in.
+    # head_dim: the last axis of the value cache, else of a reshape target [.., heads, head_dim].
     dims = {shape[-1] for name, shape in shapes.items() if _VALUES.search(name)} or {
         one[3] for one in constants if len(one) == 4 and one[3] > 1 and one[2] * one[3] == hidden
     }
     if len(dims) != 1:
-        raise ArtifactError("does not tell how many heads its model has", _NAME_IT)
+        raise ArtifactError("its number of heads cannot be inferred", _NAME_IT)
     head_dim = dims.pop()
     width = math.prod(wide[0]) // hidden
     sizes = {
@@ -58,15 +60,15 @@ def sizes_of(
     }
     if not _gated(architecture):
         return {**sizes, "expand_ratio": width // hidden}
-    # Heads of keys: by the rows of their weight, where its name is told.
+    # Key/value heads: from the rows of the key weight, if its name is known.
     key = _suffix(architecture, "key", "weight")
     keys = [math.prod(shape) for name, shape in shapes.items() if name.endswith(key)]
     if not keys:
-        raise ArtifactError("does not tell how many key/value heads its model has", _NAME_IT)
+        raise ArtifactError("its number of key/value heads cannot be inferred", _NAME_IT)
     return {**sizes, "n_kv_heads": keys[0] // hidden // head_dim, "intermediate_size": width}
 
 
-_NAME_IT = "name the model whose sizes it has, e.g. model_name=bloom_560m"
+_NAME_IT = "name the exported model, e.g. model_name=bloom_560m"
 
 
 def has_names_of(architecture: Architecture, parameters: Iterable[TensorSpec]) -> bool:

@@ -61,7 +61,7 @@ class GraphInfo:
 def read_graph(path: Path) -> GraphInfo:
     """The contents of a MindIR; its weights stay on disk.
 
-    Raises ArtifactError: missing, encrypted, no MindIR, of a version that is not known.
+    Raises ArtifactError if the file is missing, encrypted, no MindIR, or of an unknown version.
     """
     model = read_model(path)
     return GraphInfo(
@@ -82,13 +82,13 @@ def foreign_manifest(
     *,
     target: Literal["CPU", "Ascend"] = "CPU",
 ) -> Manifest:
-    """The manifest of graphs that have none: a pair, or one graph as {"model": path}.
+    """A manifest for graphs without one: a pair, or one graph as {"model": path}.
 
     Raises ArtifactError if the inputs match no known layout, or the graphs do not belong together
     or to `model`.
     """
     graphs = {name: read_graph(path) for name, path in paths.items()}
-    inputs: dict[GraphName, tuple[TensorSpec, ...]]  # under the names that the backends know
+    inputs: dict[GraphName, tuple[TensorSpec, ...]]  # with the names that the backends use
     if "model" in graphs:
         layout, batch, length = _single(graphs["model"], model, model_name)
         inputs = {"model": _inputs_of(layout, graphs["model"], model)}
@@ -110,7 +110,7 @@ def foreign_manifest(
     first = next(iter(graphs.values()))
     if len(sampled) > 1:
         raise ArtifactError(
-            f"{first.path}: one graph of the pair ends in tokens, the other in logits",
+            f"{first.path}: one graph of the pair returns tokens, the other logits",
             "give two graphs of one export",
         )
     for graph in graphs.values():
@@ -118,7 +118,7 @@ def foreign_manifest(
         faults = mismatches(model, graph.parameters, cache_rows=cache_rows)
         if faults:
             raise ArtifactError(
-                f"{graph.path}: a graph of another model than {model_name}: {'; '.join(faults)}",
+                f"{graph.path}: not a graph of {model_name}: {'; '.join(faults)}",
                 "name the model that was exported: model= or --config",
             )
     folder = first.path.parent
@@ -135,7 +135,7 @@ def foreign_manifest(
         seq_length=length,
         graphs={
             name: Graph(
-                # A path that is not below the folder stands as a whole.
+                # Absolute if it is not inside the folder.
                 graph.path.name if graph.path.parent == folder else str(graph.path.absolute()),
                 inputs[name],
                 graph.outputs,
@@ -157,18 +157,18 @@ def _pair(
     other = _ids_shape(increment)
     if length == 1 and other[1] > 1:
         raise ArtifactError(
-            f"swapped: {prefill.path} takes one token of a row, which is the increment graph, and "
-            f"{increment.path} {other[1]}, which is the prefill graph",
+            f"the graphs are swapped: {prefill.path} takes 1 token per row (an increment graph), "
+            f"{increment.path} takes {other[1]} (a prefill graph)",
             "give the prefill graph first",
         )
-    room = batch >= 1 and length >= 2 and batch * length <= MAX_POSITIONS
-    styles = _styles(model) if room else []
+    valid = batch >= 1 and length >= 2 and batch * length <= MAX_POSITIONS
+    styles = _styles(model) if valid else []
     found = [style for style in styles if _is_pair(prefill, increment, style, batch, length)]
     if not found:
-        raise _no_layout((prefill, increment), model, (batch, length) if room else (1, 1024))
-    # A style that was registered under a name of its own may be of any model.
+        raise _no_layout((prefill, increment), model, (batch, length) if valid else (1, 1024))
+    # Registered inputs may belong to any model.
     own, ours = inputs_style(model), (COMMON, LLAMA)
-    # MindFormers 1.0.2 exports a llama with the inputs that all its other models have.
+    # MindFormers 1.0.2 exports llama with the inputs of all its other models.
     named = has_names_of(architecture_of(model), prefill.parameters)
     common = COMMON in found and named
     if own not in found and not common and all(style in ours for style in found):
@@ -183,7 +183,7 @@ def _pair(
         if (there := shapes.get(one.name, one)) != one:
             raise ArtifactError(
                 f"{increment.path}: {_text(one)}, but {_text(there)} in {prefill.path.name}: these "
-                "graphs are not of one export",
+                "graphs are from different exports",
                 "export both graphs together",
             )
     return found[0], batch, length
@@ -192,13 +192,13 @@ def _pair(
 def _check_length(graph: GraphInfo, length: int, model: Decoder, model_name: str) -> None:
     if length > model.seq_length:
         raise ArtifactError(
-            f"{graph.path}: for {length} positions a row, but {model_name} has at most "
-            f"{model.seq_length}"
+            f"{graph.path}: exported for {length} positions per row, but {model_name} supports at "
+            f"most {model.seq_length}"
         )
 
 
 def _inputs_of(layout: Layout, graph: GraphInfo, model: Decoder) -> tuple[TensorSpec, ...]:
-    """The inputs of a single graph, under the names that the backends know."""
+    """The inputs of a single graph, with the names that the backends use."""
     if layout == "no_cache":
         return (dataclasses.replace(graph.inputs[0], name="input_ids"),)
     return DYNAMIC if layout == "dynamic" else dynamic_inputs(model)
@@ -245,7 +245,7 @@ def _cache_of(graph: GraphInfo, model: Decoder, model_name: str) -> tuple[int, i
     }
     if len(divided) != 1:
         raise ArtifactError(
-            f"{graph.path}: cannot tell how many rows of which length its cache holds, taken as "
+            f"{graph.path}: cannot infer the rows and length of its KV cache, assuming "
             f"{model_name} ({kv} key/value heads of {dim})",
             "name the model that was exported, or give the folder with its manifest.json",
         )
@@ -273,9 +273,8 @@ def _samples(graph: GraphInfo, batch: int, model: Decoder) -> bool:
         return True
     output = graph.outputs[0]
     raise ArtifactError(
-        f"{graph.path}: ends in {output.dtype} {list(output.shape)}, expected logits "
-        f"[{batch}, {model.vocab_size}] or, of a graph that chooses the likeliest token, "
-        f"int32 [{batch}]",
+        f"{graph.path}: returns {output.dtype} {list(output.shape)}, expected logits "
+        f"[{batch}, {model.vocab_size}] or, with greedy sampling, tokens int32 [{batch}]",
         "name the model that was exported: model= or --config",
     )
 
@@ -298,8 +297,8 @@ def _matches(found: Sequence[TensorSpec], wanted: Sequence[TensorSpec]) -> bool:
         return False
     names = {spec.name for spec in wanted}
     for got, want in zip(found, wanted, strict=True):
-        told = _known_suffix(got.name, {*names, *_OTHER_NAMES})
-        if _OTHER_NAMES.get(str(told), told) not in (None, want.name) or got.dtype != want.dtype:
+        known = _known_suffix(got.name, {*names, *_OTHER_NAMES})
+        if _OTHER_NAMES.get(str(known), known) not in (None, want.name) or got.dtype != want.dtype:
             return False
         shape = got.shape[:1] if len(want.shape) == 1 and got.shape[1:] == (1,) else got.shape
         if len(shape) != len(want.shape):
@@ -310,13 +309,13 @@ def _matches(found: Sequence[TensorSpec], wanted: Sequence[TensorSpec]) -> bool:
 
 
 def _known_suffix(name: str, known: Iterable[str]) -> str | None:
-    """Which of the `known` names this one ends in, the longest of them."""
+    """The longest of the `known` names that this one ends in."""
     ends = [one for one in known if re.search(rf"(?:^|[^A-Za-z0-9]){re.escape(one)}$", name)]
     return max(ends, key=len, default=None)
 
 
 def _ids_shape(graph: GraphInfo) -> tuple[int, int]:
-    """[b, s] of the first input, (0, 0) where it has another rank."""
+    """[b, s] of the first input; (0, 0) if it is not 2-D."""
     shape = graph.inputs[0].shape
     return (shape[0], shape[1]) if len(shape) == 2 else (0, 0)
 
@@ -332,8 +331,8 @@ def _no_layout(
         wanted = [specs_of(inputs_style(model), name, *sizes) for name in both]
         expected = f"of a {model.architecture} {_texts(wanted[0])}, then {_texts(wanted[1])}"
     return ArtifactError(
-        f"{graphs[0].path}: not of a layout that is known{found}\n  expected {expected}",
-        "export the model again; lite_runner.register_inputs adds inputs of a pair",
+        f"{graphs[0].path}: unknown layout{found}\n  expected {expected}",
+        "export the model again; lite_runner.register_inputs adds inputs for a pair",
     )
 
 
@@ -351,7 +350,7 @@ def _text(spec: TensorSpec) -> str:
 
 
 def _specs(values: Iterable[Any]) -> Iterator[TensorSpec]:
-    """Of each input or output; several outputs stand in a tuple."""
+    """The spec of each input or output; several outputs are in a tuple."""
     for value in values:
         for tensor in value.tensor:
             yield _spec(value.name, tensor)
@@ -366,7 +365,7 @@ def _spec(name: str, tensor: Any) -> TensorSpec:
 
 
 def _tuples(nodes: Iterable[Any]) -> Iterator[tuple[int, ...]]:
-    """The constants of a graph that are tuples of integers."""
+    """The constants of a graph that are integer tuples."""
     for node in nodes:
         for attribute in node.attribute if node.op_type == "Constant" else ():
             if attribute.type == AttributeProto.TUPLE and attribute.values:

@@ -1,8 +1,8 @@
-"""Rewrites a MindIR of today's MindSpore into what MindSpore Lite 2.0.0 reads.
+"""Rewrites a MindIR of current MindSpore for MindSpore Lite 2.0.0.
 
-Lite 2.0.0 knows MindIR version 1. Since then many attributes of operators became constant inputs
-behind the data; they are made attributes again, under the names that Lite looks for. What the
-operators compute stays the same. An operator that is not in the tables was never tried: refused.
+Lite 2.0.0 reads MindIR version 1. Since then many operator attributes became constant inputs after
+the data; they are turned back into attributes, under the names that Lite looks up. The computation
+stays the same. Operators outside the tables are untested, and rejected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mindspore.train import mind_ir_pb2
 from lite_runner.errors import ArtifactError
 
 MINDIR_VERSION, IR_VERSION = 1, "0.1.1"
-PRIMITIVE = "REF::"  # a node's op_type is this and the name of an entry of `primitives`
+PRIMITIVE = "REF::"  # a node's op_type: this and the name of an entry of `primitives`
 
 SAME = frozenset(
     [
@@ -25,8 +25,8 @@ SAME = frozenset(
         *("Depend", "Load", "MakeTuple", "TupleGetItem", "UpdateState"),
     ]
 )
-# Operator -> position of an input -> names of the attributes that it becomes. Positions are the
-# last ones of the operator, without a gap.
+# Operator -> index of an input -> names of the attributes that replace it. These are the last
+# inputs of the operator, without gaps.
 ATTRIBUTES: Mapping[str, Mapping[int, tuple[str, ...]]] = {
     "MatMul": {2: ("transpose_a", "transpose_x1"), 3: ("transpose_b", "transpose_x2")},
     "BatchMatMul": {
@@ -42,20 +42,20 @@ ATTRIBUTES: Mapping[str, Mapping[int, tuple[str, ...]]] = {
 
 
 def rewrite_for_lite(path: Path) -> None:
-    """Rewrite a MindIR file (above 1 GB the graph file, its variables stay) in place.
+    """Rewrite a MindIR file (above 1 GB the graph file; its variables stay) in place.
 
-    Raises ArtifactError, and leaves the file as it is, for what is no MindIR or was rewritten
-    before, for an operator that is not in the tables, and for an attribute that is not constant.
+    Raises ArtifactError, leaving the file unchanged, if it is no MindIR or already rewritten, or
+    has an operator outside the tables or an attribute that is not constant.
     """
     model = mind_ir_pb2.ModelProto()
     try:
         model.ParseFromString(path.read_bytes())
     except DecodeError as error:
-        raise ArtifactError(f"{path}: no MindIR, or an encrypted one: {error}") from error
+        raise ArtifactError(f"{path}: no MindIR, or encrypted: {error}") from error
     if not model.graph.node:
         raise ArtifactError(f"{path}: no MindIR, or one without operators")
     if model.mind_ir_version <= MINDIR_VERSION:
-        raise ArtifactError(f"{path}: of MindIR version {model.mind_ir_version} already")
+        raise ArtifactError(f"{path}: already MindIR version {model.mind_ir_version}")
     _Rewriter(path, model).rewrite()
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_bytes(model.SerializeToString())
@@ -72,9 +72,9 @@ class _Rewriter:
     def rewrite(self) -> None:
         self.model.mind_ir_version, self.model.ir_version = MINDIR_VERSION, IR_VERSION
         for primitive in self.model.primitives:
-            primitive.prim_type = 1  # 0, the default, was written as nothing and is now refused
+            primitive.prim_type = 1  # the default, 0, would be omitted, and is rejected
         if self.model.functions:
-            raise ArtifactError(f"{self.path}: calls functions, which Lite 2.0.0 was never given")
+            raise ArtifactError(f"{self.path}: calls functions, which is untested with Lite 2.0.0")
         for node in self.graph.node:
             if node.op_type != "Constant":
                 self._rewrite_node(node)
@@ -94,7 +94,7 @@ class _Rewriter:
         if primitive is None or operator not in ATTRIBUTES:
             raise ArtifactError(
                 f"{self.path}: the operator {operator} cannot be rewritten for Lite 2.0.0",
-                "known are " + ", ".join(sorted({*SAME, *ATTRIBUTES})),
+                "supported: " + ", ".join(sorted({*SAME, *ATTRIBUTES})),
             )
         moved = ATTRIBUTES[operator]
         attributes = []
@@ -111,7 +111,7 @@ class _Rewriter:
         del node.input[min(moved) :]
 
     def _primitive_with(self, primitive: Any, attributes: list[Any]) -> str:
-        """The name of a copy of a primitive that has these attributes too."""
+        """Copy a primitive, with these attributes added; the name of the copy."""
         key = primitive.name, b"".join(one.SerializeToString() for one in attributes)
         if key not in self.made:
             self.made[key] = f"{primitive.name}_lite_{len(self.made)}"
@@ -133,7 +133,7 @@ class _Rewriter:
         return next(one for one in node.attribute if one.name == "value")
 
     def _equal_parts(self, node: Any) -> Any:
-        """Lite wants the sizes of a Split spelled out; those of the exported shape."""
+        """The explicit sizes of a Split, which Lite requires, at the exported shape."""
         axis, count = (self._constant("Split", name).i for name in node.input[1:3])
         size = self._shape(node.input[0])[axis]
         made = mind_ir_pb2.AttributeProto(name="size_splits", type=mind_ir_pb2.AttributeProto.TUPLE)
@@ -145,7 +145,7 @@ class _Rewriter:
         for one in self.nodes[name].attribute:
             if one.name == "shape":
                 return list(one.tensors[0].dims)
-        raise ArtifactError(f"{self.path}: no shape is given for {name}")
+        raise ArtifactError(f"{self.path}: no shape for {name}")
 
 
 def _named(value: Any, name: str) -> Any:

@@ -64,7 +64,7 @@ class Affine:
     beta: Array | None = None
 
     def folded_into(self, weight: Array, bias: Array | None) -> tuple[Array, Array | None]:
-        """Fold it into the following linear layer [out, in]: two operators less."""
+        """Fold it into the following linear layer [out, in], saving two operators."""
         if self.beta is not None:
             shift = weight @ self.beta
             bias = shift if bias is None else bias + shift
@@ -75,7 +75,7 @@ class Norm(nn.Cell):
     """RMSNorm or LayerNorm over the last axis of [n, hidden].
 
     Composed: Lite's own LayerNorm is wrong with several threads, its Rsqrt in the fourth digit.
-    Without an `affine` that is left to the layer behind it.
+    `affine` None: folded into the next layer.
     """
 
     def __init__(self, norm: spec.Norm, affine: Affine | None = None) -> None:
@@ -101,7 +101,7 @@ class Norm(nn.Cell):
 class HeadNorm(nn.Cell):
     """RMSNorm of each head's query and key, over the last axis of [n, H + 2 * K, D].
 
-    The values go through as they are: their squares count nothing, and they are divided by 1.
+    Values pass through unchanged: their squares are multiplied by 0, and they are divided by 1.
     """
 
     def __init__(self, attention: Attention, eps: float, query: Array, key: Array) -> None:
@@ -110,14 +110,14 @@ class HeadNorm(nn.Cell):
         heads, kv = attention.heads, attention.kv_heads
         value = np.ones_like(key)
         self.gamma = parameter(np.stack([query] * heads + [key] * kv + [value] * kv), "gamma")
-        count = [heads + kv, kv]  # that are normed, and that are not
+        count = [heads + kv, kv]  # heads with and without norm
         self.normed = Tensor(np.repeat([1.0, 0.0], count).astype(np.float32)[:, None])
         self.floor = Tensor(np.repeat([eps, 1.0], count).astype(np.float32)[:, None])
         self.mean, self.sqrt = ops.ReduceMean(keep_dims=True), ops.Sqrt()
         self.add, self.mul, self.div = ops.Add(), ops.Mul(), ops.RealDiv()
 
     def construct(self, x: Tensor) -> Tensor:
-        # Before the mean: Lite makes one operator of a product and a sum, and fails to shape it.
+        # Masked before the mean: Lite would fuse a product and a sum, and fail to infer its shape.
         squares = self.mean(self.mul(x, self.mul(x, self.normed)), -1)
         return self.mul(self.div(x, self.sqrt(self.add(squares, self.floor))), self.gamma)
 
@@ -135,7 +135,7 @@ class SwiGLU(nn.Cell):
 
 
 class GELU(nn.Cell):
-    """The tanh form, as x * sigmoid(2 u): Lite's own GeLU is off by 5e-4, its Tanh by 2e-5."""
+    """Tanh GELU, as x * sigmoid(2 u): Lite's own GeLU is off by 5e-4, its Tanh by 2e-5."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class GELU(nn.Cell):
 
 
 class CachedAttention(nn.Cell):
-    """Attention over new and cached keys, from and to [n, hidden]; the heads' rows are gathered."""
+    """Attention over new and cached keys, [n, hidden] -> [n, hidden]; heads are gathered by row."""
 
     def __init__(
         self, attention: Attention, qkv: Dense, out: Dense, head_norm: HeadNorm | None
@@ -162,7 +162,7 @@ class CachedAttention(nn.Cell):
         self.merged = (-1, attention.heads * attention.head_dim)
         half = attention.head_dim // 2
         swapped = np.concatenate([np.arange(half, 2 * half), np.arange(half)])
-        self.swapped = Tensor(swapped.astype(np.int32))  # a head's halves change places
+        self.swapped = Tensor(swapped.astype(np.int32))  # swaps a head's halves
         self.reshape, self.gather, self.join = ops.Reshape(), ops.Gather(), ops.Concat(2)
         self.mul, self.add, self.softmax = ops.Mul(), ops.Add(), ops.Softmax(-1)
         self.scores, self.mix = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul()
@@ -176,7 +176,7 @@ class CachedAttention(nn.Cell):
             x = self.reshape(x, self.by_head)
         if self.head_norm is not None:
             x = self.head_norm(x)
-        if self.rotary:  # of the values too: their cosine is 1 and their sine 0
+        if self.rotary:  # values too, with cos 1 and sin 0
             rotated = self.mul(self.gather(x, self.swapped, 2), positions[1])
             x = self.add(self.mul(x, positions[0]), rotated)
         x = self.reshape(x, (-1, self.head_dim))
@@ -195,31 +195,31 @@ class Block(nn.Cell):
         block = model.blocks[layer]
         attention = block.attention
 
-        def affine(role: Role) -> Affine:
+        def affine_of(role: Role) -> Affine:
             return Affine(take(role, layer), take.bias(role, layer))
 
-        def fused(roles: list[Role], behind: Affine, scale: float = 1.0) -> Dense:
+        def fused(roles: list[Role], affine: Affine, scale: float = 1.0) -> Dense:
             """Fused projection of several roles after a norm; the first one is scaled."""
             parts = [take(role, layer) for role in roles]
             biases = [bias for role in roles if (bias := take.bias(role, layer)) is not None]
             for part in (parts, biases):
                 part[:1] = [values * np.float32(scale) for values in part[:1]]
             bias = np.concatenate(biases) if biases else None
-            return Dense(*behind.folded_into(np.concatenate(parts), bias))
+            return Dense(*affine.folded_into(np.concatenate(parts), bias))
 
         def dense(role: Role) -> Dense:
             return Dense(take(role, layer), take.bias(role, layer))
 
         scale, head_norm = attention.head_dim**-0.5, None
-        if attention.qk_norm is not None:  # a scale of the queries before it would vanish in it
+        if attention.qk_norm is not None:  # a norm would cancel a scale of its input
             gain = take("query_norm", layer) * np.float32(scale)
             key = take("key_norm", layer)
             scale, head_norm = 1.0, HeadNorm(attention, attention.qk_norm.eps, gain, key)
         self.attention_norm, self.norm = Norm(block.norm), Norm(block.norm)
-        qkv = fused(["query", "key", "value"], affine("attention_norm"), scale)
+        qkv = fused(["query", "key", "value"], affine_of("attention_norm"), scale)
         self.attention = CachedAttention(attention, qkv, dense("attention_out"), head_norm)
         gated = block.feed_forward.gated
-        self.up = fused(["gate", "up"] if gated else ["up"], affine("feed_forward_norm"))
+        self.up = fused(["gate", "up"] if gated else ["up"], affine_of("feed_forward_norm"))
         self.activation: nn.Cell = SwiGLU() if gated else GELU()
         self.down = dense("down")
         self.add = ops.Add()
@@ -256,8 +256,8 @@ class ResizableNetwork(nn.Cell):
         windows = windows_of(model)
         self.biases = len(windows)
         self.bias_of = [windows.index(window) for window in model.windows]  # of each layer
-        places = (2 if model.rotary is not None else 0) + int(model.learned_positions)
-        self.before_cache = self.biases + places
+        position_inputs = (2 if model.rotary is not None else 0) + int(model.learned_positions)
+        self.before_cache = self.biases + position_inputs
         self.gather, self.add, self.matmul = ops.Gather(), ops.Add(), ops.MatMul(transpose_b=True)
         self.stack = ops.Concat(1)
 
@@ -285,4 +285,4 @@ class ResizableNetwork(nn.Cell):
             new += (k, v)
         x = self.norm(self.gather(x, last_rows, 0))
         logits = self.matmul(x, self.table if self.head is None else self.head)
-        return logits, self.stack(new)  # one output: each one costs Lite time, however small
+        return logits, self.stack(new)  # one output: each costs Lite time, however small

@@ -13,21 +13,21 @@ from lite_runner.errors import ArtifactError
 from lite_runner.mindir.wire import fields, varint
 
 MAX_KEPT = 64 * 2**20  # bytes of a graph without its values
-MAX_NODE = 64 * 2**10  # a larger node is a table, of which nobody asks the values
-_CIPHER = b"\x5e\x3a\x7f"  # behind the first byte of what MindSpore encrypted
+MAX_NODE = 64 * 2**10  # a larger node is a table, whose values are not needed
+_CIPHER = b"\x5e\x3a\x7f"  # bytes 1 to 3 of a file that MindSpore encrypted
 
 
 def read_model(path: Path) -> Any:
-    """The ModelProto of a file: inputs, outputs, small nodes, and of each parameter its name,
-    type and shape.
+    """The ModelProto of a file: inputs, outputs, small nodes, and the name, type and shape of each
+    parameter.
 
-    Raises ArtifactError: missing, encrypted, no MindIR, of a later version, too large.
+    Raises ArtifactError if it is missing, encrypted, no MindIR, of a newer version, or too large.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if data[1:4] == _CIPHER:
                 raise ArtifactError(
-                    f"{path}: encrypted, and there is no manifest that says what is in it",
+                    f"{path}: encrypted, and without a manifest that describes it",
                     "give the folder with its manifest.json and infer.enc_key",
                 )
             model = mind_ir_pb2.ModelProto.FromString(_model(data))
@@ -36,14 +36,14 @@ def read_model(path: Path) -> Any:
     except _TooLarge as error:
         raise ArtifactError(f"{path}: more than {MAX_KEPT} bytes without its weights") from error
     except ValueError as error:  # DecodeError is one; so is what mmap says of an empty file
-        raise ArtifactError(f"{path}: no MindIR, or a damaged one: {error}") from error
+        raise ArtifactError(f"{path}: no MindIR, or damaged: {error}") from error
     if not model.graph.input:
-        raise ArtifactError(f"{path}: no MindIR, or one without inputs")
+        raise ArtifactError(f"{path}: no MindIR, or without inputs")
     known = max(mind_ir_pb2.Version.values())
     if model.mind_ir_version > known:
         raise ArtifactError(
-            f"{path}: of MindIR version {model.mind_ir_version}, but this MindSpore reads none "
-            f"above {known}",
+            f"{path}: MindIR version {model.mind_ir_version}, but this MindSpore reads at most "
+            f"version {known}",
             "install the MindSpore that wrote it, or export the model again",
         )
     return model
@@ -85,7 +85,7 @@ def _kept(
     whole: set[int],
     nested: dict[int, Callable[[int, int], bytes]] | None = None,
 ) -> bytes:
-    """The message between two places: its `whole` fields, and the `nested` ones as they say."""
+    """The message in data[start:end]: its `whole` fields, and `nested` ones as rewritten."""
     made = bytearray()
     for number, first, value, last in fields(data, start, end):
         if nested and number in nested:

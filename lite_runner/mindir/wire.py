@@ -1,7 +1,7 @@
-"""Protobuf's wire format, read without a schema: the fields of a message, and where they lie.
+"""Reads protobuf's wire format without a schema: the fields of a message and their offsets.
 
-The format is public: a field is a varint of its number and kind, then a varint, 4 or 8 bytes, or a
-length and so many bytes (https://protobuf.dev/programming-guides/encoding).
+A field is a varint tag (number and wire type), then a varint, 4 or 8 bytes, or a length and that
+many bytes (https://protobuf.dev/programming-guides/encoding).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MIND_IR_VERSION = 13  # the field of ModelProto in MindSpore's mind_ir.proto
 
 
 def mindir_version(path: Path) -> int | None:
-    """What a MindIR says of its version; None where a file says nothing of it, or is none."""
+    """The version of a MindIR; None if the file has none, or is no MindIR."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for number, _, value, end in fields(data, 0, len(data)):
@@ -26,9 +26,9 @@ def mindir_version(path: Path) -> int | None:
 
 
 def fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Of each field: its number, where it starts, where its value starts, where it ends.
+    """Per field its number and the offsets of its start, of its value and of its end.
 
-    Raises ValueError for what is no message.
+    Raises ValueError if this is no message.
     """
     while at < end:
         first = at
@@ -42,28 +42,28 @@ def fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int, 
         elif kind in (1, 5):
             at += 8 if kind == 1 else 4
         else:
-            raise ValueError(f"a field of kind {kind} at byte {first}")
+            raise ValueError(f"wire type {kind} at byte {first}")
         if at > end:
-            raise ValueError(f"a field at byte {first} goes beyond the end")
+            raise ValueError(f"a field at byte {first} exceeds the message")
         yield tag >> 3, first, value, at
 
 
 def read_varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
-    """The number at a place, and where it ends. Raises ValueError where it does not."""
+    """The varint at an offset, and the offset of its end. Raises ValueError if it has none."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= end:
-            raise ValueError(f"it ends in the middle of a number, at byte {at}")
+            raise ValueError(f"truncated varint at byte {at}")
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-    raise ValueError(f"a number of more than 10 bytes at byte {at}")
+    raise ValueError(f"a varint of more than 10 bytes at byte {at}")
 
 
 def varint(value: int) -> bytes:
-    """A number as it is written."""
+    """Encode a varint."""
     made = bytearray()
     while value > 0x7F:
         made.append(value & 0x7F | 0x80)

@@ -1,7 +1,7 @@
-"""The dynamic layout: one graph whose prompt may be of any length, for MindSpore's own runtime.
+"""The dynamic layout: one graph with a dynamic number of tokens, for MindSpore's own runtime.
 
-The graph takes some tokens of one slot, a prompt, a chunk of one or a new token, and keeps the
-key/value cache of all slots in its Parameters.
+The graph takes tokens of one slot (a prompt, a prompt chunk or a new token), and keeps the KV cache
+of all slots in its Parameters.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from lite_runner.networks.steps import Prefill, network_of
 
 INPUTS = (
     TensorSpec("tokens", (1, -1), "int32"),
-    TensorSpec("position", (1,), "int32"),  # tokens already in the slot
-    TensorSpec("length", (1,), "int32"),  # tokens in it after this prompt
+    TensorSpec("position", (1,), "int32"),  # position id of the first token
+    TensorSpec("length", (1,), "int32"),  # sequence length of the row, with these tokens
     TensorSpec("slot", (1,), "int32"),
 )
 
@@ -39,8 +39,8 @@ def export_dynamic(
 ) -> dict[GraphName, Graph]:
     """Write `<name>_graph.mindir` with a cache of `slots` rows of `seq_length` positions.
 
-    It takes INPUTS; output: logits [1, vocab] after the last token.
-    A seq_length beyond the model's own is a ConfigError.
+    It takes INPUTS; output: logits [1, vocab] after the last token. Raises ConfigError if
+    `seq_length` exceeds the model's.
     """
     check_length(model, seq_length)
     build = BuildOptions(CacheSize(slots, seq_length), getattr(ms, dtype))

@@ -1,7 +1,7 @@
 """The dynamic layout of quantized weights: a step graph of the native CPU kernels.
 
-The graph takes some tokens of any slots, up to its capacity, and keeps the packed integers and the
-key/value cache of all slots in its Parameters.
+The graph takes tokens of any slots, up to its capacity, and keeps the packed weights and the KV
+cache of all slots in its Parameters.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def export_native(
     """Write `<name>_graph.mindir` and its variables, with a cache of `slots` rows.
 
     `inputs` are those of a NativeStep; output: logits [slots, vocab] after the wanted tokens.
-    Returns `operators` with the format that the layers have. A seq_length beyond the model's own is
-    a ConfigError.
+    Returns `operators` with the format of the packed layers. Raises ConfigError if `seq_length`
+    exceeds the model's.
     """
     check_length(model, seq_length)
     rounds = operators.quant == "a8w8"

@@ -1,4 +1,4 @@
-"""The `resizable` layout: one graph for prefill and decode, as MindSpore Lite 2.0.0 wants it."""
+"""The `resizable` layout: one graph for prefill and decode, for MindSpore Lite 2.0.0."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from lite_runner.mindir.resizable_network import ResizableNetwork
 from lite_runner.mindir.writer import write_mindir
 from lite_runner.networks.layers import Weights
 
-# Traced for one token, Lite computes wrong numbers of any other count, and says nothing.
+# Traced for one token, Lite silently computes wrong results for any other number.
 TRACED_TOKENS = 2
-TRACED_PAST = 4  # small: Lite makes room for the traced shape when it loads
+TRACED_PAST = 4  # small: Lite allocates the traced shape when it loads
 
 
 def export_resizable(
@@ -38,13 +38,13 @@ def export_resizable(
 ) -> dict[GraphName, Graph]:
     """Write `<name>_graph.mindir` into a folder, and above 1 GB `<name>_variables` beside it.
 
-    It is traced for `batch_size` rows and may be resized to any other number. Nothing in it
-    depends on `seq_length` (tokens a row, at most), only the tracing must not exceed it. Raises
-    ConfigError for a model that is `unsupported`.
+    It is traced for `batch_size` rows, and can be resized to any number. It does not depend on
+    `seq_length` (maximum tokens per row), which only bounds the traced shape. Raises ConfigError
+    for an `unsupported` model.
     """
     if reasons := unsupported(model):
         raise ConfigError(
-            f"the layout resizable does not have {model.architecture}: {'; '.join(reasons)}",
+            f"the layout resizable does not support {model.architecture}: {'; '.join(reasons)}",
             "export.layout=dynamic or export.layout=static_pair",
         )
     network = ResizableNetwork(model, weights)

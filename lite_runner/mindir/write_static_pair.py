@@ -1,7 +1,7 @@
 """The static pair: a prefill and an increment graph with the inputs of MindFormers' decoders.
 
-Shapes: b rows, s positions that a row has at most, V the vocabulary. Row i of a batch is slot i of
-a cache that lies inside the graphs as Parameters; both graphs name them alike.
+Shapes: b rows, s maximum positions per row, V vocabulary. Row i of a batch is slot i of a KV cache
+in the graphs' Parameters, which have the same names in both graphs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def stems_of(model_name: str) -> dict[GraphName, str]:
     return {"prefill": f"{model_name}_prefill", "increment": f"{model_name}_inc"}
 
 
-# MindFormers' names of what run_mode=export writes, of the first of the ranks.
+# MindFormers' names of the first rank's graphs that run_mode=export writes.
 RANK_STEMS: dict[GraphName, str] = {
     "prefill": "mindir_full_checkpoint/rank_0",
     "increment": "mindir_inc_checkpoint/rank_0",
@@ -37,16 +37,16 @@ RANK_STEMS: dict[GraphName, str] = {
 
 
 def stem_of_rank(stem: str, rank: int) -> str:
-    """The name of a rank's graph, by that of the first, which may say rank_0 or nothing of it."""
+    """The stem of a rank's graph, from the first rank's, with or without rank_0."""
     base = stem.removesuffix("rank_0")
     return f"{base}rank_{rank}" if base != stem else f"{stem}_rank_{rank}"
 
 
-Answer: TypeAlias = Tensor | tuple[Tensor, Tensor]  # [b, V], or [b, 1] and [b, 1]
+Output: TypeAlias = Tensor | tuple[Tensor, Tensor]  # [b, V], or [b, 1] and [b, 1]
 
 
 class _Step(nn.Cell):
-    """What all four graphs share."""
+    """Base of the four graphs."""
 
     def __init__(self, network: nn.Cell, batch_size: int, sampled: bool) -> None:
         super().__init__(auto_prefix=False)
@@ -56,13 +56,13 @@ class _Step(nn.Cell):
         self.slots = Tensor(np.arange(batch_size, dtype=np.int32))
         self.gather, self.scatter = ops.Gather(), ops.ScatterNd()
         self.argmax = ops.Argmax(-1, ms.int32)
-        self.certain = Tensor(np.ones((batch_size, 1), np.float32))
+        self.ones = Tensor(np.ones((batch_size, 1), np.float32))
 
-    def answer(self, logits: Tensor) -> Answer:
-        """Logits [b, V]; or ones [b, 1] and the token of the highest [b, 1]: MindFormers' infer
-        draws one of the tokens in the second output by the weights in the first."""
+    def output(self, logits: Tensor) -> Output:
+        """Logits [b, V]; or ones [b, 1] and the argmax tokens [b, 1]: MindFormers' infer samples
+        from the tokens in the second output with the probabilities in the first."""
         if self.sampled:
-            return self.certain, self.argmax(logits).reshape(-1, 1)
+            return self.ones, self.argmax(logits).reshape(-1, 1)
         return logits
 
 
@@ -71,46 +71,46 @@ class GPTPrefill(_Step):
 
     def construct(
         self, input_ids: Tensor, current_index: Tensor, init_reset: Tensor, valid_length: Tensor
-    ) -> Answer:
-        return self.answer(self.network(input_ids, self.start, valid_length, self.slots))
+    ) -> Output:
+        return self.output(self.network(input_ids, self.start, valid_length, self.slots))
 
 
 class GPTIncrement(_Step):
-    """BLOOM and GPT-2: one token of every row."""
+    """BLOOM and GPT-2: one token per row."""
 
     def construct(
         self, input_ids: Tensor, current_index: Tensor, init_reset: Tensor, valid_length: Tensor
-    ) -> Answer:
-        return self.answer(self.network(input_ids, valid_length - 1, valid_length, None))
+    ) -> Output:
+        return self.output(self.network(input_ids, valid_length - 1, valid_length, None))
 
 
 class LlamaPrefill(_Step):
-    """Llama: whole prompts, from position 0, each of the slot that batch_index says."""
+    """Llama: whole prompts, from position 0; batch_index: the slot of each row."""
 
     def construct(
         self, input_ids: Tensor, valid_length: Tensor, batch_index: Tensor, zactivate_len: Tensor
-    ) -> Answer:
+    ) -> Output:
         slots = batch_index.astype(ms.int32)
-        return self.answer(self.network(input_ids, self.start, valid_length, slots))
+        return self.output(self.network(input_ids, self.start, valid_length, slots))
 
 
 class LlamaIncrement(_Step):
-    """Llama: one token of every row, each of the slot that batch_index says."""
+    """Llama: one token per row; batch_index: the slot of each row."""
 
     def construct(
         self, input_ids: Tensor, valid_length: Tensor, batch_index: Tensor, zactivate_len: Tensor
-    ) -> Answer:
-        # The rows are put in the order of the slots, which is cheaper than moving the cache.
+    ) -> Output:
+        # Rows are permuted into slot order, which is cheaper than gathering the cache.
         slots = batch_index.astype(ms.int32)
         rows = self.scatter(slots.reshape(-1, 1), self.slots, self.slots.shape)
         length = self.gather(valid_length, rows, 0)
         logits = self.network(self.gather(input_ids, rows, 0), length - 1, length, None)
-        return self.answer(self.gather(logits, slots, 0))
+        return self.output(self.gather(logits, slots, 0))
 
 
 Steps = Mapping[GraphName, Callable[[nn.Cell, int, bool], nn.Cell]]
 
-# By the names of the inputs; each is made of the network, the batch size and `sampled`.
+# By input names; each is called with the network, the batch size and `sampled`.
 STEPS: dict[tuple[str, ...], Steps] = {
     COMMON.names: {"prefill": GPTPrefill, "increment": GPTIncrement},
     LLAMA.names: {"prefill": LlamaPrefill, "increment": LlamaIncrement},
@@ -130,20 +130,20 @@ def export_static_pair(
     sampled: bool,
     parallel: TensorParallel | None = None,
 ) -> dict[GraphName, Graph]:
-    """Write `<stem>_graph.mindir` of each, above 1 GB with `<stem>_variables/` beside it; a stem
-    may begin with a folder. With `parallel` they are of one rank, as the `weights` are.
+    """Write `<stem>_graph.mindir` for each, above 1 GB with `<stem>_variables/` beside it; a stem
+    may include a folder. With `parallel` these are one rank's graphs, from its `weights`.
 
-    Output: logits [b, V] after each row's last valid token; with `sampled` ones [b, 1] and the
-    token of the highest logit [b, 1] int32, as MindFormers 1.0's bloom.py returns. A row with
-    valid_length 0 in a prefill, or seq_length in an increment, only touches the last position of
-    its slot, which is never read before it is written. A seq_length beyond the model's own is a
-    ConfigError, and so is a family without steps.
+    Output: logits [b, V] after each row's last valid token; with `sampled` ones [b, 1] and argmax
+    tokens [b, 1] int32, as MindFormers 1.0's bloom.py returns. A row with valid_length 0 in a
+    prefill, or seq_length in an increment, only writes the last position of its slot, which is
+    never read before it is written. Raises ConfigError if `seq_length` exceeds the model's, or the
+    model's inputs have no steps.
     """
     check_length(model, seq_length)
     style = inputs_style(model)
     if style.names not in STEPS:
         raise ConfigError(
-            f"{model.architecture}: registered without the steps of its graphs: no pair",
+            f"{model.architecture}: registered without the steps of its graphs, which a pair needs",
             "export.layout=dynamic, or give steps to lite_runner.register_inputs",
         )
     build = BuildOptions(CacheSize(batch_size, seq_length), getattr(ms, dtype), parallel)
@@ -164,6 +164,6 @@ def export_static_pair(
 
 def _outputs(batch: int, vocab: int, sampled: bool) -> tuple[TensorSpec, ...]:
     if sampled:
-        certain = TensorSpec("probabilities", (batch, 1), "float32")
-        return certain, TensorSpec("tokens", (batch, 1), "int32")
+        ones = TensorSpec("probabilities", (batch, 1), "float32")
+        return ones, TensorSpec("tokens", (batch, 1), "int32")
     return (TensorSpec("logits", (batch, vocab), "float32"),)

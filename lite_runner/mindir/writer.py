@@ -1,4 +1,4 @@
-"""Writes a MindIR under a fixed name, and checks before writing."""
+"""Writes a MindIR under a fixed name, and the checks before that."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def write_mindir(
 ) -> str:
     """Write `<stem>_graph.mindir`, above 1 GB with `<stem>_variables/` beside it; its name.
 
-    Inputs may have shapes with None. A full disk is an EnvironmentFault.
+    Shapes of inputs may contain None. Raises EnvironmentFault if it cannot be written.
     """
     encryption = {} if enc_key is None else {"enc_key": enc_key, "enc_mode": "AES-GCM"}
     network.set_train(False)
     try:
         with tempfile.TemporaryDirectory() as plain:
-            # MindSpore takes no path with spaces or letters beyond ASCII in it.
+            # MindSpore accepts no path with spaces or non-ASCII characters.
             to = Path(plain) / "to"
             to.symlink_to(folder.resolve(), target_is_directory=True)
             ms.export(
@@ -39,19 +39,19 @@ def write_mindir(
             f"{folder}: cannot write {stem}{GRAPH_SUFFIX}: {error}",
             "make room, or name another folder with output_dir=",
         ) from error
-    whole = folder / f"{stem}.mindir"  # so MindSpore calls it where nothing was split off
+    whole = folder / f"{stem}.mindir"  # MindSpore's name without separate variables
     if whole.exists():
         whole.rename(folder / f"{stem}{GRAPH_SUFFIX}")
     for path in (folder / f"{stem}{GRAPH_SUFFIX}", *folder.glob(f"{stem}_variables/*")):
-        path.chmod(0o644)  # MindSpore makes them readable to their owner alone
+        path.chmod(0o644)  # MindSpore makes them readable by the owner only
     for path in folder.glob(f"{stem}_variables"):
         path.chmod(0o755)
     return f"{stem}{GRAPH_SUFFIX}"
 
 
 def name_group(path: Path, group: str) -> None:
-    """Let the collectives of a graph be of another group of communication: each device calls the
-    one of all ranks its own name. Weights beside the graph stay as they are."""
+    """Set the communication group of a graph's collectives: each device has its own name for the
+    group of all ranks. Weights beside the graph stay unchanged."""
     model = mind_ir_pb2.ModelProto.FromString(path.read_bytes())
     for owner in (*model.primitives, *model.graph.node):
         for attribute in owner.attribute:
@@ -61,10 +61,10 @@ def name_group(path: Path, group: str) -> None:
 
 
 def check_length(model: Decoder, seq_length: int) -> None:
-    """A cache longer than the model has positions is a ConfigError."""
+    """Raise ConfigError if a cache is longer than the model's maximum sequence length."""
     if seq_length > model.seq_length:
         raise ConfigError(
-            f"an export for sequences of {seq_length} tokens, but the model takes at most "
+            f"an export for sequences of {seq_length} tokens, but the model supports at most "
             f"{model.seq_length}",
             f"use a sequence length of at most {model.seq_length}",
         )

@@ -30,6 +30,11 @@ CACHE_TYPES: dict[CacheType, type[np.generic]] = {
 }
 
 
+def cached_positions(length: int) -> int:
+    """Cache positions per slot for rows of at most `length` tokens."""
+    return -(-length // CHUNK) * CHUNK
+
+
 @dataclass(frozen=True)
 class NativeOptions:
     """Sizes and precision of a native network."""
@@ -44,7 +49,7 @@ class NativeOptions:
     @property
     def positions(self) -> int:
         """Cache positions per slot: a multiple of CHUNK."""
-        return -(-self.length // CHUNK) * CHUNK
+        return cached_positions(self.length)
 
 
 def _parameter(block: NDArray[np.generic], name: str) -> Parameter:

@@ -366,7 +366,7 @@ def test_what_lite_does_not_have(folder: Path, tmp_path: Path) -> None:
     config = model_config_of(folder)
     assert config is not None
     weights = ReadAhead(open_checkpoint(folder, config))
-    with pytest.raises(ConfigError, match="layout resizable does not have"):
+    with pytest.raises(ConfigError, match="layout resizable does not support"):
         export_resizable(config, weights, tmp_path, "toy", batch_size=1, seq_length=LENGTH)
     weights.close()
     with pytest.raises(ConfigError, match="toy: a registered family"):

@@ -94,7 +94,7 @@ def test_no_lite_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "/nowhere/python")
     found = computing.mindspore_lite()
     assert found.status == "warn"
-    assert "/nowhere/python: not a program that can be run" in found.found
+    assert "/nowhere/python: not an executable" in found.found
     assert "engine=graph-cell" in found.found
 
 

@@ -128,7 +128,7 @@ def test_an_attribute_that_is_not_constant_is_refused(path: Path) -> None:
 def test_rewriting_twice_is_refused(path: Path) -> None:
     rewrite_for_lite(path)
     before = path.read_bytes()
-    with pytest.raises(ArtifactError, match="version 1 already"):
+    with pytest.raises(ArtifactError, match="already MindIR version 1"):
         rewrite_for_lite(path)
     assert path.read_bytes() == before
 

@@ -81,7 +81,7 @@ def test_encrypted(tmp_path: Path) -> None:
 
 
 def test_a_sequence_longer_than_the_model(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="of 65 tokens, but the model takes at most 64"):
+    with pytest.raises(ConfigError, match="of 65 tokens, but the model supports at most 64"):
         export(tmp_path, length=65)
 
 

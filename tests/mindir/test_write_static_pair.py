@@ -121,6 +121,6 @@ def test_batch_index_says_whose_row_it_is(tmp_path: Path) -> None:
 
 
 def test_a_sequence_longer_than_the_model(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="of 49 tokens, but the model takes at most 48"):
+    with pytest.raises(ConfigError, match="of 49 tokens, but the model supports at most 48"):
         export("gpt2", tmp_path, length=49)
     assert not list(tmp_path.iterdir())

@@ -107,7 +107,7 @@ def test_the_graph_without_its_manifest_ends_in_4(
     run(*EXPORT)
     (FOLDER / "manifest.json").unlink()
     refused([*GIVEN, "model=tiny_llama"], 4)
-    assert "not of a layout that is known" in capsys.readouterr().err
+    assert "unknown layout" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

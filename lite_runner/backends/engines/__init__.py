@@ -1,1 +1,1 @@
-"""What runs an exported graph: MindSpore Lite in process or in a worker, or MindSpore itself."""
+"""Engines run exported graphs: MindSpore Lite, in process or in a worker, or MindSpore itself."""

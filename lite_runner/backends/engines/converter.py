@@ -1,4 +1,4 @@
-"""MindIR -> .ms: runs lite_convert.py in the Lite Python, and does not believe it blindly."""
+"""MindIR -> .ms: runs lite_convert.py with the Lite Python, and verifies that it succeeded."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from lite_runner.backends.engines.lite_python import (
 )
 from lite_runner.errors import ArtifactError, EnvironmentFault
 
-CONVERT_SECONDS = 3600.0  # a limit for a converter that hangs
+CONVERT_SECONDS = 3600.0  # timeout, in case it hangs
 _SUCCESS = "CONVERT RESULT SUCCESS"
 
 
 def convert_to_ms(mindir: Path, target: Path, *, weight_fp16: bool) -> None:
     """Write `target` (.ms; above 2 GB an .msw beside it) from a MindIR that Lite can load.
 
-    The files appear under their names when they are whole. Raises ArtifactError where the converter
-    fails, whatever it returns, EnvironmentFault where there is no Lite, one that is too old for the
-    file, or no room.
+    The files are renamed into place when complete. Raises ArtifactError if the conversion fails,
+    whatever its exit code, EnvironmentFault if there is no Lite, it is too old for the file, or the
+    disk is full.
     """
     if target.suffix != ".ms":
-        raise ArtifactError(f"{target}: a Lite model's name ends in .ms")
+        raise ArtifactError(f"{target}: the name of a Lite model ends in .ms")
     if not mindir.is_file():
         raise ArtifactError(f"{mindir}: no such file", "export the model again")
     python = find_lite_python()
@@ -36,10 +36,10 @@ def convert_to_ms(mindir: Path, target: Path, *, weight_fp16: bool) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".converting-") as folder:
             _convert(python, mindir.resolve(), target.stem, Path(folder), weight_fp16)
-            # The .ms goes last: who finds it finds its weights as well. It holds their file's
-            # name, so both were written under the names they keep.
+            # The .ms goes last, so that its weights are there when it appears. It contains the
+            # name of their file, so both were written under their final names.
             for path in sorted(Path(folder).iterdir(), key=lambda path: path.suffix == ".ms"):
-                path.chmod(0o644)  # the converter makes it readable to its owner alone
+                path.chmod(0o644)  # the converter makes it readable by the owner only
                 _sync(path)
                 path.replace(target.parent / path.name)
     except OSError as error:
@@ -63,7 +63,7 @@ def _convert(python: Path, mindir: Path, stem: str, folder: Path, weight_fp16: b
         )
     except subprocess.TimeoutExpired as error:
         raise ArtifactError(
-            f"{mindir}: the converter of MindSpore Lite did not end in {CONVERT_SECONDS:g} s"
+            f"{mindir}: the converter of MindSpore Lite timed out after {CONVERT_SECONDS:g} s"
         ) from error
     log = done.stdout
     if "No module named 'mindspore_lite'" in log:

@@ -1,7 +1,7 @@
 """MindSpore Lite in this process: a vendor wheel, on Ascend (through GE) or on the CPU.
 
-The wheels differ from version to version, so what one can do is read from its own attributes and
-signatures (documented for 2.2 to 2.7). What MindSpore 2.10 writes needs 2.6: mindir_version.py.
+Wheels differ between versions, so capabilities are read from attributes and signatures (documented
+for 2.2 to 2.7). MindIRs of MindSpore 2.10 need 2.6: see mindir_version.py.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ NEWER = "install a MindSpore Lite wheel for Ascend, 2.6 or newer, or choose anot
 
 
 def available() -> bool:
-    """Whether this Python has a mindspore_lite; looked for, not imported."""
+    """Whether this Python has a mindspore_lite; does not import it."""
     return importlib.util.find_spec("mindspore_lite") is not None
 
 
 def version() -> str:
-    """The name and version of the mindspore_lite of this Python, which is imported. Raises
-    EnvironmentFault where that fails."""
+    """Name and version of this Python's mindspore_lite. Raises EnvironmentFault if its import
+    fails."""
     return _named(_import())
 
 
 def check_reads(version: int) -> None:
-    """Raises EnvironmentFault where the mindspore_lite of this Python is known not to read a
-    version of MindIR; looked up, not imported."""
+    """Raise EnvironmentFault if this Python's mindspore_lite is known not to read a version of
+    MindIR; does not import it."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         lite = f"MindSpore Lite {metadata.version('mindspore_lite')}"
         mindir_version.check_reads(lite, version)
 
 
 class LiteEngine:
-    """The Engine over a mindspore_lite that imports here; `inputs` tells what each graph takes.
+    """See Engine; runs mindspore_lite in this process. `inputs`: the inputs of each graph.
 
-    A pair of graphs needs Ascend: only there can two graphs share their weights and cache. The
-    arrays that `bind` gives have the dtypes that Lite wants; inputs are known by their order.
+    A pair of graphs needs Ascend: only there can two graphs share weights and KV cache. Bound
+    arrays have Lite's dtypes; inputs are identified by their order.
     """
 
     name = "lite"
@@ -69,11 +69,11 @@ class LiteEngine:
         ge: GeConfig | None,
         dec_key: bytes | None,
     ) -> None:
-        """Load the graphs, prefill before increment. `threads` (of the CPU) None is every processor
-        this process may use; `dec_key` is the AES-GCM key of encrypted files.
+        """Load the graphs, prefill before increment. `threads` (CPU only) None: one per processor
+        available to this process; `dec_key`: AES-GCM key of encrypted files.
 
-        Raises EnvironmentFault where this Lite cannot do what is asked, ArtifactError for a file
-        that it refuses, ConfigError for GE options that do not fit.
+        Raises EnvironmentFault if this Lite lacks a capability, ArtifactError for a file that it
+        rejects, ConfigError for GE options that do not fit.
         """
         _check_ge(ge, target, len(graphs))
         for path in graphs.values():
@@ -104,7 +104,7 @@ class LiteEngine:
                 self._take_inputs(graph)
 
     def bind(self, graph: GraphName, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
-        """See Engine. Raises ArtifactError where the graph does not take such inputs."""
+        """See Engine. Raises ArtifactError if the graph does not accept these shapes."""
         wanted = [tuple(shape) for shape in shapes]
         bound = self._bound.get(graph)
         if bound is not None and [array.shape for array in bound] == wanted:
@@ -118,7 +118,7 @@ class LiteEngine:
         return bound
 
     def run(self, graph: GraphName) -> list[NDArray[Any]]:
-        """See Engine. Raises ArtifactError where Lite cannot run the graph."""
+        """See Engine. Raises ArtifactError if Lite cannot run the graph."""
         if graph not in self._bound:
             raise RunnerError(
                 f"{self._paths[graph].name}: the graph was not bound to shapes before a run"
@@ -130,7 +130,7 @@ class LiteEngine:
         return outputs
 
     def close(self) -> None:
-        """Let go of the models; Lite frees their memory with them."""
+        """Release the models and their memory."""
         self._bound.clear()
         self._tensors.clear()
         self._models.clear()
@@ -140,7 +140,7 @@ class LiteEngine:
         for tensor, array in zip(tensors, self._bound[graph], strict=True):
             tensor.set_data_from_numpy(array)
         outputs = self._models[graph].predict(tensors)
-        # What Lite gives is a view of its own memory, which the next run overwrites.
+        # Lite returns views of its own memory, which the next run overwrites.
         return [np.array(output.get_data_to_numpy()) for output in outputs]
 
     def _resize(self, graph: GraphName, wanted: list[tuple[int, ...]]) -> None:
@@ -165,14 +165,14 @@ class LiteEngine:
                 )
 
     def _take_inputs(self, graph: GraphName) -> None:
-        tensors = self._call(graph, "does not tell its inputs", self._models[graph].get_inputs)
+        tensors = self._call(graph, "cannot list its inputs", self._models[graph].get_inputs)
         self._tensors[graph] = list(tensors)
         self.inputs[graph] = tuple(
             self._call(graph, "cannot use an input", _spec, tensor) for tensor in tensors
         )
 
     def _share(self, target: str) -> Any:
-        """The group in which the models share weights and cache; it takes them before a build."""
+        """The group whose models share weights and KV cache; they are added before the build."""
         lite = self._lite
         flag = getattr(getattr(lite, "ModelGroupFlag", None), "SHARE_WEIGHT", None)
         names = " and ".join(path.name for path in self._paths.values())
@@ -205,7 +205,7 @@ class LiteEngine:
                 return context
             context.target = ["ascend"]
             wanted = {"device_id": device_id, "rank_id": rank_id, "provider": "ge"}
-            # An older one would take an attribute that it does not know, and ignore it.
+            # An older version would accept an unknown attribute, and ignore it.
             missing = [name for name in wanted if not hasattr(context.ascend, name)]
             for name in [] if missing else wanted:
                 setattr(context.ascend, name, wanted[name])
@@ -220,7 +220,7 @@ class LiteEngine:
         return context
 
     def _ge_arguments(self, ge: GeConfig | None, index: int, folder: Path) -> dict[str, Any]:
-        """How build_from_file is told the GE options of the graph with this index."""
+        """Keyword arguments of build_from_file for the GE options of the graph with this index."""
         if ge is None:
             return {}
         takes = _parameters(self._lite.Model.build_from_file)
@@ -248,7 +248,7 @@ class LiteEngine:
     def _call(
         self, graph: GraphName, doing: str, function: Callable[..., Any], *given: Any, **more: Any
     ) -> Any:
-        """What a function of the library gives; what it raises is an ArtifactError."""
+        """Call a function of the library; turns its exceptions into ArtifactError."""
         try:
             return function(*given, **more)
         except Exception as error:
@@ -283,7 +283,7 @@ def _check_ge(ge: GeConfig | None, target: str, graphs: int) -> None:
 
 
 def _parameters(function: Callable[..., Any]) -> set[str]:
-    """The names that a function takes, also where a decorator of the wheel (2.7) hides them."""
+    """Parameter names of a function, even behind a decorator (wheel 2.7)."""
     names = set(inspect.signature(function).parameters)
     for cell in getattr(function, "__closure__", None) or ():
         if inspect.isfunction(cell.cell_contents):
@@ -298,5 +298,5 @@ def _spec(tensor: Any) -> TensorSpec:
 
 
 def _first(error: BaseException) -> str:
-    """The line of a message that says something."""
+    """The first non-empty line of a message."""
     return next(iter(str(error).strip().splitlines()), repr(error))

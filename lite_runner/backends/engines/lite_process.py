@@ -1,4 +1,4 @@
-"""The worker process as a thing to put questions to: started, asked, and never left behind."""
+"""The worker process: starting it, requests and answers, and never leaving it behind."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from lite_runner.backends.engines.lite_python import lite_environment, quoted_ta
 from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.system import memory
 
-CLOSE_SECONDS = 1.0  # then it is killed
+CLOSE_SECONDS = 1.0  # before it is killed
 MAX_ANSWER = 1 << 24  # bytes; an answer is names and shapes, never data
 _LENGTH = struct.Struct("<I")
 
 
 class LiteProcess:
-    """A process that answers framed JSON (lite_worker.py tells the form)."""
+    """A process that answers framed JSON requests: see lite_worker.py for the protocol."""
 
     def __init__(self, command: Sequence[str], descriptors: Sequence[int]) -> None:
-        """Start `command`; it inherits `descriptors`. Raises EnvironmentFault where it cannot."""
+        """Start `command`; it inherits `descriptors`. Raises EnvironmentFault if it fails."""
         self._kills_before = memory.oom_kills()
         self._log: IO[bytes] = tempfile.TemporaryFile(prefix="lite-worker-")  # noqa: SIM115
         read_request, write_request = os.pipe()
@@ -39,8 +39,8 @@ class LiteProcess:
         started: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
 
         def keep() -> None:
-            # The worker is killed when the thread that started it ends, not when the process
-            # does (prctl(2)); so a thread of its own starts it, and stays.
+            # The worker is killed when the thread that started it ends, not the process
+            # (prctl(2)): so a dedicated thread starts it, and waits for it.
             try:
                 process = subprocess.Popen(
                     command,
@@ -49,7 +49,7 @@ class LiteProcess:
                     stderr=self_log,
                     pass_fds=descriptors,
                     env=lite_environment(),
-                    start_new_session=True,  # Ctrl-C in the terminal is not for it
+                    start_new_session=True,  # Ctrl-C in the terminal does not reach it
                 )
             except OSError as error:
                 started.put(error)
@@ -60,7 +60,7 @@ class LiteProcess:
             started.put(process)
             process.wait()
 
-        self_log = self._log  # not self: a forgotten engine ends its worker when it is collected
+        self_log = self._log  # not self: a garbage-collected engine ends its worker
         self._keeper = threading.Thread(target=keep, name="lite-worker", daemon=True)
         self._keeper.start()
         outcome = started.get()
@@ -71,7 +71,7 @@ class LiteProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process, which may have ended."""
+        """Process id; the process may have ended."""
         return self._process.pid
 
     def ask(
@@ -82,14 +82,14 @@ class LiteProcess:
         doing: str,
         refused: type[RunnerError] = RunnerError,
     ) -> dict[str, Any]:
-        """The answer to a request. Not to be called from several threads.
+        """The answer to a request; not thread-safe.
 
-        Raises `refused` where Lite refuses, and the process is still there; RunnerError where it
-        ended, says nothing for so many seconds or answers nonsense, and it is ended then, as it
-        is when an exception such as KeyboardInterrupt arrives while waiting.
+        Raises `refused` for an error of Lite, after which the process still runs. Raises
+        RunnerError if the process ended, timed out or sent an invalid answer; then, and on other
+        exceptions such as KeyboardInterrupt, the process is ended.
         """
         if self._requests.closed:
-            raise RunnerError(f"{doing}: MindSpore Lite was ended before")
+            raise RunnerError(f"{doing}: MindSpore Lite was already closed")
         try:
             answer = self._exchange(request, time.monotonic() + seconds)
         except TimeoutError as error:
@@ -98,12 +98,12 @@ class LiteProcess:
                 RunnerError, f"{doing}: MindSpore Lite gave no answer in {seconds:g} s"
             ) from error
         except (EOFError, BrokenPipeError) as error:
-            self._keeper.join(CLOSE_SECONDS)  # until its exit code is there
+            self._keeper.join(CLOSE_SECONDS)  # waits for its exit code
             code = self._process.returncode
             self.close()
             message, lacking = _how_it_ended(code), memory.killed(code, self._kills_before)
             if lacking or (code == -signal.SIGABRT and memory.says_so(self._tail())):
-                message += f"; {lacking}" if lacking else " for want of memory"
+                message += f"; {lacking}" if lacking else " (out of memory)"
                 raise self._fault(
                     EnvironmentFault, f"{doing}: MindSpore Lite {message}", memory.TAKE_LESS
                 ) from error
@@ -111,21 +111,21 @@ class LiteProcess:
         except ValueError as error:
             self.close()
             raise self._fault(
-                RunnerError, f"{doing}: what MindSpore Lite's process answers is garbage: {error}"
+                RunnerError, f"{doing}: invalid answer of the MindSpore Lite process: {error}"
             ) from error
         except BaseException:
-            self.close()  # the answer would come later, and be taken for that to the next request
+            self.close()  # a late answer would be taken for the next request's
             raise
         if "error" in answer:
             reason = str(answer["error"]).strip().splitlines()[0]
-            raise self._fault(refused, f"{doing}: MindSpore Lite refuses: {reason}")
+            raise self._fault(refused, f"{doing}: MindSpore Lite failed: {reason}")
         inner: dict[str, Any] = answer["answer"]
         return inner
 
     def close(self) -> None:
-        """End the process, within about a second; calling it twice is harmless."""
+        """End the process, within about a second; idempotent."""
         with contextlib.suppress(OSError):
-            self._requests.close()  # it ends by itself at the end of its stdin
+            self._requests.close()  # it exits at the end of its stdin
         if self._keeper.is_alive():
             self._keeper.join(CLOSE_SECONDS)
         if self._keeper.is_alive():
@@ -161,7 +161,7 @@ class LiteProcess:
         return b"".join(parts)
 
     def _fault(self, kind: type[RunnerError], message: str, hint: str = "") -> RunnerError:
-        """An error with what the process wrote last."""
+        """An error with the last lines of the process's log."""
         return kind(message + quoted_tail(self._tail()), hint)
 
     def _tail(self) -> str:

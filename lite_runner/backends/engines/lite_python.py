@@ -1,7 +1,7 @@
-"""The Python that has MindSpore Lite: where it is, and how a script is started with it.
+"""The Python interpreter with MindSpore Lite: finding it, and running scripts with it.
 
-The public mindspore-lite is made for CPython 3.7, and its libraries do not live beside those of
-MindSpore in one process; so it has an interpreter of its own.
+The public mindspore-lite is built for CPython 3.7, and its libraries conflict with MindSpore's in
+one process: so it has its own interpreter.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def find_lite_python() -> Path:
-    """The interpreter that has mindspore_lite; looked at, not started.
+    """The interpreter with mindspore_lite; not started.
 
     $LITE_RUNNER_LITE_PYTHON, else .venv-lite of the checkout, else lite/ in the cache folder.
-    Raises EnvironmentFault where there is none.
+    Raises EnvironmentFault if there is none.
     """
     chosen = os.environ.get(VARIABLE)
     if chosen:
         path = Path(chosen).expanduser().absolute()
         if not _is_program(path):
             raise EnvironmentFault(
-                f"{VARIABLE}={chosen}: not a program that can be run",
+                f"{VARIABLE}={chosen}: not an executable",
                 f"give the python of an environment with mindspore-lite, or unset {VARIABLE}",
             )
         return path
@@ -47,12 +47,12 @@ def find_lite_python() -> Path:
 
 
 def lite_command(python: Path, script: str, *arguments: str) -> list[str]:
-    """The command that runs `script`, a file of this folder, undisturbed by PYTHONPATH and such."""
+    """The command that runs `script`, a file of this folder, isolated from PYTHONPATH etc."""
     return [str(python), "-I", "-B", str(Path(__file__).with_name(script)), *arguments]
 
 
 def lite_environment() -> dict[str, str]:
-    """This process's environment without the library path that importing MindSpore puts there."""
+    """This process's environment without MindSpore's additions to LD_LIBRARY_PATH."""
     environment = dict(os.environ)
     path = environment.pop("LD_LIBRARY_PATH", "")
     kept = [folder for folder in path.split(":") if folder and "/mindspore/lib" not in folder]
@@ -62,7 +62,7 @@ def lite_environment() -> dict[str, str]:
 
 
 def quoted_tail(text: str) -> str:
-    """What goes behind a message: the last lines a Lite process wrote; nothing if it was silent."""
+    """The last lines of a Lite process's log, to append to a message; empty without output."""
     lines = [f"    {line.rstrip()[:300]}" for line in text.splitlines() if line.strip()]
     return "; it wrote:\n" + "\n".join(lines[-TAIL_LINES:]) if lines else ""
 

@@ -1,20 +1,20 @@
 """The process in which MindSpore Lite runs: stand-alone, Python 3.7, NumPy and mindspore_lite.
 
-worker.py is its other end. Requests come on stdin, answers go to what was stdout when it started;
-either is a length (4 bytes, little endian) and that much JSON. An answer is {"answer": {...}} or
-{"error": "..."}. Tensors lie in memory that both have mapped, a file descriptor each for the
-inputs and the outputs of a graph.
+Its client is worker.py. Requests come on stdin, answers go to the original stdout; both are framed
+JSON: a length (4 bytes, little endian) and that many bytes. An answer is {"answer": {...}} or
+{"error": "..."}. Tensors are in shared memory: per graph one file descriptor for inputs and one
+for outputs.
 
     {"op": "start"}                       imports mindspore_lite
     {"op": "load", "graph", "path", "threads", "inputs", "outputs"}
                                           builds a graph; the last two are file descriptors
     {"op": "bind", "graph", "shapes", "offsets", "size"}
-                                          resizes it, its inputs at these places of the memory
-    {"op": "run", "graph"}                the outputs' places, in the same order as the graph's;
-                                          nothing while they are where the last run put them
+                                          resizes it, with its inputs at these offsets
+    {"op": "run", "graph"}                the outputs' offsets, in the order of the graph; nothing
+                                          while they are unchanged since the last run
     {"op": "ping"}
 
-The process ends when stdin does, and with its parent.
+The process exits at the end of stdin, and with its parent.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Message = Dict[str, Any]
 
 
 class Graph:
-    """A model in Lite, and the memory its inputs and outputs lie in."""
+    """A Lite model, and the shared memory of its inputs and outputs."""
 
     def __init__(self, lite: Any, request: Message) -> None:
         path = request["path"]
-        # The weights beside an .ms file are looked for in the current folder, and only there.
+        # Lite looks for the weights of an .ms file in the current folder only.
         os.chdir(os.path.dirname(path))  # noqa: PTH120
         context = lite.Context()
         context.target = ["cpu"]
@@ -54,16 +54,16 @@ class Graph:
         self.tensors = self.model.get_inputs()
         self.inputs_fd = request["inputs"]
         self.outputs_fd = request["outputs"]
-        self.arrays: list[Any] = []  # Lite reads their memory, without owning it
+        self.arrays: list[Any] = []  # Lite reads their memory without owning it
         self.outputs = mmap.mmap(-1, 1)
-        self.targets: list[Any] = []  # where in it each output goes; none before a run
+        self.targets: list[Any] = []  # of the outputs; none before the first run
 
     def inputs(self) -> Message:
-        """Names, shapes and NumPy's dtype names of the inputs as they are now."""
+        """Names, current shapes and NumPy dtype names of the inputs."""
         return {"inputs": [describe(tensor) for tensor in self.tensors]}
 
     def bind(self, request: Message) -> Message:
-        """Resize, and take the inputs from these places from now on."""
+        """Resize, and read the inputs at these offsets from now on."""
         self.model.resize(self.tensors, request["shapes"])
         self.tensors = self.model.get_inputs()
         memory = mmap.mmap(self.inputs_fd, request["size"])
@@ -72,13 +72,13 @@ class Graph:
             for tensor, offset in zip(self.tensors, request["offsets"])
         ]
         for tensor, array in zip(self.tensors, arrays):
-            tensor.set_data_from_numpy(array)  # no copy: later runs see what changed in it
+            tensor.set_data_from_numpy(array)  # no copy: later runs read the changed contents
         self.arrays = arrays
         self.targets = []
         return self.inputs()
 
     def run(self) -> Message:
-        """Predict, and copy the outputs out: Lite's own memory is overwritten by the next run."""
+        """Predict, and copy the outputs: the next run overwrites Lite's own memory."""
         tensors = self.model.predict(self.tensors)
         arrays = [tensor.get_data_to_numpy() for tensor in tensors]
         answer = {}
@@ -91,7 +91,7 @@ class Graph:
         return answer
 
     def place(self, arrays: list[Any]) -> list[int]:
-        """Make room for such outputs; where each lies in it."""
+        """Allocate memory for these outputs; their offsets."""
         offsets = []
         size = 0
         for array in arrays:
@@ -108,14 +108,14 @@ class Graph:
 
 
 class Worker:
-    """Does one request after another."""
+    """Handles requests."""
 
     def __init__(self) -> None:
         self.lite: Any = None
         self.graphs: dict[str, Graph] = {}
 
     def do(self, request: Message) -> Message:
-        """The answer to a request; raises whatever Lite raises."""
+        """The answer to a request. Raises what Lite raises."""
         op = request["op"]
         if op == "start":
             import mindspore_lite
@@ -138,12 +138,12 @@ def dtype_name(tensor: Any) -> str:
 
 
 def describe(tensor: Any) -> Message:
-    """What the other end must know of an input."""
+    """Description of an input for the client."""
     return {"name": tensor.name, "shape": tensor.shape, "dtype": dtype_name(tensor)}
 
 
 def describe_output(tensor: Any, array: Any, offset: int) -> Message:
-    """What the other end must know of an output."""
+    """Description of an output for the client."""
     name = array.dtype.name
     return {"name": tensor.name, "shape": array.shape, "dtype": name, "offset": offset}
 
@@ -163,13 +163,13 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # the libraries print to stdout: among the answers that would be garbage
+    os.dup2(2, 1)  # libraries print to stdout, which would corrupt the answers
     worker = Worker()
     while True:
         try:
             request = read(sys.stdin.buffer)
         except EOFError:
-            os._exit(0)  # without Lite's own clean-up, which takes its time and may crash
+            os._exit(0)  # skips Lite's own cleanup, which is slow and may crash
         try:
             answer: Message = {"answer": worker.do(request)}
         except Exception as error:

@@ -37,19 +37,19 @@ def why_unavailable(engine: EngineName, layout: Layout, device: Device) -> Envir
     """Why an engine that supports a layout cannot run it on this machine; None: it can."""
     if layout == "resizable" and device != "CPU":
         return EnvironmentFault(
-            "the layout resizable is made for a CPU",
+            "the layout resizable runs on CPU only",
             "export.layout=static_pair runs on Ascend; or context.device_target=CPU",
         )
     if engine == "lite":
         if not lite.available():
             return EnvironmentFault(
                 "no mindspore_lite in this Python",
-                "install the wheel that the vendor of the device gives, or engine=auto",
+                "install the wheel of the device's vendor, or use engine=auto",
             )
         if layout == "static_pair" and device != "Ascend":
             return EnvironmentFault(
-                "MindSpore Lite keeps a cache inside a graph only on Ascend",
-                "export.layout=resizable runs in it on a CPU",
+                "MindSpore Lite supports a KV cache inside a graph on Ascend only",
+                "export.layout=resizable runs in it on CPU",
             )
     if engine == "lite-worker":
         try:
@@ -94,7 +94,7 @@ def check_operators(what: str, device: Device) -> None:
     """Raise EnvironmentFault unless `what` can use the native kernels on this device."""
     if device != "CPU":
         raise EnvironmentFault(
-            f"{what} needs this project's own operators, which are made for a CPU; got {device}",
+            f"{what} needs this project's own operators, which run on CPU only; got {device}",
             "context.device_target=CPU, or export it without quant=",
         )
     native.check_usable(what)

@@ -1,8 +1,7 @@
 """MindSpore Lite in a process of its own, with the public wheel: the worker engine.
 
-Tensors lie in memory that both processes have mapped (memfd_create: it has no name, so nothing
-stays behind, and /dev/shm, small in containers, does not limit it). Through the pipes go only
-names, shapes and places.
+Tensors are in shared memory (memfd_create: unnamed, so nothing is left behind, and not limited by
+/dev/shm, which is small in containers). Only names, shapes and offsets go through the pipes.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ from lite_runner.backends.engines.lite_python import find_lite_python, lite_comm
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
 from lite_runner.mindir.manifest import GraphName, TensorSpec
 
-# Limits for something that hangs, not for something slow: a large model on a busy machine.
+# Timeouts for a hang, not for a large model on a busy machine.
 START_SECONDS = 300.0
 LOAD_SECONDS = 3600.0
 RUN_SECONDS = 3600.0
 
-ALIGNMENT = 64  # bytes; a cache line, and what vector instructions like
+ALIGNMENT = 64  # bytes; a cache line, for vector instructions
 
 
 class _Memory:
-    """Memory that the worker has mapped too. It only grows, as views of it may be around."""
+    """Memory shared with the worker. It never shrinks, since there may be views of it."""
 
     def __init__(self, name: str) -> None:
         self.descriptor = os.memfd_create(name)
         self._map: mmap.mmap | None = None
 
     def view(self, shape: tuple[int, ...], dtype: str, offset: int) -> NDArray[Any]:
-        """The array at an offset. Raises ValueError where it does not lie in the memory."""
+        """The array at an offset. Raises ValueError if it is outside the memory."""
         kind = np.dtype(dtype)
         end = offset + math.prod(shape) * kind.itemsize
         if kind.hasobject or offset < 0 or min(shape, default=1) < 0:
@@ -53,9 +52,9 @@ class _Memory:
         return np.ndarray(shape, kind, self._map, offset)
 
     def grow(self, size: int) -> None:
-        """Have at least so many bytes. Raises OSError where they cannot be had."""
+        """Grow to at least `size` bytes. Raises OSError if that fails."""
         if self.descriptor < 0:
-            raise RunnerError("the MindSpore Lite worker was ended before")
+            raise RunnerError("the MindSpore Lite worker was already closed")
         if size > os.fstat(self.descriptor).st_size:
             os.ftruncate(self.descriptor, size)
 
@@ -68,21 +67,21 @@ class _Memory:
 
 @dataclass
 class _Graph:
-    """What this side knows of one graph of the worker."""
+    """A graph of the worker, as this side knows it."""
 
     path: Path
     inputs: _Memory
     outputs: _Memory
-    shapes: list[tuple[int, ...]] = field(default_factory=list)  # bound to; none at first
+    shapes: list[tuple[int, ...]] = field(default_factory=list)  # currently bound; none at first
     arrays: list[NDArray[Any]] = field(default_factory=list)
     results: list[NDArray[Any]] = field(default_factory=list)  # of the last run
 
 
 class WorkerEngine:
-    """The Engine over MindSpore Lite 2.0.0 on the CPU; `inputs` tells what each graph takes.
+    """See Engine; runs MindSpore Lite 2.0.0 on CPU. `inputs`: the inputs of each graph.
 
-    A graph that was exported for int64 inputs takes int32: the arrays that `bind` gives have the
-    dtype that Lite wants. They begin as zeros.
+    Bound arrays have Lite's dtypes (int32 where a graph was exported with int64), and start as
+    zeros.
     """
 
     name = "lite-worker"
@@ -96,9 +95,9 @@ class WorkerEngine:
     ) -> None:
         """Start the process and load the graphs, .mindir or .ms, with one context each.
 
-        `threads` None is every processor this process may use; `python` None is looked for.
-        Raises EnvironmentFault where Lite cannot be had or is too old for a file, ArtifactError
-        for a file that it refuses.
+        `threads` None: one per processor available to this process; `python` None: found by
+        find_lite_python. Raises EnvironmentFault if Lite is unavailable or too old for a file,
+        ArtifactError for a file that it rejects.
         """
         found = find_lite_python() if python is None else python
         for path in graphs.values():
@@ -123,19 +122,19 @@ class WorkerEngine:
 
     @property
     def pid(self) -> int:
-        """Of the worker process."""
+        """Process id of the worker."""
         return self._process.pid
 
     def bind(self, graph: GraphName, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
-        """See Engine. Raises ArtifactError where the graph does not take such inputs."""
+        """See Engine. Raises ArtifactError if the graph does not accept these shapes."""
         known = self._graphs[graph]
         wanted = [tuple(shape) for shape in shapes]
         if known.shapes == wanted:
             return known.arrays
         specs = self.inputs[graph]
         self._check_shapes(graph, wanted)
-        offsets, size = _places(wanted, [spec.dtype for spec in specs])
-        # Until the worker has agreed it is bound to nothing; and the old arrays' memory is reused.
+        offsets, size = _offsets(wanted, [spec.dtype for spec in specs])
+        # Unbound until the worker has resized it; the memory of the old arrays is reused.
         known.shapes, known.arrays, known.results = [], [], []
         try:
             known.inputs.grow(size)
@@ -143,7 +142,7 @@ class WorkerEngine:
             arrays = [known.inputs.view(shape, spec.dtype, at) for shape, spec, at in places]
         except OSError as error:
             raise EnvironmentFault(
-                f"{size / 2**20:.0f} MiB of memory for the inputs cannot be had: {error}"
+                f"{size / 2**20:.0f} MiB for the inputs cannot be allocated: {error}"
             ) from error
         doing = f"resizing {known.path.name} to {wanted if len(wanted) < 5 else wanted[:4]}"
         answer = self._process.ask(
@@ -166,7 +165,7 @@ class WorkerEngine:
             raise RunnerError(f"{known.path.name}: the graph was not bound to shapes before a run")
         doing = f"running {known.path.name}"
         answer = self._process.ask({"op": "run", "graph": graph}, seconds=RUN_SECONDS, doing=doing)
-        if not answer and known.results:  # they lie where the last run's did
+        if not answer and known.results:  # at the same offsets as in the last run
             return known.results
         try:
             known.results = [
@@ -175,15 +174,15 @@ class WorkerEngine:
             ]
         except (KeyError, TypeError, ValueError) as error:
             self.close()
-            raise RunnerError(f"{doing}: the worker describes no outputs: {error!r}") from error
+            raise RunnerError(f"{doing}: the worker returned invalid outputs: {error!r}") from error
         return known.results
 
     def ping(self) -> None:
-        """Ask the worker for a sign of life. Raises RunnerError where there is none."""
-        self._process.ask({"op": "ping"}, seconds=START_SECONDS, doing="asking for a sign of life")
+        """Check that the worker responds. Raises RunnerError if it does not."""
+        self._process.ask({"op": "ping"}, seconds=START_SECONDS, doing="checking the worker")
 
     def close(self) -> None:
-        """End the worker; arrays that were given out stay readable."""
+        """End the worker; bound arrays stay readable."""
         self._process.close()
         for graph in self._graphs.values():
             for memory in _memories(graph):
@@ -232,7 +231,7 @@ class WorkerEngine:
             )
         except (KeyError, TypeError, ValueError) as error:
             self.close()
-            raise RunnerError(f"{doing}: the worker describes no inputs: {error!r}") from error
+            raise RunnerError(f"{doing}: the worker returned invalid inputs: {error!r}") from error
 
     def _check_shapes(self, graph: GraphName, wanted: Sequence[tuple[int, ...]]) -> None:
         specs = self.inputs[graph]
@@ -246,7 +245,7 @@ class WorkerEngine:
         for shape, spec in zip(wanted, specs, strict=True):
             if len(shape) != len(spec.shape) or min(shape, default=1) < 1:
                 raise ArtifactError(
-                    f"{file}: input {spec.name} has the shape {list(spec.shape)}, it cannot be "
+                    f"{file}: input {spec.name} of shape {list(spec.shape)} cannot be resized to "
                     f"{list(shape)}",
                     "export the model again",
                 )
@@ -256,8 +255,8 @@ def _memories(graph: _Graph) -> tuple[_Memory, _Memory]:
     return graph.inputs, graph.outputs
 
 
-def _places(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> tuple[list[int], int]:
-    """Where arrays lie one after the other, and the bytes of all (at least one)."""
+def _offsets(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> tuple[list[int], int]:
+    """Offsets of consecutive arrays, and their total size in bytes (at least 1)."""
     offsets = []
     size = 0
     for shape, dtype in zip(shapes, dtypes, strict=True):

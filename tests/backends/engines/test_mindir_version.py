@@ -37,7 +37,7 @@ def test_a_lite_that_says_so_is_believed(newest: Path) -> None:
     fault = refused(newest, SAID.format(2, 3), "MindSpore Lite 2.5.0")
     assert fault is not None and fault.exit_code == 3
     assert fault.message == (
-        f"{newest}: of MindIR version 3, but MindSpore Lite 2.5.0 reads at most version 2"
+        f"{newest}: MindIR version 3, but MindSpore Lite 2.5.0 reads at most version 2"
     )
     assert fault.hint == "install MindSpore Lite 2.6 or newer, or choose engine=graph-cell"
     fault = refused(newest, SAID.format(3, 4), "MindSpore Lite 2.7.1")

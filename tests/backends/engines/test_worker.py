@@ -185,7 +185,7 @@ def test_other_inputs_than_the_graph_takes(lite: WorkerEngine) -> None:
         lite.bind("prefill", SHAPES[:2])
     assert "export the model again" in caught.value.hint
     for wrong in ((4, 3, 1), (4, 0)):
-        with pytest.raises(ArtifactError, match="input x has the shape"):
+        with pytest.raises(ArtifactError, match="input x of shape"):
             lite.bind("prefill", [wrong, *SHAPES[1:]])
 
 
@@ -205,9 +205,9 @@ def test_arrays_stay_readable_after_the_end(lite_python: Path, tiny_mindir: Path
     engine.close()
     assert time.monotonic() - began < 2 and not is_running(engine.pid)
     assert (x == 3).all() and (product == 9).all()
-    with pytest.raises(RunnerError, match="ended before"):
+    with pytest.raises(RunnerError, match="already closed"):
         engine.run("model")
-    with pytest.raises(RunnerError, match="ended before"):
+    with pytest.raises(RunnerError, match="already closed"):
         engine.bind("model", [(1, 1), (1, 1), (1,)])
 
 
@@ -222,7 +222,7 @@ def test_converted_models(lite_python: Path, tiny_mindir: Path, tmp_path: Path) 
 def test_a_mindir_of_another_version(lite_python: Path, exported_mindir: Path) -> None:
     with pytest.raises(EnvironmentFault, match="this MindSpore Lite reads at most") as caught:
         WorkerEngine({"model": exported_mindir}, threads=1, python=lite_python)
-    assert f"{exported_mindir}: of MindIR version 3" in caught.value.message
+    assert f"{exported_mindir}: MindIR version 3" in caught.value.message
     assert "MindSpore Lite 2.6 or newer" in caught.value.hint
 
 
@@ -280,7 +280,7 @@ def test_a_worker_that_dies_in_a_run(stand_in: Engine, run: str, words: str) -> 
     engine.bind("model", [(2, 5)])
     with pytest.raises(RunnerError, match=rf"running model\.mindir: MindSpore Lite {words}"):
         engine.run("model")
-    with pytest.raises(RunnerError, match="ended before"):
+    with pytest.raises(RunnerError, match="already closed"):
         engine.run("model")
 
 
@@ -302,7 +302,7 @@ def test_refusals_leave_the_worker_there(stand_in: Engine) -> None:
     engine = stand_in(run="refuse")
     engine.bind("model", [(2, 5)])
     for _ in range(2):
-        with pytest.raises(RunnerError, match="refuses: not such a one"):
+        with pytest.raises(RunnerError, match="failed: not such a one"):
             engine.run("model")
     engine.ping()
 
@@ -340,7 +340,7 @@ SPEC = '"name": "x", "shape": [2], "dtype": "float32"'
 )
 def test_a_worker_that_answers_garbage(tmp_path: Path, program: str) -> None:
     python = python_that_runs(tmp_path, program)
-    with pytest.raises(RunnerError, match=r"garbage|describes no inputs"):
+    with pytest.raises(RunnerError, match=r"invalid (answer|inputs)"):
         WorkerEngine({"model": python}, threads=1, python=python)
 
 
@@ -361,7 +361,7 @@ def test_outputs_that_cannot_be(tmp_path: Path, outputs: str) -> None:
     python = python_that_runs(tmp_path, ANSWER.format(body=body.encode()))
     engine = WorkerEngine({"model": python}, threads=1, python=python)
     engine.bind("model", [(2,)])
-    with pytest.raises(RunnerError, match="describes no outputs"):
+    with pytest.raises(RunnerError, match="returned invalid outputs"):
         engine.run("model")
     assert not is_running(engine.pid)
 
