@@ -115,9 +115,10 @@ class LoadedModel:
             raise
 
     def close(self) -> None:
-        """Free the weights and the KV cache."""
+        """Free the weights and the KV cache, and unmap the checkpoint."""
         with self._lock:
             self._engine.close()
+            self.files = replace(self.files, gguf=None)
 
     def _weights(self) -> ModelFiles:
         """The checkpoint, or the parameters where a script has written to them."""

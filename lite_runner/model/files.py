@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lite_runner.architectures.spec import Decoder
     from lite_runner.config.schema import DType
     from lite_runner.model.exported_model import ExportedModel
+    from lite_runner.weights.formats.gguf_file import GGUFFile
     from lite_runner.weights.lora.adapter import Adapter
     from lite_runner.weights.tensor import LazyTensor
 
@@ -49,6 +50,8 @@ class ModelFiles:
     quantization: Quantization = Quantization()  # noqa: RUF009  (frozen)
     held: Mapping[str, LazyTensor] | None = None  # this rank's tensors, in memory; None: on disk
     rounded: DType = "float32"  # wider matrices are rounded to it; integers stay
+    # The opened GGUF, held so that its header is parsed once: see `gguf_at`.
+    gguf: GGUFFile | None = field(default=None, compare=False, repr=False)
 
     def tensors(
         self, ranks: Ranks | None = None, *, vocab_parallel: bool = True

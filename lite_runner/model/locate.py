@@ -22,7 +22,7 @@ from lite_runner.model.consistency import (
 from lite_runner.model.exported_model import ExportedModel, exported_model
 from lite_runner.model.files import RANDOM, ModelFiles
 from lite_runner.model.merged_adapter import with_pet_lora
-from lite_runner.weights.checkpoint import check_file, model_config_in, model_config_of
+from lite_runner.weights.checkpoint import check_file, gguf_at, model_config_in, model_config_of
 from lite_runner.weights.sharding.shard_manifest import rank_folders
 from lite_runner.weights.source import fetch, held
 
@@ -43,7 +43,9 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
     path = fetch(source, progress.note, key, weights=weights)
     # A folder from the hub without weights holds no checkpoint, which is no error here.
     alone = not weights and source.startswith("hf://")
-    if weights and not rank_folders(path):
+    sharded = bool(rank_folders(path))
+    gguf = None if alone or sharded else gguf_at(path)
+    if weights and not sharded:
         check_file(path)  # a damaged file is reported before what is missing beside it
     stored = model_config_in(path) if alone else model_config_of(path)
     if model is None:
@@ -64,6 +66,7 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
         strategy=Path(strategy).expanduser() if strategy else None,
         auto_trans=isinstance(config, ComputeOptions) and config.auto_trans_ckpt,
         quantization=quantization_of(config, path),
+        gguf=gguf,
     )
     return with_pet_lora(files, config) if weights else files
 

@@ -14,7 +14,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json_object
 from lite_runner.weights.formats.ckpt_file import looks_like_ckpt, open_ckpt
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
-from lite_runner.weights.formats.gguf_file import looks_like_gguf, open_gguf
+from lite_runner.weights.formats.gguf_file import GGUFFile, looks_like_gguf, open_gguf
 from lite_runner.weights.formats.hugging_face import (
     INDEX,
     TORCH_INDEX,
@@ -113,6 +113,15 @@ def check_file(path: Path) -> None:
         stored_tensors(file)
     else:
         tensors_at(file)
+
+
+def gguf_at(path: Path) -> GGUFFile | None:
+    """The GGUF at `path`; None for another format. Raises ArtifactError.
+
+    While the caller holds it, its header is not parsed again for its config, tensors or tokenizer.
+    """
+    file = weights_file(path)
+    return open_gguf(file) if looks_like_gguf(file) else None
 
 
 def tensors_at(path: Path) -> dict[str, LazyTensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from lite_runner.app import main
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.weights import source
 from tests.paths import FIXTURES
+from tests.tiny_gguf import write_tiny_gguf
 
 # A checkpoint without a tokenizer, whose model has one on the hub; and what follows these ids.
 SAVED = FIXTURES / "mindformers/gpt2/past"
@@ -363,3 +365,18 @@ def test_a_tokenizer_that_is_here_tells_the_ends(
     (folder / "tokenizer_config.json").write_text(ends, encoding="utf-8")
     assert model.generate(IDS, max_new_tokens=6) == [row[:8] for row in whole]
     assert fetched == []
+
+
+def test_a_closed_model_leaves_its_gguf_unmapped(tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "model.gguf")
+    model = AutoModel.from_pretrained(str(tmp_path / "model.gguf"))
+
+    def mapped() -> bool:
+        gc.collect()
+        return str(tmp_path) in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+    before = model.generate(PROMPT, max_new_tokens=3, eos_token_id=[])
+    assert mapped()
+    model.close()
+    assert not mapped()
+    assert model.generate(PROMPT, max_new_tokens=3, eos_token_id=[]) == before  # opened again

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from lite_runner.app import main
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.locate import locate, locate_cached, locate_for_plan
 from lite_runner.weights import source
+from lite_runner.weights.formats import gguf_metadata
 from tests.models import reference_model
 from tests.paths import REFERENCE
+from tests.tiny_gguf import write_tiny_gguf
 
 Configure = Callable[..., RunConfig]
 HUB = "load_checkpoint=hf://someone/model"
@@ -65,3 +68,34 @@ def test_what_is_not_in_the_cache_has_no_path(configure: Configure) -> None:
 def test_what_is_here_is_located_without_the_network(configure: Configure) -> None:
     config = configure("model=auto", LLAMA)
     assert locate_cached(config) == locate(config) == locate_for_plan(config)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["predict_data=the end"],
+        ["predict_data=the end", "context.kernels=false"],
+        ["predict_data=the end", "quant=a16w8"],
+        ["predict_data=the end", "dry_run=true"],
+        ["run_mode=convert", "convert_format=huggingface", "convert_output=hf"],
+        ["run_mode=convert", "convert_output=x.ckpt", "convert_format=ckpt", "dry_run=true"],
+        ["run_mode=quantize", "quant=a16w8", "quantize_output=q"],
+        ["run_mode=shard", "parallel=tp2", "shard_output=ranks"],
+        ["run_mode=eval", "eval_data=text.txt"],
+    ],
+    ids=" ".join,
+)
+def test_the_header_of_a_gguf_is_parsed_once_in_a_run(
+    line: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_gguf(Path("model.gguf"))
+    Path("text.txt").write_text("the end of the text", encoding="utf-8")
+    parsed, header = [], gguf_metadata._Reader.header
+
+    def counted(reader: gguf_metadata._Reader) -> gguf_metadata.GGUFHeader:
+        parsed.append(reader._path)
+        return header(reader)
+
+    monkeypatch.setattr(gguf_metadata._Reader, "header", counted)
+    assert main(["verbosity=0", "model=auto", "load_checkpoint=model.gguf", *line]) == 0
+    assert parsed == [Path("model.gguf")]

@@ -64,11 +64,20 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """Metadata (see GGUFHeader) and tensors of one file."""
+    """Header and tensors of one file."""
 
-    path: Path
-    metadata: dict[str, Any]
+    header: GGUFHeader
     tensors: dict[str, GGUFTensor]
+
+    @property
+    def path(self) -> Path:
+        """Of the file."""
+        return self.header.path
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """See GGUFHeader."""
+        return self.header.metadata
 
 
 def looks_like_gguf(path: Path) -> bool:
@@ -119,7 +128,7 @@ def open_gguf(path: Path) -> GGUFFile:
                 f"{data.size:,}"
             )
         tensors[entry.name] = GGUFTensor(entry.shape, type_name, data[begin:end])
-    return GGUFFile(path, header.metadata, tensors)
+    return GGUFFile(header, tensors)
 
 
 def _type_name(header: GGUFHeader, entry: TensorEntry) -> str:

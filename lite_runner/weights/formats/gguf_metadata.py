@@ -7,10 +7,12 @@ Format: github.com/ggml-org/ggml, docs/gguf.md.
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from lite_runner.errors import ArtifactError
 
@@ -77,6 +79,11 @@ class GGUFHeader:
         return _fault(self.path, what)
 
 
+# By path and state of the file. The references are weak: the owner of a header says how long the
+# file stays mapped.
+_held: WeakValueDictionary[tuple[Path, int, int, int], GGUFHeader] = WeakValueDictionary()
+
+
 def read_metadata(path: Path) -> dict[str, Any]:
     """All keys of `path`, as Python values; arrays are lists. Raises as `read_header` does."""
     return {
@@ -86,19 +93,24 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """The header of `path`.
+    """The header of `path`. One that is still held elsewhere is returned, not parsed again.
 
     Raises ArtifactError where the file is missing, is no GGUF of version 2 or 3, names a key or
     a tensor twice, or has a length that points past its end.
     """
     try:
         with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            key = (path, status.st_ino, status.st_size, status.st_mtime_ns)
+            if (header := _held.get(key)) is not None:
+                return header
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError as error:  # an empty file cannot be mapped
         raise ArtifactError(f"{path}: not a GGUF file: it is empty", "fetch it again") from error
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error.strerror or error}") from error
-    return _Reader(path, data).header()
+    header = _held[key] = _Reader(path, data).header()
+    return header
 
 
 class _Reader:

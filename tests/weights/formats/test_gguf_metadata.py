@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import struct
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +147,13 @@ def test_arrays_are_decoded_on_request(tmp_path: Path) -> None:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="cannot read"):
         read_metadata(tmp_path / "none.gguf")
+
+
+def test_a_header_that_is_held_is_not_parsed_again(path: Path) -> None:
+    header = read_header(path)
+    assert read_header(path) is header and read_metadata(path) == VALUES
+    os.utime(path, ns=(1, 1))
+    assert read_header(path) is not header  # the file has changed
+    held = weakref.ref(header)
+    del header
+    assert held() is None, "the file stays mapped"
