@@ -1,15 +1,22 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.text import byte_tokenizer, load_tokenizer
+from lite_runner.text import byte_tokenizer, chat, load_tokenizer
 from lite_runner.text.chat import render_template
+from lite_runner.text.template_process import Limits
 
 USER = [{"role": "user", "content": "Hi"}]
 SIMPLE = (
@@ -104,9 +111,6 @@ def test_failing_templates(template: str, message: str) -> None:
         "{% include '/etc/passwd' %}",
         "{% import 'os' as os %}{{ os }}",
         "{{ cycler.__init__.__globals__.os.system('true') }}",
-        "{{ 'x' * 10**12 }}",
-        "{{ [0] * 10**9 }}",
-        "{{ 9 ** 99999 }}",
         "{% for i in range(10**9) %}x{% endfor %}",
         "{% for i in range(90000) %}{{ 'x' * 9000 }}{% endfor %}",
     ],
@@ -114,6 +118,190 @@ def test_failing_templates(template: str, message: str) -> None:
 def test_hostile_templates_are_stopped(template: str) -> None:
     with pytest.raises(ArtifactError, match="chat template failed"):
         render(template)
+
+
+SMALL = Limits(seconds=1, memory=256 << 20)
+# What makes a text of 2**24 characters, or of 2**29.
+LONG = "{% set x = 'a' * 2**24 %}"
+LONGER = f"{LONG}{{% set x = x ~ x ~ x ~ x ~ x ~ x ~ x ~ x %}}{{% set x = x ~ x ~ x ~ x %}}"
+TOO_LARGE = {
+    "multiplied": "{{ 'x' * 10**12 }}",
+    "multiplied list": "{{ [0] * 10**9 }}",
+    "concatenated": f"{LONGER}{{{{ x | length }}}}",
+    "added": f"{LONG}{{% set x = x + x + x + x %}}{{{{ (x + x + x + x) | length }}}}",
+    "added lists": "{% set x = range(99999) | list * 99 %}{{ (x + x + x + x + x) | length }}",
+    "ljust": "{{ 'a'.ljust(3000000000) }}",
+    "center": "{{ 'a'.center(3000000000) }}",
+    "center filter": "{{ 'a' | center(3000000000) }}",
+    "zfill": "{{ 'a'.zfill(3000000000) }}",
+    "replace": "{% set x = 'a' * 99999 %}{{ x.replace('a', x) | length }}",
+    "replace filter": "{% set x = 'a' * 99999 %}{{ x | replace('a', x) | length }}",
+    "join": "{% set x = 'a' * 99999 %}{{ x | list | join(x) | length }}",
+    "percent": "{{ '%03000000000d' % 1 }}",
+    "percent filter": "{{ '%3000000000s' | format(1) }}",
+    "format": "{{ '{:3000000000}'.format(1) }}",
+    "indent": "{% set x = '\n' * 99999 %}{{ x | indent(99999, blank=true) | length }}",
+    "tojson": "{{ (range(99999) | list) | tojson(indent=99999) | length }}",
+    "batch": "{{ [1] | batch(3000000000, 0) | list | length }}",
+    "slice": "{{ [1] | slice(3000000000, 0) | list | length }}",
+    "expandtabs": "{{ '\t'.expandtabs(2000000000) | length }}",
+    "encode": f"{LONG}{{{{ [x.encode('utf-32'), x.encode('utf-32'), x.encode('utf-32'),"
+    " x.encode('utf-32')] | length }}",
+    "split": f"{LONG}{{{{ x | list | map('upper') | list | map('list') | list | length }}}}",
+    "namespace": f"{LONG}{{% set n = namespace(t='') %}}{{% for i in range(99) %}}"
+    "{% set n.t = n.t ~ x %}{% endfor %}",
+    "nested lists": "{% set n = namespace(t=[1]) %}{% for i in range(40) %}"
+    "{% set n.t = [n.t, n.t] %}{% endfor %}{{ n.t }}",
+    "macro": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% else %}"
+    "{{ 'x' * 99999 }}{% endif %}{% endmacro %}{% set x = f(14) %}",
+    "lipsum": "{{ lipsum(n=999999, html=false) | length }}",
+    "written": "{% for i in range(90000) %}{{ 'x' * 9000 }}{% endfor %}",
+    "captured": "{% set x %}{% for i in range(90000) %}{{ 'x' * 9000 }}{% endfor %}{% endset %}",
+}
+TOO_LONG = {
+    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}"
+    "{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+    "power": "{{ (9 ** (9 ** 9)) > 1 }}",
+    "squared": "{% set n = namespace(i=9) %}{% for i in range(99) %}"
+    "{% set n.i = n.i * n.i %}{% endfor %}",
+    "compared": "{% set n = namespace(a=[1], b=[1]) %}{% for i in range(60) %}"
+    "{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}{{ n.a == n.b }}",
+    "macro": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+    "{{ f(60) }}",
+    "wordwrap": "{{ ('a-' * 999999) | wordwrap(1) | length }}",
+    "sum": "{{ range(99999) | map('string') | map('list') | sum(start=[]) | length }}",
+    "constant": "{{ " + "+".join(["(9 ** (9 ** 7))"] * 99) + " }}",
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_what_a_template_builds_is_bounded(name: str) -> None:
+    """By the kernel, which gives the process no more memory."""
+    with pytest.raises(ArtifactError, match=r"file\.json: the chat template failed: ") as error:
+        render_template(TOO_LARGE[name], {}, source="file.json", limits=SMALL)
+    assert error.value.exit_code == 4
+    assert render("{{ messages[0].content }}") == "Hi"  # the next one is not concerned
+
+
+@pytest.mark.parametrize("name", TOO_LONG)
+def test_what_a_template_computes_is_bounded(name: str) -> None:
+    """By the kernel, which ends the process."""
+    before = children_seconds()
+    with pytest.raises(ArtifactError, match=r"file\.json: the chat template failed: "):
+        render_template(TOO_LONG[name], {}, source="file.json", limits=SMALL)
+    assert children_seconds() - before < 4  # of a processor, starting it included
+    assert render("{{ messages[0].content }}") == "Hi"
+
+
+def children_seconds() -> float:
+    """Processor time of the processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_the_message_says_what_was_exceeded() -> None:
+    for template, expected in [
+        ("{{ 'x' * 10**12 }}", "it needs more than 256 MiB, which no template of a model does"),
+        (TOO_LONG["nested loops"], "it computes for more than 1 s, which no template"),
+    ]:
+        with pytest.raises(ArtifactError) as error:
+            render_template(template, {}, source="file.json", limits=SMALL)
+        assert error.value.message.startswith(f"file.json: the chat template failed: {expected}")
+        assert "chat=true" in error.value.hint
+
+
+def test_a_process_that_is_not_given_the_processor() -> None:
+    with pytest.raises(ArtifactError, match=r"it takes more than 0\.5 s"):
+        render_template(TOO_LONG["nested loops"], {}, source="s", limits=Limits(wall_seconds=0.5))
+
+
+def test_one_process_for_all_templates_and_threads() -> None:
+    def count(number: int) -> str:
+        return render(f"{{{{ messages[0].content }}}}{number % 20}")
+
+    render("x")
+    process = chat._process
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(count, range(200))) == [f"Hi{n % 20}" for n in range(200)]
+    with pytest.raises(ArtifactError, match="division by zero"):
+        render("{{ 1 / 0 }}")
+    assert chat._process is process
+
+
+def test_a_process_that_was_killed_is_started_again() -> None:
+    render("x")
+    assert chat._process is not None
+    os.kill(chat._process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, chat._process.pid, os.WEXITED | os.WNOWAIT)
+    assert render("{{ messages[0].content }}") == "Hi"
+
+
+def test_the_process_is_limited_and_sees_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    chat._close()
+    render("x")
+    assert chat._process is not None
+    pid = chat._process.pid
+    assert resource.prlimit(pid, resource.RLIMIT_AS) == (512 << 20, 512 << 20)
+    assert resource.prlimit(pid, resource.RLIMIT_FSIZE) == (0, 0)
+    assert 1 <= resource.prlimit(pid, resource.RLIMIT_CPU)[0] <= 10
+    assert b"secret" not in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def test_texts_of_any_characters_come_back() -> None:
+    text = "\0\n\u2028 \U0001f600 \ud800 ü"
+    assert render("{{ t }}", t=text) == text
+
+
+TEXTS = st.sampled_from(
+    ["x", "'ab'", "y", "x ~ y", "'{:9}'", "messages", "[x, y]", "n", "9", "x|e"]
+)
+OPERATORS = st.sampled_from(["~", "+", "*", "**", "%", "//", "-", "==", "in", "and"])
+CALLS = st.sampled_from(
+    [
+        *(
+            "{0}|center({1})",
+            "{0}|replace({1}, {2})",
+            "{0}|join({1})",
+            "{0}|list|batch(9, {1})|list",
+        ),
+        *("{0}|tojson(indent={1})", "{0}|string|urlize", "{0}|wordwrap(1)", "{0}.ljust({1})"),
+        *("{0}.format({1}, {2})", "range({0}|length)|list", "{0}|string|indent({1})", "f({0})"),
+        *("{0}|sort", "{0}|map('string')|list", "{0}|int", "{0}|length", "{0}[::{1}]", "lipsum(9)"),
+    ]
+)
+EXPRESSIONS = st.recursive(
+    TEXTS,
+    lambda inner: (
+        st.builds("({} {} {})".format, inner, OPERATORS, inner)
+        | st.builds(str.format, CALLS, inner, inner, inner)
+    ),
+    max_leaves=8,
+)
+TEMPLATES = st.recursive(
+    st.builds("{{{{ {} }}}}".format, EXPRESSIONS)
+    | st.builds("{{% set x = {} %}}".format, EXPRESSIONS)
+    | st.builds("{{% set s.t = {} %}}{{% set y = s.t %}}".format, EXPRESSIONS),
+    lambda inner: (
+        st.builds("{}{}".format, inner, inner)
+        | st.builds("{{% for i in range(99999) %}}{}{{% endfor %}}".format, inner)
+        | st.builds("{{% set x %}}{}{{% endset %}}".format, inner)
+        | st.builds("{{% macro f(n) %}}{}{{% endmacro %}}".format, inner)
+    ),
+    max_leaves=6,
+)
+
+
+@given(TEMPLATES)
+@settings(max_examples=40, deadline=None)
+def test_whatever_a_template_does_it_ends(template: str) -> None:
+    before = children_seconds()
+    start = "{% set s = namespace(t='a') %}{% set x = 'a' * 9 %}{% set y = 99 %}{% set n = 3 %}"
+    try:
+        render_template(start + template, {"messages": USER}, source="s", limits=SMALL)
+    except ArtifactError as error:
+        assert "chat template failed" in error.message
+    assert children_seconds() - before < 30  # one that ended had rendered others before
 
 
 def test_a_template_without_end_is_refused() -> None:
