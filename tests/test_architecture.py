@@ -344,7 +344,7 @@ OWN_JSON = {
     *("api.gather", "api.ranks", "backends.engines.lite_process", "backends.engines.lite_worker"),
     *("bench.cell", "bench.runner", "distributed.events", "export.graphs"),
     *("output.merge", "shared_plan", "system.json_file", "text.spelling"),
-    *("text.template_process", "text.template_worker"),
+    *("text.template_process", "text.template_worker", "text.tokenizer_cost"),
 }
 
 

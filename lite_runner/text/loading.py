@@ -12,6 +12,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json_object
 from lite_runner.text.sentencepiece import build_tokenizer, read_model
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer
+from lite_runner.text.tokenizer_cost import check_tokenizer
 from lite_runner.text.vocab_merges import MERGES, read_vocab_and_merges
 
 _JSON, _MODEL, _CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
@@ -96,7 +97,9 @@ def _load_file(path: Path) -> Tokenizer:
 def _read_json(path: Path) -> tokenizers.Tokenizer:
     data = _read(path)
     try:
-        return tokenizers.Tokenizer.from_buffer(data)
+        backend = tokenizers.Tokenizer.from_buffer(data)
+        check_tokenizer(backend)
+        return backend
     except BaseException as error:
         # The library panics on some broken files; a panic is not an Exception.
         if isinstance(error, (KeyboardInterrupt, SystemExit)):

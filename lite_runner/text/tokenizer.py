@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -64,7 +65,8 @@ class Tokenizer:
                 f"{text[error.start : error.end]!r}",
                 hint="pass the text as UTF-8",
             ) from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        with self._faults():
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def encode_chat(
@@ -83,7 +85,8 @@ class Tokenizer:
             data = b"".join(self.token_bytes(id, skip_special_tokens) for id in ids)
             text = data.decode("utf-8", "replace")
             return text.removeprefix(" ") if self.spelling.strips_space else text
-        text = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        with self._faults():
+            text = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def token_bytes(self, id: int, skip_special_tokens: bool = True) -> bytes:
@@ -207,6 +210,20 @@ class Tokenizer:
             "unk_token": special.unk,
         }
         return {name: token for name, token in names.items() if token is not None}
+
+    @contextlib.contextmanager
+    def _faults(self) -> Iterator[None]:
+        """The library's exceptions as ArtifactError; its panics are no Exceptions."""
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            said = " ".join(str(error).split())[:200]
+            raise ArtifactError(
+                f"{self.source}: the tokenizer failed: {said}",
+                "use the tokenizer that was published with the model",
+            ) from error
 
     def _set_post_processor(self) -> None:
         """Apply add_bos and add_eos if either is specified."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.text import byte_tokenizer, load_tokenizer
+from lite_runner.text.tokenizer import SpecialTokens, Tokenizer
 
 Folder = Callable[..., Path]
 
@@ -195,3 +196,61 @@ def test_invalid_unicode_is_an_error_not_a_crash() -> None:
 
 def test_ids_beyond_the_vocabulary_have_no_text() -> None:
     assert byte_tokenizer().decode([72, 5000, 105]) == "Hi"
+
+
+EVIL = "(a|a|aa)+$"
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+
+
+def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def _sequence(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": steps}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"pre_tokenizer": _split(EVIL)}, "the pattern .* matches in several ways"),
+        (
+            {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [_split("x"), _split(EVIL)]}},
+            "the pattern .* matches in several ways",
+        ),
+        ({"normalizer": _replace({"Regex": EVIL}, "")}, "the pattern .* matches in several ways"),
+        ({"decoder": _replace({"Regex": EVIL}, "")}, "the pattern .* matches in several ways"),
+        (
+            {"normalizer": _sequence([_replace({"String": "a"}, "aa")] * 40)},
+            r"make a text 1\.1e\+12 times as long",
+        ),
+        ({"normalizer": _replace({"String": ""}, "a" * 99)}, "make a text 100 times as long"),
+        ({"normalizer": {"type": "Prepend", "prepend": "a" * 99}}, "a prefix of more than 64"),
+    ],
+)
+def test_a_tokenizer_that_may_take_forever(
+    folder: Folder, changes: dict[str, Any], expected: str
+) -> None:
+    path = folder() / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | changes))
+    with pytest.raises(ArtifactError, match=rf"tokenizer\.json: not a tokenizer: .*{expected}"):
+        load_tokenizer(path, model_vocab=None)
+
+
+def test_a_tokenizer_that_panics_or_fails() -> None:
+    """Built in code here; from a file, such a pattern is refused before."""
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="?"))
+    tokenizer = Tokenizer(backend, SpecialTokens(), source="some.json")
+    with pytest.raises(ArtifactError, match=r"some\.json: the tokenizer failed: "):
+        tokenizer.encode("b")
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(EVIL), "isolated")
+    with pytest.raises(ArtifactError, match=r"some\.json: the tokenizer failed: .*retry-limit"):
+        tokenizer.encode("a" * 60 + "b")

@@ -1,0 +1,52 @@
+"""What a tokenizer.json may cost, read off its parts before a text goes through them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import tokenizers
+
+from lite_runner.text.regex_cost import check_cost
+
+MAX_GROWTH = 64  # characters of a text for each, after the replacements one behind another
+MAX_PREFIX = 64  # characters before each piece of a text
+
+
+def check_tokenizer(backend: tokenizers.Tokenizer) -> None:
+    """Raises ValueError, which says why, where a pattern of a tokenizer may take forever, or its
+    replacements may make a short text a huge one."""
+    for part in (backend.normalizer, backend.pre_tokenizer, backend.decoder):
+        if part is None:
+            continue
+        growth = 1.0
+        for step in _objects(json.loads(part.__getstate__())):
+            pattern = step.get("Regex")
+            if isinstance(pattern, str):
+                try:
+                    check_cost(pattern)
+                except ValueError as error:
+                    raise ValueError(f"the pattern {pattern[:80]!r}: {error}") from None
+            if step.get("type") == "Replace":
+                growth *= _growth(step)
+            if len(str(step.get("prepend", ""))) > MAX_PREFIX:
+                raise ValueError(f"a prefix of more than {MAX_PREFIX} characters")
+        if growth > MAX_GROWTH:
+            raise ValueError(f"its replacements make a text {growth:.3g} times as long")
+
+
+def _growth(replace: dict[str, Any]) -> float:
+    """How many times as long a Replace may make a text."""
+    pattern, content = replace["pattern"], len(replace["content"])
+    taken = len(pattern.get("String", "")) or 1
+    return max(1.0, content / taken, content + 1 if pattern.get("String") == "" else 0)
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object in a JSON value."""
+    if isinstance(value, dict):
+        yield value
+    for child in value.values() if isinstance(value, dict) else value:
+        if isinstance(child, dict | list):
+            yield from _objects(child)
