@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lite_runner.config.other_tools import equivalent_of
+from lite_runner.config.secret import hidden, means_key
 from lite_runner.config.suggest import NEAR_NAME, did_you_mean, nearest, nearest_flag
 
 Action = Literal["run", "help", "version", "cfg", "info", "multirun", "completion"]
@@ -74,6 +75,7 @@ class Setting:
 
     def __str__(self) -> str:
         value = self.value if isinstance(self.value, str) else " ".join(self.value)
+        value = hidden(value) if means_key(self.key) else value
         return f"--{self.key} {value}" if self.flag else f"{self.prefix}{self.key}={value}"
 
 
@@ -146,7 +148,7 @@ def _unknown_flag(word: str, words: _Words, line: CommandLine, heads: Collection
     here = equivalent_of(word)
     near = nearest_flag(word, [*_FLAG_NAMES, *heads])
     hint = f"; here it is {here}" if here else did_you_mean(near)
-    line.faults.append(f"{word}: no such flag{hint}")
+    line.faults.append(f"{word.partition('=')[0]}: no such flag{hint}")
     if words.peek() is not None and not _is_override(words.peek(), heads):
         words.next()  # its value
 

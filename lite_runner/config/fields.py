@@ -22,6 +22,7 @@ from lite_runner.errors import ConfigError
 
 Scalar = str | int | float | bool | None  # what a free mapping holds
 MAX_DEPTH = 8  # of keys; a yaml file can hold a mapping that contains itself
+MISSING = "???"  # OmegaConf's
 _NAME = re.compile(r"\w[\w-]*")
 _HELP = "run_lite.py --help lists the groups and keys"
 
@@ -75,6 +76,11 @@ class Range:
 
 def read(value: Any, annotation: Any, key: str, faults: list[Fault]) -> Any:
     """`value` as `annotation` wants it. Where it does not fit, `faults` grows and None returns."""
+    if isinstance(value, str) and value == MISSING:
+        faults.append(
+            fault(key, f"{key}: a value is missing ({MISSING} is OmegaConf's placeholder)")
+        )
+        return None
     origin = get_origin(annotation)
     if origin is Annotated:
         base, allowed = get_args(annotation)

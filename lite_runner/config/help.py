@@ -19,7 +19,8 @@ from lite_runner.config.composed import Schemas
 from lite_runner.config.config_file import ConfigFile
 from lite_runner.config.fields import raise_faults
 from lite_runner.config.groups import GROUPS, conf_dir, keys_by_run_mode, options_of
-from lite_runner.config.yaml_file import read_yaml
+from lite_runner.config.secret import KEY, hidden
+from lite_runner.config.yaml_file import at, put_at, read_yaml
 
 _USAGE = """\
 Run an LLM job on MindSpore.
@@ -75,9 +76,11 @@ def help_text(line: CommandLine) -> str:
 
 
 def config_text(line: CommandLine, schemas: Schemas) -> str:
-    """The composed config as yaml, as --cfg prints it. Raises ConfigError."""
+    """The composed config as yaml, as --cfg prints it, without secrets. Raises ConfigError."""
     composed = compose_line(line, schemas)
     raise_faults(composed.faults)
+    if isinstance(key := at(composed.raw, KEY), str):
+        put_at(composed.raw, KEY, hidden(key))
     shown = {} if line.shown == "hydra" else composed.raw
     if line.shown != "job":
         shown["hydra"] = {"searchpath": [str(folder) for folder in composed.folders]}

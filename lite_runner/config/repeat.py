@@ -14,6 +14,7 @@ from lite_runner.config.groups import options_of
 from lite_runner.config.options import GenerateOptions
 from lite_runner.config.prompts import STANDARD_INPUT, is_file, prompt_file, read_prompts
 from lite_runner.config.schema import RunConfig
+from lite_runner.config.secret import KEY
 from lite_runner.config.yaml_file import at, put_at
 
 # Keys that name a file or folder to read, or a source elsewhere, or a list of such.
@@ -43,7 +44,6 @@ WRITTEN = (
     "parallel.log_dir",
     "parallel.strategy_ckpt_save_file",
 )
-KEY = "infer.enc_key"  # file:PATH
 
 
 def path_at(config: RunConfig, key: str) -> Any:

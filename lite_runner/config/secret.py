@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from lite_runner.config.suggest import NEAR_NAME, nearest
 from lite_runner.errors import ConfigError
 
 KEY = "infer.enc_key"
@@ -42,5 +43,10 @@ def encryption_key(given: str) -> bytes | None:
 
 
 def hidden(given: str) -> str:
-    """What a file may show of `infer.enc_key`: where the key is, but not the key."""
+    """What may be shown of `infer.enc_key`: where the key is, but not the key."""
     return given if not given or given.startswith(("env:", "file:")) else HIDDEN
+
+
+def means_key(name: str) -> bool:
+    """Whether a dotted key is `infer.enc_key`, or that misspelt: its value may be a key."""
+    return nearest(name.rpartition(".")[2], [KEY.rpartition(".")[2]], NEAR_NAME) is not None

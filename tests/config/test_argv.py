@@ -91,6 +91,7 @@ def test_a_single_dash_is_a_value() -> None:
         (["--model-path=x.gguf"], "--model-path: no such flag; here it is model=PATH"),
         (["-p", "a b"], "-p: no such flag; here it is predict_data='TEXT'"),
         (["-n", "4"], "-n: no such flag; here it is max_new_tokens=N"),
+        (["--enc_kye=SECRET"], "--enc_kye: no such flag"),
         (["--json"], "--json: no such flag; here it is output_format=jsonl"),
         (["-m", "--cfg", "job"], "leave out --multirun"),
         (["--cfg", "job", "-m"], "leave out --multirun"),

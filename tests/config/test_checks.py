@@ -322,3 +322,11 @@ def test_of_a_key_of_the_run_mode_every_value_is_checked(faults: Faults) -> None
     assert "max_new_tokens: got 'x'" in faults(
         "model=tiny_llama", "max_new_tokens=x", "max_new_tokens=3", "predict_data=a"
     )
+
+
+@pytest.mark.parametrize("key", ["predict_data", "max_new_tokens", "load_checkpoint"])
+def test_a_placeholder_of_omegaconf_is_no_value(faults: Faults, key: str, tmp_path: Path) -> None:
+    expected = f"{key}: a value is missing"
+    assert expected in faults("model=tiny_llama", f"{key}=???")
+    (tmp_path / "own.yaml").write_text(f"model: tiny_llama\n{key}: ???\n")
+    assert expected in faults("--config", str(tmp_path / "own.yaml"))
