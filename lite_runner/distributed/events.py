@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -123,7 +124,8 @@ class Sender:
             self._socket.sendall(event.to_line())
 
     def _exit_with_launcher(self) -> None:
-        self._socket.recv(1)
+        with suppress(OSError):  # a reset, where the launcher left events unread
+            self._socket.recv(1)
         os._exit(EXIT_FAILED)
 
 
