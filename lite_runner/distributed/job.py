@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -31,6 +30,7 @@ from lite_runner.errors import (
     RunnerError,
 )
 from lite_runner.system import memory
+from lite_runner.system.files import temporary_folder
 from lite_runner.system.signals import deferred
 
 TICK_S = 0.1
@@ -94,8 +94,8 @@ def run_ranks(
         rendezvous_timeout=limits.rendezvous + MSRUN_EXTRA_S,
         rank_table_file=rank_table_file,
     )
-    with tempfile.TemporaryDirectory(prefix="lite_runner-") as private:
-        events = Path(private) / "events"
+    with temporary_folder() as private:
+        events = private / "events"
         flags = None
         if cluster.local_worker_num == cluster.worker_num:
             flags = StopFlags.create(events.with_name(STOP_FILE), cluster.worker_num)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from lite_runner.config.cluster import Cluster
@@ -13,6 +12,7 @@ from lite_runner.errors import RunnerError
 from lite_runner.sizing.need import readable
 from lite_runner.sizing.scaling import PROCESS_BYTES, host_processes
 from lite_runner.system import memory
+from lite_runner.system.files import temporary_folder
 
 RANKS = 2
 LIMIT_S = 90  # for all: two ranks take some ten seconds, of which importing MindSpore is the most
@@ -35,9 +35,9 @@ def gather() -> Finding:
             f"not tried: two ranks take {readable(need)} without a model, {readable(free)} is free"
         )
         return Finding("warn", found, remedy="more memory, or fewer other processes")
-    with tempfile.TemporaryDirectory(prefix="lite-runner-doctor-") as folder:
+    with temporary_folder() as folder:
         try:
-            run_ranks([str(PROGRAM)], Cluster(RANKS, RANKS), Path(folder), Limits(LIMIT_S, LIMIT_S))
+            run_ranks([str(PROGRAM)], Cluster(RANKS, RANKS), folder, Limits(LIMIT_S, LIMIT_S))
         except RunnerError as error:
             lines = error.message.splitlines()
             # The logs, whose last lines are in the message, go with the folder.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from lite_runner.config.model_dir import yamls_in
 from lite_runner.config.model_yaml import is_ours
 from lite_runner.errors import ConfigError
 from lite_runner.mindir.manifest import MANIFEST, GraphName
-from lite_runner.system.files import make_folder, put_in_place, sync_folder
+from lite_runner.system.files import make_folder, put_in_place, sync_folder, temporary_folder
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,14 @@ class OutputPaths:
     def make_parent(self) -> None:
         """Make the folder that `folder` is to be in. Raises EnvironmentFault."""
         make_folder(self.folder.parent)
+
+    @contextmanager
+    def temporary(self) -> Iterator[Path]:
+        """An empty folder to fill, with the artifact's name and on its disk; `take` it then."""
+        with temporary_folder(self.folder.name, self.folder.parent) as temporary:
+            folder = temporary.absolute() / self.folder.name
+            folder.mkdir()
+            yield folder
 
     def has_own_yaml(self) -> bool:
         """Whether graphs go beside a yaml of the user's; of two nobody would know which holds."""

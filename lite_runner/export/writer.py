@@ -6,7 +6,6 @@ what the online backend computes.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -72,9 +71,6 @@ def _temporary_folder(job: ExportJob, paths: OutputPaths) -> Iterator[Path]:
     if not job.first:
         yield Path(broadcast(job.ranks, ""))
         return
-    parent, name = paths.folder.parent, paths.folder.name
-    with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=parent) as temporary:
-        folder = Path(temporary).absolute() / name
-        folder.mkdir()
+    with paths.temporary() as folder:
         broadcast(job.ranks, str(folder))
         yield folder

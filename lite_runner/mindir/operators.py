@@ -9,7 +9,6 @@ have no values in the file.
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.mindir.writer import GRAPH_SUFFIX
 from lite_runner.native.packing import ALIGNMENT, aligned
+from lite_runner.system.files import temporary_folder
 
 LIBRARY = "operators.so"
 OPERATORS = ("Embedding", "Layers", "Head")
@@ -127,8 +127,8 @@ def _graph_of(network: nn.Cell, inputs: Sequence[Tensor]) -> Any:
         del model.graph.parameter[:]  # what MindSpore is left to write then is small
 
     network.set_train(False)
-    with tempfile.TemporaryDirectory() as folder:
-        file = str(Path(folder) / "graph")
+    with temporary_folder() as folder:
+        file = str(folder / "graph")
         ms.export(network, *inputs, file_name=file, file_format="MINDIR", custom_func=keep)
     return kept
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from mindspore.train import mind_ir_pb2
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.system.files import temporary_folder
 
 GRAPH_SUFFIX = "_graph.mindir"
 ASCEND_GROUP = "hccl_world_group"  # of all ranks
@@ -27,9 +27,9 @@ def write_mindir(
     encryption = {} if enc_key is None else {"enc_key": enc_key, "enc_mode": "AES-GCM"}
     network.set_train(False)
     try:
-        with tempfile.TemporaryDirectory() as plain:
+        with temporary_folder() as plain:
             # MindSpore accepts no path with spaces or non-ASCII characters.
-            to = Path(plain) / "to"
+            to = plain / "to"
             to.symlink_to(folder.resolve(), target_is_directory=True)
             ms.export(
                 network, *inputs, file_name=str(to / stem), file_format="MINDIR", **encryption

@@ -12,12 +12,12 @@ import json
 import logging
 import os
 import re
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ import yaml
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.system import memory
+from lite_runner.system.files import make_folder, temporary_folder
 from lite_runner.system.versions import versions
 
 if TYPE_CHECKING:
@@ -192,6 +193,7 @@ class RunFolder:
         their own. Raises EnvironmentFault where the folder cannot be made or is full.
         """
         base = Path(output_dir).expanduser().absolute()
+        make_folder(base, "choose another folder with output_dir=DIR")
         moment = now or datetime.now()
         name = re.sub(r"[^\w.+-]+", "_", f"{moment:%H%M%S}-{run_mode}-{model}")
         path = base
@@ -292,6 +294,11 @@ class RunFolder:
 class _LogFile(logging.FileHandler):
     """A log that falls silent on a full disk: the job goes on, and its results say so."""
 
+    def _open(self) -> TextIOWrapper:
+        return open(
+            self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=_opener
+        )
+
     def handleError(self, record: logging.LogRecord) -> None:
         pass
 
@@ -330,22 +337,22 @@ def _link(link: Path, target: Path) -> None:
     """Point `link` at `target` in one step: a reader sees the old folder or the new one."""
     if link.is_dir() and not link.is_symlink():
         raise OSError(errno.EEXIST, "a folder stands where a link is to be", str(link))
-    staging = Path(tempfile.mkdtemp(prefix=".latest-", dir=link.parent))
-    try:
+    with temporary_folder("latest", link.parent) as staging:
         fresh = staging / "link"
         fresh.symlink_to(target.relative_to(link.parent), target_is_directory=True)
         fresh.replace(link)
-    finally:
-        with suppress(OSError):
-            (staging / "link").unlink(missing_ok=True)
-            staging.rmdir()
 
 
 def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
+    with open(path, "wb", opener=_opener) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _opener(path: str, flags: int) -> int:
+    """Prompts and texts are for the user and the group, whatever the umask allows."""
+    return os.open(path, flags, 0o640)
 
 
 def _not_writable(path: Path, error: OSError) -> EnvironmentFault:

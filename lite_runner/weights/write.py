@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,7 +15,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.hf import hf_from_model_config, is_transformers
 from lite_runner.config.release import Release
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.system.files import atomic_write, make_folder, sync_folder
+from lite_runner.system.files import atomic_write, make_folder, sync_folder, temporary_folder
 from lite_runner.weights.checkpoint import FILES, folder_of, open_checkpoint
 from lite_runner.weights.derive import cast
 from lite_runner.weights.formats.ckpt_file import write_ckpt
@@ -190,10 +189,8 @@ def filled_folder(target: Path, ours: Set[str]) -> Iterator[Path]:
     """
     make_folder(target.parent)
     try:
-        with tempfile.TemporaryDirectory(
-            prefix=f".{target.name}.", suffix=".tmp", dir=target.parent
-        ) as name:
-            temporary = Path(name) / target.name
+        with temporary_folder(target.name, target.parent) as folder:
+            temporary = folder / target.name
             temporary.mkdir()
             yield temporary
             if target.exists():

@@ -253,3 +253,17 @@ def test_peak_memory_is_in_mib() -> None:
     assert peak_rss_mib() == pytest.approx(
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, rel=0.1
     )
+
+
+@pytest.mark.parametrize(("umask", "expected"), [(0o000, 0o640), (0o022, 0o640), (0o077, 0o600)])
+def test_results_are_for_the_user_and_the_group(tmp_path: Path, umask: int, expected: int) -> None:
+    before = os.umask(umask)
+    try:
+        with RunFolder.create(tmp_path, "predict", "m") as folder:
+            folder.open_log()
+            folder.write_config({})
+            folder.write_text("result.json", "{}")
+            modes = {path.name: path.stat().st_mode & 0o777 for path in folder.path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("config.yaml", "result.json", "run.log"), expected)

@@ -267,7 +267,7 @@ def test_read_only_cache(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any, **options: Any) -> Any:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(source.tempfile, "TemporaryDirectory", refuse)
+    monkeypatch.setattr(source, "temporary_folder", refuse)
     with pytest.raises(EnvironmentFault, match="cannot be written: Permission denied") as caught:
         fetch(uri())
     assert "LITE_RUNNER_CACHE" in caught.value.hint

@@ -165,7 +165,9 @@ def test_nothing_is_written_on_too_small_a_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_ckpt(tmp_path / "x.ckpt", values(configs["gpt2"]))
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: SimpleNamespace(free=1000, total=1 << 30)
+    )
     with pytest.raises(EnvironmentFault, match="disk is too small"):
         convert(tmp_path / "x.ckpt", configs["gpt2"], tmp_path / target, form)  # type: ignore[arg-type]
     assert [item.name for item in tmp_path.iterdir()] == ["x.ckpt"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 from pathlib import Path
 
 from lite_runner.backends.engines import mindir_version
@@ -15,6 +14,7 @@ from lite_runner.backends.engines.lite_python import (
     quoted_tail,
 )
 from lite_runner.errors import ArtifactError, EnvironmentFault
+from lite_runner.system.files import temporary_folder
 
 CONVERT_SECONDS = 3600.0  # timeout, in case it hangs
 _SUCCESS = "CONVERT RESULT SUCCESS"
@@ -34,11 +34,11 @@ def convert_to_ms(mindir: Path, target: Path, *, weight_fp16: bool) -> None:
     python = find_lite_python()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".converting-") as folder:
-            _convert(python, mindir.resolve(), target.stem, Path(folder), weight_fp16)
+        with temporary_folder(target.name, target.parent) as folder:
+            _convert(python, mindir.resolve(), target.stem, folder, weight_fp16)
             # The .ms goes last, so that its weights are there when it appears. It contains the
             # name of their file, so both were written under their final names.
-            for path in sorted(Path(folder).iterdir(), key=lambda path: path.suffix == ".ms"):
+            for path in sorted(folder.iterdir(), key=lambda path: path.suffix == ".ms"):
                 path.chmod(0o644)  # the converter makes it readable by the owner only
                 _sync(path)
                 path.replace(target.parent / path.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,6 +18,7 @@ from lite_runner.mindir.manifest import Graph, GraphName
 from lite_runner.mindir.operators import resolve
 from lite_runner.sizing.need import Memory, check_memory
 from lite_runner.system import memory
+from lite_runner.system.files import temporary_folder
 from lite_runner.system.signals import deferred
 
 AGAIN = "export the model again with the MindSpore of this machine"
@@ -120,8 +120,8 @@ def _with_operators(path: Path, library: Path) -> nn.GraphCell:
 
     Raises ArtifactError, and EnvironmentFault where memory does not suffice.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        resolved = Path(folder) / path.name
+    with temporary_folder() as folder:
+        resolved = folder / path.name
         stored = resolve(path, library, resolved)
         cell = _cell(path, None, resolved)
     weights = sum(one.nbytes for one in stored.values() if one.path is not None)

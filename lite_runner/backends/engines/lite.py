@@ -10,7 +10,6 @@ import contextlib
 import importlib.util
 import inspect
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +22,7 @@ from lite_runner.backends.engines import mindir_version
 from lite_runner.config.ge import FILE_NAME, GeConfig, render
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, RunnerError
 from lite_runner.mindir.manifest import GraphName, TensorSpec
+from lite_runner.system.files import temporary_folder
 
 ORDER: tuple[GraphName, ...] = ("model", "prefill", "increment")
 AGAIN = "export the model again"
@@ -89,9 +89,9 @@ class LiteEngine:
         self._bound: dict[GraphName, list[NDArray[Any]]] = {}
         self.inputs: dict[GraphName, tuple[TensorSpec, ...]] = {}
         kind = getattr(lite.ModelType, model_type)
-        with tempfile.TemporaryDirectory(prefix="lite-runner-") as folder:
+        with temporary_folder() as folder:
             for index, (graph, model) in enumerate(self._models.items()):
-                more = self._ge_arguments(ge, index, Path(folder)) | self._key_arguments(dec_key)
+                more = self._ge_arguments(ge, index, folder) | self._key_arguments(dec_key)
                 path = self._paths[graph].resolve()
                 doing = f"cannot load it{'' if dec_key is None else ' with this key'}"
                 try:

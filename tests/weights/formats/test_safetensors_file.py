@@ -227,7 +227,7 @@ def test_detection(tmp_path: Path) -> None:
 def test_too_small_a_disk_is_told_before_the_first_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100, total=1 << 30))
     with pytest.raises(EnvironmentFault, match="disk is too small") as caught:
         write_safetensors(tmp_path / "x.safetensors", {"w": lazy(np.ones(99, np.float32))}, {})
     assert caught.value.exit_code == 3
