@@ -13,9 +13,9 @@ from lite_runner.api.ranks import own_ranks
 from lite_runner.backends.base import Backend
 from lite_runner.config.options import GenerateOptions
 from lite_runner.generation import Completion, Scheduler, generate
-from lite_runner.plan.growing import grown
+from lite_runner.plan.growing import grow_backend
 from lite_runner.plan.job import Job, share
-from lite_runner.plan.loading import load, with_backend
+from lite_runner.plan.loading import load, resolve_backend
 from lite_runner.system import environment
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class Engine:
         with closing(TokenHooks(job, tokenizer, hooks.streamer)) as told:
             outcome = generate(
                 self._scheduler,
-                job.asked(keep_logits=hooks.on_logits is not None),
-                first_index=job.first,
+                job.scheduler_requests(keep_logits=hooks.on_logits is not None),
+                first_index=job.first_index,
                 on_token=told.on_token,
                 on_finish=told.on_finish,
                 on_logits=hooks.on_logits,
@@ -93,7 +93,7 @@ class Engine:
                 if self._grow(backend, config, files, device, room):
                     return backend
             self.close()
-        config = with_backend(config, files, room)
+        config = resolve_backend(config, files, room)
         backend = load(config, files, device, room, tokenizer, ranks)
         backend.prepare()
         self._backend = backend
@@ -121,7 +121,7 @@ class Engine:
     ) -> bool:
         self._scheduler = None
         try:
-            if not grown(backend, config, files, device, room):
+            if not grow_backend(backend, config, files, device, room):
                 return False
             backend.prepare()
         except BaseException:

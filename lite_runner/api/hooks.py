@@ -41,7 +41,7 @@ class TokenHooks:
     """Takes every token of a job, for its stop texts and a streamer."""
 
     def __init__(self, job: Job, tokenizer: Tokenizer | None, streamer: Streamer | None) -> None:
-        self._first, self._stop, self._tokenizer = job.first, job.generation.stop, tokenizer
+        self._first, self._stop, self._tokenizer = job.first_index, job.generation.stop, tokenizer
         self._transcripts: dict[tuple[int, int], Transcript] = {}
         prompts = [list(ids) for ids in job.tokens]
         self._turn = SequentialStream(streamer, prompts) if streamer is not None else None

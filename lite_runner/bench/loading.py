@@ -40,7 +40,7 @@ def load(job: CellJob) -> Loaded:
     raise_faults(list(cell_faults(config)))
     files = locate(config)
     work = workload(files.model, job.settings)
-    config = loading.with_backend(config, files, work)
+    config = loading.resolve_backend(config, files, work)
     device = environment.resolve_device(config.context.device_target)
     exports = not _is_there(config, files, work)
     tokenizer = tokenizer_of(config, files) if exports else None

@@ -24,7 +24,7 @@ from lite_runner.config.ge import ge_notes
 from lite_runner.config.groups import GROUPS, compose_groups, options_of
 from lite_runner.config.lengths import typed_faults
 from lite_runner.config.model_dir import with_model
-from lite_runner.config.overlay import export_as_mindformers, overlay_file, take_foreign_flags
+from lite_runner.config.overlay import export_as_mindformers, move_mindformers_flags, overlay_file
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 
@@ -72,7 +72,7 @@ def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
     line, file = with_model(line, file)
     line, faults = with_checkpoint(line, file, models)
     early += faults
-    line, file = take_foreign_flags(line, file)
+    line, file = move_mindformers_flags(line, file)
     choices = options_chosen(line.settings, file, folders, early)
     raw = compose_groups(choices, folders)
     schema = schemas.of(raw.get("run_mode"))
@@ -80,7 +80,7 @@ def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
         raw.pop("infer", None)  # of the group ge
     composed = Composed(raw, schemas, schema, choices, folders, early)
     if "ge" in choices and "infer" not in raw:
-        composed.fail("ge", composed.no_meaning("ge", "infer.ge_preset"))
+        composed.fail("ge", composed.no_effect("ge", "infer.ge_preset"))
     if file.raw:
         overlay_file(composed, line, file)
     last, others = {setting.key: setting for setting in line.settings}, composed.others

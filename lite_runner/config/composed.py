@@ -49,7 +49,7 @@ class Schemas:
         """The dotted keys of any run mode, without those that all have."""
         return frozenset().union(*self.keys.values())
 
-    def having(self, key: str) -> list[str]:
+    def run_modes_with(self, key: str) -> list[str]:
         """The run modes that have a dotted key."""
         return [mode for mode, keys in self.keys.items() if key in keys]
 
@@ -143,9 +143,9 @@ class Composed:
         """The dotted keys that only other run modes have."""
         return self.schemas.every_key - leaves(self.schema).keys()
 
-    def no_meaning(self, name: str, key: str) -> str:
+    def no_effect(self, name: str, key: str) -> str:
         """The fault of `name`, whose `key` only other run modes have."""
-        modes = " or ".join(self.schemas.having(key))
+        modes = " or ".join(self.schemas.run_modes_with(key))
         mode = self.raw["run_mode"]
         return f"{name} has no effect with run_mode={mode}, only with run_mode={modes}"
 
@@ -155,7 +155,7 @@ class Composed:
         own, others = leaves(self.schema), self.others
         parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
         if found := next((one for one in (key, *parents) if one in others), None):
-            return self.no_meaning(key, found)
+            return self.no_effect(key, found)
         if key in own:
             parent = key.rpartition(".")[0]
             kind = self.section(parent).get("type", "null")

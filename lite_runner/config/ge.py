@@ -130,7 +130,7 @@ def ge_notes(config: RunConfig) -> list[str]:
     return notes
 
 
-def serves(engine: str, target: str) -> bool:
+def compiles_with_ge(engine: str, target: str) -> bool:
     """Whether GE compiles what runs in an engine on a target ("CPU" or "Ascend")."""
     return (engine, target) == ("lite", "Ascend")
 

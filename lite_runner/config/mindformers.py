@@ -11,7 +11,7 @@ from typing import Any
 
 from lite_runner.config.fields import show
 from lite_runner.config.mindformers_keys import IGNORED, OFF, PARALLEL_MODES, TOKENIZERS
-from lite_runner.config.mindformers_model import RENAMED, UNDERSTOOD, Translation, translate_model
+from lite_runner.config.mindformers_model import RENAMED, TRANSLATED, Translation, translate_model
 from lite_runner.config.suggest import did_you_mean, nearest_key
 from lite_runner.config.yaml_file import at
 
@@ -31,7 +31,7 @@ FAMILIES = {
     "bloom": _FAMILY_MODEL["BloomLMHeadModel"],
     "gpt2": _FAMILY_MODEL["GPT2LMHeadModel"],
 }
-NO_FAMILIES = ("glm", "glm2")  # which MindFormers has besides
+UNSUPPORTED_FAMILIES = ("glm", "glm2")  # which MindFormers has besides
 # Keys of MindFormers that have another name here. Those of generation_config, as all of a file,
 # are what the model does unless a run says otherwise.
 _RENAMED = {
@@ -99,7 +99,7 @@ def translate(
         elif key in known:
             result.assignments[key] = value
         elif key in IGNORED or key in _OF_THE_FOLDER:
-            result.ignored += [] if key in UNDERSTOOD else [key]
+            result.ignored += [] if key in TRANSLATED else [key]
         elif key in sections:
             if value is not None:
                 result.faults.append(f"{key}: got {show(value)}, expected a section")
@@ -118,7 +118,7 @@ def translate(
     return result
 
 
-def listed(keys: Collection[str]) -> str:
+def format_keys(keys: Collection[str]) -> str:
     """Dotted keys for a sentence, those of a section in its brackets."""
     sections: dict[str, list[str]] = {}
     for key in sorted(set(keys)):

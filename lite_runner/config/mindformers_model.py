@@ -10,7 +10,7 @@ from lite_runner.config.fields import show
 
 PREFIX = "model.model_config."
 # Read here, so never listed as without effect.
-UNDERSTOOD = frozenset(
+TRANSLATED = frozenset(
     f"{PREFIX}{name}"
     for name in (
         *("add_qkv_bias", "extend_method", "ffn_dim_multiplier", "hidden_act"),

@@ -15,7 +15,7 @@ from lite_runner.config.composed import Composed
 from lite_runner.config.config_file import ConfigFile
 from lite_runner.config.fields import Note, accepts, leaves, show
 from lite_runner.config.groups import GROUPS, files_of, options_of
-from lite_runner.config.mindformers import arch_of, listed, translate
+from lite_runner.config.mindformers import arch_of, format_keys, translate
 from lite_runner.config.mindformers_keys import IGNORED, is_only_mindformers
 from lite_runner.config.repeat import is_of_a_run, run_again
 from lite_runner.config.yaml_file import at, put
@@ -109,8 +109,8 @@ def _ignored(keys: Collection[str], source: str) -> Note:
     which = "1 key" if count == 1 else f"{count} keys"
     has = "has" if count == 1 else "have"
     return Note(
-        f"{which} of {source} {has} no effect here (listed in run.log, and with verbosity=2)",
-        f"no effect here, of {source}: {listed(keys)}",
+        f"{which} of {source} {has} no effect here (format_keys in run.log, and with verbosity=2)",
+        f"no effect here, of {source}: {format_keys(keys)}",
     )
 
 
@@ -133,7 +133,7 @@ def export_as_mindformers(composed: Composed, line: CommandLine, file: ConfigFil
         composed.raw["overwrite"] = True
 
 
-def take_foreign_flags(line: CommandLine, file: ConfigFile) -> tuple[CommandLine, ConfigFile]:
+def move_mindformers_flags(line: CommandLine, file: ConfigFile) -> tuple[CommandLine, ConfigFile]:
     """A line whose flags of keys that only MindFormers has are keys of its yaml."""
     raw = copy.deepcopy(file.raw)
     foreign = [s for s in line.settings if s.flag and is_only_mindformers(s.key)]

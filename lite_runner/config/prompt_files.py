@@ -21,21 +21,21 @@ from lite_runner.system.json_file import parse_json
 
 KEYS = tuple(field.name for field in fields(Request))
 # What a run says for all of its prompts; in a record it was meant to do something.
-OF_ALL = {*GenerationConfig.__dataclass_fields__, "adapter_id", "system"} - {*KEYS}
+RUN_LEVEL = {*GenerationConfig.__dataclass_fields__, "adapter_id", "system"} - {*KEYS}
 MAX_RECORDS = 1 << 20
-_SHOWN = 10  # faults of a file that are listed
+_MAX_SHOWN = 10  # faults of a file that are listed
 
 # Validation errors of a request of this run.
 Check = Callable[[Request], list[str]]
 
 
-def lines_of(_path: Path, text: str, _: Check) -> list[str]:
+def read_txt(_path: Path, text: str, _: Check) -> list[str]:
     """The lines of a .txt file that are not blank; a backslash and an n are a line break in one."""
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     return [line.replace("\\n", "\n") for line in lines if line.strip()]
 
 
-def rows_of_jsonl(path: Path, text: str, check: Check) -> list[Request]:
+def read_jsonl(path: Path, text: str, check: Check) -> list[Request]:
     """A request for each line that is not blank."""
     records = (
         (f"{path}:{number}", _json(line.rstrip("\r\n"), f"{path}:{number}"))
@@ -45,7 +45,7 @@ def rows_of_jsonl(path: Path, text: str, check: Check) -> list[Request]:
     return _requests(path, records, check)
 
 
-def rows_of_json(path: Path, text: str, check: Check) -> list[Request]:
+def read_json(path: Path, text: str, check: Check) -> list[Request]:
     """The requests of one value: a record, a list of them, or the messages of a chat."""
     value = _json(text, str(path))
     if not isinstance(value, list) or _is_chat(value):
@@ -53,7 +53,7 @@ def rows_of_json(path: Path, text: str, check: Check) -> list[Request]:
     return _requests(path, [(f"{path}[{i}]", entry) for i, entry in enumerate(value)], check)
 
 
-def rows_of_csv(path: Path, text: str, check: Check) -> list[Request]:
+def read_csv(path: Path, text: str, check: Check) -> list[Request]:
     """A request for each row: the column `prompt`, or the only one there is, beside those that are
     named as the other keys of a record. The first row names the columns."""
     before = csv.field_size_limit(max(len(text), 1))
@@ -64,10 +64,10 @@ def rows_of_csv(path: Path, text: str, check: Check) -> list[Request]:
 
 
 READERS: dict[str, Callable[[Path, str, Check], Sequence[str | Request]]] = {
-    ".txt": lines_of,
-    ".jsonl": rows_of_jsonl,
-    ".json": rows_of_json,
-    ".csv": rows_of_csv,
+    ".txt": read_txt,
+    ".jsonl": read_jsonl,
+    ".json": read_json,
+    ".csv": read_csv,
 }
 
 
@@ -157,7 +157,7 @@ def _requests(path: Path, records: Iterable[tuple[str, Any]], check: Check) -> l
         mine: list[Fault] = []
         request = _request(record, unread, mine)
         texts = [fault.text for fault in mine] or check(request)
-        room = _SHOWN - len(faults)
+        room = _MAX_SHOWN - len(faults)
         faults += [f"{where}: {text}" for text in texts[:room]]
         more += len(texts[room:])
         found.append(request)
@@ -187,7 +187,7 @@ def _request(record: Any, unread: set[str], faults: list[Fault]) -> Any:
         return None
     for name in record.keys() - {*KEYS}:
         near = nearest(name, [key for key in KEYS if key != "id"], cutoff=NEAR_NAME)
-        if name in OF_ALL:
+        if name in RUN_LEVEL:
             text = f"{name} is said for all prompts of a run, as {name}=, and not for one"
             faults.append(Fault((name,), text))
         elif near:

@@ -63,7 +63,7 @@ def _values(
 ) -> list[str | list[str]]:
     if isinstance(value, list):
         return [value]
-    modes = schemas.having(key)
+    modes = schemas.run_modes_with(key)
     schema = schemas.config_of(modes[0]) if modes else RunConfig
     annotation = annotation_of(key, leaves(schema))
     if key not in GROUPS and (annotation is None or accepts(annotation, str)):

@@ -13,7 +13,7 @@ from lite_runner.doctor import child
 from lite_runner.doctor.check import Finding
 from lite_runner.errors import EnvironmentFault
 from lite_runner.output.report import PROBE_BYTES
-from lite_runner.sizing.need import PROCESS, Memory, missing, readable
+from lite_runner.sizing.need import PROCESS, Memory, readable, shortage
 from lite_runner.system import environment, memory, processor
 
 ASCEND_S = 180.0  # seconds until a device must have answered; the first use of one takes its time
@@ -38,7 +38,7 @@ def ascend() -> Finding:
 def main_memory() -> Finding:
     """What a process may take, against what MindSpore alone does: of the machine, the container
     (cgroup), and by ulimit -v."""
-    if (lacking := missing(Memory(0, 0, process=PROCESS))) is not None:
+    if (lacking := shortage(Memory(0, 0, process=PROCESS))) is not None:
         remedy = "ulimit -v unlimited, a larger limit of the container, or fewer other processes"
         return Finding("fail", f"MindSpore alone {lacking}", remedy=remedy)
     free, whole = memory.free_memory(), int(psutil.virtual_memory().total)

@@ -14,7 +14,7 @@ from lite_runner.generation import max_sequence_of
 from lite_runner.model.locate import locate_cached
 from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.plan.job import Job, slots_for
-from lite_runner.plan.memory import memory_levers, memory_need
+from lite_runner.plan.memory import job_memory, memory_hints
 from lite_runner.plan.preflight import check_machine
 from lite_runner.sizing.need import check_memory, readable
 from lite_runner.system import environment, memory
@@ -70,13 +70,13 @@ def needs(config: ModelOptions) -> Finding:
     length = min(context, max_sequence_of([1], [generation], context))
     slots = slots_for(config, generation, config.predict_batch_size or 1)
     job = Job((), [()], generation, slots, length)
-    need = memory_need(config, found, job, device, ranks)
+    need = job_memory(config, found, job, device, ranks)
 
-    levers = partial(memory_levers, config, found, job, device, ranks)
+    hints = partial(memory_hints, config, found, job, device, ranks)
     if config.use_parallel:
-        check_machine(config, need, levers)
+        check_machine(config, need, hints)
     elif device == "CPU":
-        check_memory(need, levers)
+        check_memory(need, hints)
     has = f", {readable(memory.free_memory())} is free" if device == "CPU" else ""
     each = " in each rank" if config.use_parallel else ""
     told = f"needs {readable(need.total)}{each} for {slots} x {length} tokens ({need.parts()}){has}"

@@ -41,7 +41,7 @@ def plan_evaluation(config: EvalOptions) -> Plan:
                 "a longer text: its first token is only context",
             )
     length = min(size, len(ids)) if ids else size
-    job = Job((), (ids,), GenerationConfig(), slots=1, length=length, scores=True)
+    job = Job((), (ids,), GenerationConfig(), slots=1, length=length, all_logits=True)
     config = replace(config, backend="ms")  # auto: no exported graph scores
     plan = Plan(
         config=config,

@@ -8,7 +8,7 @@ from typing import cast
 from lite_runner import progress
 from lite_runner.backends.engines.start import Device, EngineOptions, choose_engine
 from lite_runner.backends.ge_options import ge_of_run, tell_ge
-from lite_runner.config.ge import GeConfig, ge_config, serves
+from lite_runner.config.ge import GeConfig, compiles_with_ge, ge_config
 from lite_runner.config.options import ExportedOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.secret import encryption_key
@@ -41,7 +41,7 @@ def engine_for(
     device = device_of(config)
     name = choose_engine(layout, config.engine, device)
     ge = None
-    if serves(name, device):
+    if compiles_with_ge(name, device):
         ge = ge_of_run(config, ge_files)
         tell_ge(config, ge)
     elif config.run_mode != "export":  # which only writes them down

@@ -75,7 +75,7 @@ class Printer:
         self._returns = job.generation.num_return_sequences
         self._transcripts = {
             (prompt, part): Transcript(tokenizer, options.stop)
-            for prompt, options in enumerate(job.each, job.first)
+            for prompt, options in enumerate(job.options, job.first_index)
             for part in range(self._returns)
         }
         self._waiting = deque(self._transcripts)
@@ -136,7 +136,7 @@ class Printer:
 
 def row_of(job: Job, completion: Completion, text: str) -> RowResult:
     """A completion as result.json has it."""
-    place = completion.prompt_index - job.first
+    place = completion.prompt_index - job.first_index
     request = job.requests[place]
     return RowResult(
         prompt=request.text,
@@ -177,7 +177,7 @@ def advice(rows: Sequence[RowResult], job: Job, *, chat: bool, tokenizer: Tokeni
     """Hints about these completions: cut by a length limit, or empty for want of chat=true."""
     lines = []
     returns = job.generation.num_return_sequences
-    each = job.each
+    each = job.options
     cut = [
         _limit(row, each[place // returns])
         for place, row in enumerate(rows)

@@ -1,1 +1,1 @@
-"""A run resolved once, before a weight is read: backend, prompts, adapters, memory."""
+"""Resolving a run before weights are read: backend, prompts, adapters, memory."""

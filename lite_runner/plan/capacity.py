@@ -1,4 +1,4 @@
-"""What a backend has room for: rows, their tokens, and adapters at a time."""
+"""The capacity of a backend: rows, tokens per row, loaded adapters."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from lite_runner.weights.lora.adapter import Adapter
 
 @dataclass(frozen=True)
 class Capacity:
-    """The room of a backend, and the adapters that it knows from the start."""
+    """The sizes of a backend, and its initial adapters."""
 
     slots: int  # rows
-    length: int  # tokens of a row
-    adapters: Sequence[Adapter] = ()  # what this rank holds of each
+    length: int  # tokens per row
+    adapters: Sequence[Adapter] = ()  # this rank's shard of each
     lora: LoraSize | None = None  # None: the base model alone
 
 
 def capacity_for(config: ComputeOptions, model: Decoder, job: Job, ranks: Ranks) -> Capacity:
-    """The capacity for a job, its adapters cut for this rank. Raises ArtifactError."""
+    """The capacity for a job, its adapters sharded for this rank. Raises ArtifactError."""
     if job.adapters is None or not isinstance(config, AdapterSlotOptions):
         return Capacity(job.slots, job.length)
     adapters = pieces_of(job.adapters, config, model, ranks)
@@ -38,17 +38,17 @@ def capacity_for(config: ComputeOptions, model: Decoder, job: Job, ranks: Ranks)
 
 
 def adapter_slots_for(config: AdapterSlotOptions, job: Job) -> int:
-    """Adapters to hold on the device at a time; by default as many as can run together."""
+    """Adapters to keep loaded on the device; by default as many as can run in one batch."""
     if job.adapters is None:
         return 0
-    together = job.slots // max(job.generation.num_beams, job.generation.num_return_sequences)
-    return min(config.max_loaded_adapters or max(1, together), len(job.adapters.adapters))
+    concurrent = job.slots // max(job.generation.num_beams, job.generation.num_return_sequences)
+    return min(config.max_loaded_adapters or max(1, concurrent), len(job.adapters.adapters))
 
 
 def adapter_bytes(
     config: AdapterSlotOptions, model: Decoder, job: Job, device: str, ranks: Ranks
 ) -> int:
-    """What the adapters of this rank's job take on its device."""
+    """Bytes of this rank's adapter pool on its device."""
     if job.adapters is None:
         return 0
     slots, dtype = adapter_slots_for(config, job), config.compute_dtype(device)

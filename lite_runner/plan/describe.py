@@ -1,4 +1,4 @@
-"""What dry_run=true says of a run that computes."""
+"""The lines that dry_run=true prints for a run that computes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lite_runner.plan.plan import Plan
-from lite_runner.sizing.need import Lever, about_model, memory_lines, readable
+from lite_runner.sizing.need import MemoryHint, memory_lines, model_lines, readable
 from lite_runner.sizing.scaling import ranks_plan
 
 
-def described(plan: Plan, levers: Callable[[], Sequence[Lever]] = list) -> Plan:
-    """The plan of a run that computes, with the lines of dry_run=true; `levers` are asked for where
-    memory does not suffice."""
+def described(plan: Plan, hints: Callable[[], Sequence[MemoryHint]] = list) -> Plan:
+    """The plan with the lines of dry_run=true; `hints` is called where memory does not suffice."""
     config, model, job, need = plan.config, plan.model.model, plan.work, plan.memory
     assert need is not None
     each = " in each rank" if config.use_parallel else ""
-    lines = about_model(config, model, plan.model.location()) | {
+    lines = model_lines(config, model, plan.model.location()) | {
         "weights": f"{readable(need.weights)} as {plan.dtype}{each}",
         "cache": f"{readable(need.cache)} for {job.slots} x {job.length} tokens{each}"
         if config.use_past
@@ -27,7 +26,7 @@ def described(plan: Plan, levers: Callable[[], Sequence[Lever]] = list) -> Plan:
     if not need.process:
         lines["memory"] = f"needs {readable(need.total)} on each device; what one has is not known"
     elif not config.use_parallel:
-        lines |= memory_lines(need, levers)
+        lines |= memory_lines(need, hints)
     lines["backend"] = plan.backend
     if plan.why:
         lines["operators"] = plan.why

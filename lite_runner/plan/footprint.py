@@ -1,7 +1,7 @@
-"""What a run holds at its peak, from sizes alone: nothing is loaded, MindSpore is not imported.
+"""Peak memory of a run, estimated from sizes: nothing is loaded, MindSpore is not imported.
 
-What stands in the checkpoint is counted as it will be held. The rest was measured on CPU with
-MindSpore 2.10: a process with it, its graphs by their layers, what steps work in.
+Weights are counted from the checkpoint's headers. The constants of processes, graphs and steps were
+measured on CPU with MindSpore 2.10.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from lite_runner.config.options import ComputeOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import RunnerError
 from lite_runner.model.files import ModelFiles
-from lite_runner.plan.operators import integers_serve, own_operators
+from lite_runner.plan.operators import uses_integer_matmul, uses_native_operators
 from lite_runner.sizing.need import (
     BYTES_OF,
     PROCESS,
-    Lever,
     Memory,
+    MemoryHint,
     cache_bytes,
     float32_bytes,
     weight_bytes,
@@ -38,55 +38,59 @@ from lite_runner.weights.read_ahead import AHEAD_BYTES
 from lite_runner.weights.tensor import LazyTensor
 
 MIB = 1 << 20
-# Graphs: what the first takes, and what each layer adds to it.
-OWN_GRAPH, OWN_LAYER = 24 * MIB, 3 * MIB // 2
-STOCK_GRAPHS, STOCK_LAYER = 90 * MIB, 15 * MIB  # prefill and decode together
-TENSOR_PARALLEL, TENSOR_PARALLEL_LAYER = 60 * MIB, 12 * MIB  # collectives beside those
-HELPS = 0.95  # of what is needed: a setting that saves less is not worth naming
+# Graphs: a constant, and what each layer adds.
+NATIVE_GRAPH, NATIVE_LAYER = 24 * MIB, 3 * MIB // 2
+MINDSPORE_GRAPHS, MINDSPORE_LAYER = 90 * MIB, 15 * MIB  # prefill and decode together
+TENSOR_PARALLEL, TENSOR_PARALLEL_LAYER = 60 * MIB, 12 * MIB  # their collectives
+WORTHWHILE = 0.95  # a hint must save 5 % at least
 _LAYER = re.compile(r"\.(\d+)\.")
 
 
 @dataclass(frozen=True)
-class _Taken:
-    """Bytes of one tensor on its way into a network."""
+class _TensorBytes:
+    """Bytes of one tensor while it is loaded."""
 
-    making: int  # beside the result, while it is read
-    ready: int  # as it waits to be packed
-    held: int  # as it is computed with
-    copied: bool  # whether the network makes its own of it; else it takes what is ready
+    temporary: int  # buffers while it is read
+    loaded: int  # read, waiting to be packed
+    resident: int  # in the network
+    copied: bool  # packing copies it; else the network takes the loaded array
 
 
-def of_run(
+def process_memory(
     config: ComputeOptions,
     files: ModelFiles,
     ranks: Ranks,
     *,
-    own: bool,
+    native: bool,
     slots: int,
     length: int,
     adapters: int = 0,
     logits: int,
 ) -> Memory:
-    """Of one process that generates, or scores, online on a CPU: each of `ranks` with `slots` rows
-    of `length` tokens. `own`: by this project's operators. `logits`: rows of them that a step
-    gives."""
+    """Memory of one CPU process that computes online, for `slots` rows of `length` tokens.
+
+    `native`: by this project's operators; `adapters`: bytes of the LoRA pool; `logits`: rows of
+    logits that a step returns.
+    """
     local = files.model.shard(ranks.tensor)
     tensors = _tensors(config, files, ranks)
     quantized = files.quantization.quant != "none"
-    taken = {
-        name: _own(tensor, dequantize=not quantized) if own else _stock(tensor, by_column=slots > 1)
+    tensor_bytes = {
+        name: _native_bytes(tensor, dequantize=not quantized)
+        if native
+        else _mindspore_bytes(tensor, copied=slots > 1)
         for name, tensor in tensors.items()
     }
-    weights = sum(one.held for one in taken.values())
+    weights = sum(one.resident for one in tensor_bytes.values())
     positions = cache_length(length, files.model.seq_length)
-    if own:
-        graphs = OWN_GRAPH + OWN_LAYER * local.num_layers
-        steps = _own_steps(local, slots, positions, length)
+    if native:
+        graphs = NATIVE_GRAPH + NATIVE_LAYER * local.num_layers
+        steps = _native_step_bytes(local, slots, length)
     else:
-        graphs = STOCK_GRAPHS + STOCK_LAYER * local.num_layers
+        graphs = MINDSPORE_GRAPHS + MINDSPORE_LAYER * local.num_layers
         if ranks.tensor > 1:
             graphs += TENSOR_PARALLEL + TENSOR_PARALLEL_LAYER * local.num_layers
-        steps = _stock_steps(local, slots, positions, length, config.use_past)
+        steps = _mindspore_step_bytes(local, slots, positions, length, config.use_past)
     cache = 0
     if config.use_past:
         cache = cache_bytes(local, "float32", slots, positions, config.kv_cache)
@@ -95,12 +99,12 @@ def of_run(
         cache,
         adapters,
         process=PROCESS,
-        loading=max(0, _most_while_loading(taken) - weights),
+        loading=max(0, _loading_peak(tensor_bytes) - weights),
         work=graphs + steps + 3 * 4 * logits * files.model.vocab_size,
     )
 
 
-def on_device(
+def device_memory(
     config: ComputeOptions,
     files: ModelFiles,
     device: str,
@@ -109,11 +113,11 @@ def on_device(
     length: int,
     adapters: int,
 ) -> Memory:
-    """What one of `ranks` has on its device: weights, as MindSpore's operators take them there, a
-    cache of `slots` rows of `length` tokens, and adapters."""
+    """Memory of one rank on its device: weights, a KV cache of `slots` rows of `length` tokens, and
+    `adapters` bytes of adapters."""
     local = files.model.shard(ranks.tensor)
     dtype = config.compute_dtype(device)
-    if integers_serve(config, files, device, ranks):
+    if uses_integer_matmul(config, files, device, ranks):
         weights = weight_bytes(files.model, dtype, files.quantization)
     else:
         cut = config.vocab_parallel
@@ -122,8 +126,8 @@ def on_device(
     return Memory(weights, cache, adapters)
 
 
-def of_exported(config: ComputeOptions, files: ModelFiles, slots: int, length: int) -> Memory:
-    """Of a run through an exported model, all its processes together."""
+def exported_memory(config: ComputeOptions, files: ModelFiles, slots: int, length: int) -> Memory:
+    """Memory of a run of an exported model, Lite's worker process included."""
     model = files.model
     weights = float32_bytes(model)
     positions = cache_length(length, model.seq_length)
@@ -132,20 +136,20 @@ def of_exported(config: ComputeOptions, files: ModelFiles, slots: int, length: i
     return Memory(weights, cache, process=PROCESS, loading=weights, work=logits)
 
 
-def dtype_of_plan(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> str:
-    """As `held_as` for dry_run=true, which prints it; a run need not open the tensors for it."""
+def planned_dtype(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> str:
+    """`weights_dtype` with dry_run=true, which prints it; else without opening tensors."""
     if config.dry_run:
-        return held_as(config, files, device, ranks)
+        return weights_dtype(config, files, device, ranks)
     return config.compute_dtype(device)
 
 
-def held_as(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> str:
-    """What the weights are held as, in words."""
-    own = device == "CPU" and own_operators(config, files, device, ranks)
+def weights_dtype(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> str:
+    """The dtype of the weights in memory, or their quantization, as text."""
+    native = device == "CPU" and uses_native_operators(config, files, device, ranks)
     quantized = files.quantization.quant != "none"
-    if quantized and (own or integers_serve(config, files, device, ranks)):
+    if quantized and (native or uses_integer_matmul(config, files, device, ranks)):
         return f"integers (quant={files.quantization})"
-    if not own or files.given is not None:
+    if not native or files.given is not None:
         return config.compute_dtype(device)
     tensors = _tensors(config, files, ranks).values()
     names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -160,101 +164,104 @@ def _tensors(config: ComputeOptions, files: ModelFiles, ranks: Ranks) -> Mapping
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that may make a run smaller, and what the run then is."""
+    """A setting that may reduce memory, and the run with it."""
 
     setting: str
     config: ComputeOptions
     files: ModelFiles
-    one_at_a_time: bool = False
-    half_as_long: bool = False
+    single_row: bool = False
+    half_length: bool = False
 
 
-def levers(
+def hints(
     config: ComputeOptions,
     files: ModelFiles,
     need: Callable[[Change], Memory],
     *,
-    own: bool,
+    native: bool,
     slots: int,
     length: int,
-) -> list[Lever]:
-    """The changes that help, those first that help most; `need` tells what each would take."""
+) -> list[MemoryHint]:
+    """Settings that reduce memory, the most effective first; `need` computes that of a change."""
     now = need(Change("", config, files)).total
     found = []
-    for change in _changes(config, files, own=own, slots=slots, length=length):
+    for change in _changes(config, files, native=native, slots=slots, length=length):
         try:
             then = need(change)
-        except RunnerError:  # such as groups that do not divide a matrix
+        except RunnerError:  # e.g. quant_group does not divide a matrix
             continue
-        if then.total < HELPS * now:
-            found.append(Lever(change.setting, then))
-    return sorted(found, key=lambda lever: lever.need.total)
+        if then.total < WORTHWHILE * now:
+            found.append(MemoryHint(change.setting, then))
+    return sorted(found, key=lambda hint: hint.need.total)
 
 
 def _changes(
-    config: ComputeOptions, files: ModelFiles, *, own: bool, slots: int, length: int
+    config: ComputeOptions, files: ModelFiles, *, native: bool, slots: int, length: int
 ) -> Iterator[Change]:
-    if own and files.given is None and files.quantization.quant == "none":
+    if native and files.given is None and files.quantization.quant == "none":
         for quant in ("a16w8", "a16w4"):
-            asked = replace(config, quant=quant)
-            yield Change(f"quant={quant}", asked, replace(files, quantization=asked.quantization))
+            changed = replace(config, quant=quant)
+            quantized = replace(files, quantization=changed.quantization)
+            yield Change(f"quant={quant}", changed, quantized)
         if config.rounded_dtype("CPU") == "float32":
             settings = replace(config.model.model_config, compute_dtype="float16")
             half = replace(config, model=replace(config.model, model_config=settings))
             yield Change("model.model_config.compute_dtype=float16", half, files)
-    if own and config.kv_cache != "int8":
+    if native and config.kv_cache != "int8":
         yield Change("kv_cache=int8", replace(config, kv_cache="int8"), files)
     if slots > 1:
-        yield Change("predict_batch_size=1", config, files, one_at_a_time=True)
+        yield Change("predict_batch_size=1", config, files, single_row=True)
     if length > 2 * SMALLEST_CACHE:
-        yield Change(f"max_length={length // 2}", config, files, half_as_long=True)
+        yield Change(f"max_length={length // 2}", config, files, half_length=True)
 
 
-def _own(tensor: LazyTensor, *, dequantize: bool) -> _Taken:
-    """As our own operators pack it: integers, 16 bits or float32."""
+def _native_bytes(tensor: LazyTensor, *, dequantize: bool) -> _TensorBytes:
+    """Packed for the native operators: quantized, 16 bits or float32."""
     count = math.prod(tensor.shape)
     if tensor.integers is not None:
-        ready = tensor.integers.scheme.nbytes(*tensor.shape[-2:])
-        making = 0 if tensor.integers.stored or tensor.part is not None else 4 * count
-        return _Taken(making, ready, 4 * count if dequantize else ready, True)
+        loaded = tensor.integers.scheme.nbytes(*tensor.shape[-2:])
+        temporary = 0 if tensor.integers.stored or tensor.part is not None else 4 * count
+        return _TensorBytes(temporary, loaded, 4 * count if dequantize else loaded, True)
     if len(tensor.shape) == 1:
-        return _Taken(0, 4 * count, 4 * count, True)
-    return _Taken(_making(tensor), tensor.nbytes, tensor.nbytes, True)
+        return _TensorBytes(0, 4 * count, 4 * count, True)
+    return _TensorBytes(_rounding_bytes(tensor), tensor.nbytes, tensor.nbytes, True)
 
 
-def _stock(tensor: LazyTensor, *, by_column: bool) -> _Taken:
-    """As MindSpore's operators take it on a CPU: float32."""
+def _mindspore_bytes(tensor: LazyTensor, *, copied: bool) -> _TensorBytes:
+    """For MindSpore's operators on a CPU: float32; `copied`: matrices are transposed."""
     size = 4 * math.prod(tensor.shape)
-    integers, making = tensor.integers, _making(tensor)
+    integers, temporary = tensor.integers, _rounding_bytes(tensor)
     if integers is not None:
-        making = integers.scheme.nbytes(*tensor.shape[-2:])
+        temporary = integers.scheme.nbytes(*tensor.shape[-2:])
     if tensor.dtype != "F32":
-        making += tensor.nbytes
-    return _Taken(making, size, size, by_column and len(tensor.shape) > 1)
+        temporary += tensor.nbytes
+    return _TensorBytes(temporary, size, size, copied and len(tensor.shape) > 1)
 
 
-def _making(tensor: LazyTensor) -> int:
-    """Bytes beside the stored ones, for what is rounded whole: it has no parts."""
+def _rounding_bytes(tensor: LazyTensor) -> int:
+    """A float32 copy, of tensors that are rounded as a whole."""
     rounded = tensor.part is None and tensor.dtype != "F32"
     return 4 * math.prod(tensor.shape) if rounded else 0
 
 
-def _most_while_loading(taken: Mapping[str, _Taken]) -> int:
-    """The most that is held of all tensors while they are read, in their order, and packed a layer
-    at a time; a layer's own are let go when it is packed, and some are read ahead."""
-    layers = [list(some) for _, some in groupby(taken.items(), lambda item: _layer_of(item[0]))]
+def _loading_peak(tensor_bytes: Mapping[str, _TensorBytes]) -> int:
+    """Peak bytes while tensors are read in order and packed by layer: the loaded tensors of a layer
+    are freed once it is packed, and the next ones are read ahead."""
+    layers = [
+        list(some) for _, some in groupby(tensor_bytes.items(), lambda item: _layer_of(item[0]))
+    ]
     most = packed = 0
     waiting = [one for layer in layers for _, one in layer]
     for layer in layers:
         mine = [one for _, one in layer]
         del waiting[: len(mine)]
-        sources = sum(one.ready for one in mine if one.copied)
-        making = max((one.making for one in waiting[:2]), default=0)  # two threads read
-        most = max(most, packed + max(one.making + one.ready for one in mine))
-        packed += sum(one.held for one in mine)
-        largest = max(one.ready for one in mine)
-        ahead = min(sum(one.ready for one in waiting), max(0, AHEAD_BYTES - largest))
-        most = max(most, packed + sources + ahead + making)
+        sources = sum(one.loaded for one in mine if one.copied)
+        temporary = max((one.temporary for one in waiting[:2]), default=0)  # two threads read
+        most = max(most, packed + max(one.temporary + one.loaded for one in mine))
+        packed += sum(one.resident for one in mine)
+        largest = max(one.loaded for one in mine)
+        ahead = min(sum(one.loaded for one in waiting), max(0, AHEAD_BYTES - largest))
+        most = max(most, packed + sources + ahead + temporary)
     return most
 
 
@@ -263,16 +270,18 @@ def _layer_of(name: str) -> str:
     return found[1] if found else name
 
 
-def _own_steps(model: Decoder, slots: int, positions: int, length: int) -> int:
-    """What our operators keep between steps: hidden states of the step's capacity, of the tokens
-    that it has the inputs and outputs of a layer, and parts of attention."""
+def _native_step_bytes(model: Decoder, slots: int, length: int) -> int:
+    """Buffers of the native operators: hidden states at step capacity, a layer's activations for
+    the tokens of a step, and partial results of attention."""
     tokens = min(step_capacity(slots), slots * length)
     wide = 2 * model.intermediate_size + 4 * model.hidden_size
     return 4 * (3 * step_capacity(slots) * model.hidden_size + tokens * wide)
 
 
-def _stock_steps(model: Decoder, slots: int, positions: int, length: int, use_past: bool) -> int:
-    """What MindSpore's operators work in: scores of a chunk, their bias, and a layer's outputs."""
+def _mindspore_step_bytes(
+    model: Decoder, slots: int, positions: int, length: int, use_past: bool
+) -> int:
+    """Buffers of MindSpore's operators: attention scores of a chunk, their mask, activations."""
     tokens = min(length, chunk_length(model.num_heads, positions)) if use_past else length
     keys = positions if use_past else length
     scores = max(tokens, slots) * model.num_heads * keys

@@ -8,7 +8,7 @@ from dataclasses import replace
 from lite_runner.config.options import GenerateOptions
 from lite_runner.plan.inputs import read_inputs
 from lite_runner.plan.job import share
-from lite_runner.plan.loading import with_backend
+from lite_runner.plan.loading import resolve_backend
 from lite_runner.plan.operators import check_supported
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import with_resources
@@ -27,7 +27,7 @@ def plan_generation(config: GenerateOptions) -> Plan:
     device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
     inputs = read_inputs(config)
     files, job, ranks = inputs.files, inputs.job, inputs.ranks
-    config = with_backend(inputs.config, files, job)
+    config = resolve_backend(inputs.config, files, job)
     first = share(config, job, ranks)  # the first replica has the most prompts
     if ranks.size > 1 and config.backend == "ms" and files.given is None and not config.dry_run:
         check_supported(config, files, device, ranks)

@@ -1,4 +1,4 @@
-"""A loaded backend that makes room for a larger job."""
+"""Growing a loaded backend for a larger job."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from lite_runner.config.ranks import Ranks
 from lite_runner.model.files import ModelFiles
 from lite_runner.plan.capacity import adapter_slots_for
 from lite_runner.plan.job import Job
-from lite_runner.plan.memory import memory_need
+from lite_runner.plan.memory import job_memory
 from lite_runner.sizing.need import Memory, check_memory
 
 
-def grown(
+def grow_backend(
     backend: Backend, config: GenerateOptions, files: ModelFiles, device: str, job: Job
 ) -> bool:
-    """Make room in a backend for what the job has, without reading a weight again; False where it
-    cannot: for exported graphs, registered networks, and more adapters at a time than it holds.
+    """Enlarge the KV cache of a backend for a job, without reloading weights; False where it cannot
+    grow: exported graphs, registered networks, and more adapters than it has slots for.
 
     Raises EnvironmentFault where the larger cache does not fit.
     """
@@ -30,7 +30,7 @@ def grown(
     if device == "CPU":
         info = backend.info
         held = replace(job, slots=info.slots, length=info.max_length)
-        now, then = (memory_need(config, files, one, device, Ranks()).cache for one in (held, job))
+        now, then = (job_memory(config, files, one, device, Ranks()).cache for one in (held, job))
         check_memory(Memory(0, max(0, then - now)))
     backend.grow(job.slots, job.length)
     return True

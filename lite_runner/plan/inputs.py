@@ -1,4 +1,4 @@
-"""What a run that generates reads: its prompts, the files of its model, and the token ids."""
+"""The inputs of a run that generates: prompts, the model's files, token ids."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ from lite_runner.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Inputs:
-    """All that is read before it is known what computes."""
+    """All that is read before the backend is chosen."""
 
-    config: GenerateOptions  # with several ranks, the prompts in it, so that none reads them again
+    config: GenerateOptions  # with several ranks it holds the prompts, for the other ranks
     ranks: Ranks
     files: ModelFiles
-    tokenizer: Tokenizer | None  # None: dry_run=true, and it would have to be fetched
+    tokenizer: Tokenizer | None  # None: dry_run=true, and it is not in the cache
     job: Job
 
 
 def read_inputs(config: GenerateOptions) -> Inputs:
-    """Read and check them. With dry_run=true nothing is fetched: without a tokenizer prompts are
-    counted by their bytes, no token being shorter. Raises RunnerError."""
+    """Read and validate them. Raises RunnerError.
+
+    With dry_run=true nothing is fetched; without a tokenizer a prompt counts its bytes as tokens.
+    """
     ranks = ranks_of(config)
-    asked = config
-    if config.dry_run:  # without prompts it is the plan for a short one
-        asked = replace(config, predict_data=config.predict_data or " ")
-    requests = read_requests(asked)
+    data = config.predict_data
+    if config.dry_run:  # without prompts: the plan for a short one
+        data = data or " "
+    requests = read_requests(replace(config, predict_data=data))
     if ranks.size > 1:
         names = tuple(request.adapter for request in requests) if config.adapter_path else None
         adapters = config.adapter_id if names is None else names

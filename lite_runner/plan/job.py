@@ -1,4 +1,4 @@
-"""The work of a run: prompts as token ids, their options, and how many are computed at once."""
+"""A job: prompts as token ids, their options, and the batch size."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from lite_runner.model.files import ModelFiles
 from lite_runner.model.tokenizer import end_tokens
 from lite_runner.text.tokenizer import Tokenizer
 
-PROMPTS_AT_ONCE = 32  # where predict_batch_size leaves it open
+DEFAULT_BATCH_SIZE = 32  # with predict_batch_size=null
 
 
 @dataclass(frozen=True)
 class Job:
     """All that is known before a weight is read."""
 
-    requests: Sequence[Request]  # none where the prompts came as tokens
+    requests: Sequence[Request]  # empty where prompts were given as token ids
     tokens: Sequence[Sequence[int]]  # of each prompt
     generation: GenerationConfig
     slots: int
     length: int  # tokens of the longest sequence, prompt and new ones
-    first: int = 0  # index of the first prompt, where these are one copy's share
+    first_index: int = 0  # index of the first prompt, of a replica's share
     adapters: AdapterJob | None = None  # None: the base model alone
-    scores: bool = False  # logits after every token are wanted, not only after the last
+    all_logits: bool = False  # logits of every prompt token are needed, not only of the last
 
     @classmethod
     def without_prompts(cls, slots: int, length: int) -> Job:
@@ -42,7 +42,7 @@ class Job:
         return cls((), (), GenerationConfig(), slots, length)
 
     @property
-    def each(self) -> list[GenerationConfig]:
+    def options(self) -> list[GenerationConfig]:
         """The options of each prompt."""
         return options_of(self.generation, self.requests, len(self.tokens))
 
@@ -52,30 +52,31 @@ class Job:
         return len(self.tokens) * self.generation.num_return_sequences
 
     @property
-    def scored(self) -> bool:
-        """Whether logits after tokens of prompts are wanted, not only after their last ones."""
-        return self.scores or any(one.prompt_logprobs is not None for one in self.each)
+    def needs_prompt_logits(self) -> bool:
+        """Whether logits of all prompt tokens are needed, not only of the last."""
+        return self.all_logits or any(one.prompt_logprobs is not None for one in self.options)
 
-    def asked(self, *, keep_logits: bool = False) -> list[GenerationRequest]:
-        """The prompts as the scheduler takes them. One with a seed of its own draws as if it were
-        the only one."""
+    def scheduler_requests(self, *, keep_logits: bool = False) -> list[GenerationRequest]:
+        """The prompts for the scheduler. One with its own seed samples as if it were alone."""
         own = [request.seed is not None for request in self.requests] or [False] * len(self.tokens)
         return [
             GenerationRequest(
                 np.array(tokens, np.int32),
                 options,
                 None if self.adapters is None else self.adapters.name(place),
-                (options.seed, 0 if own[place] else self.first + place),
+                (options.seed, 0 if own[place] else self.first_index + place),
                 priority=(self.requests[place].priority or 0) if self.requests else 0,
                 keep_logits=keep_logits,
-                name=f"prompt {self.first + place}",
+                name=f"prompt {self.first_index + place}",
             )
-            for place, (tokens, options) in enumerate(zip(self.tokens, self.each, strict=True))
+            for place, (tokens, options) in enumerate(zip(self.tokens, self.options, strict=True))
         ]
 
     def adapter_name(self, prompt_index: int) -> str | None:
-        """Of a prompt's adapter; None: the base model."""
-        return None if self.adapters is None else self.adapters.name(prompt_index - self.first)
+        """The adapter of a prompt; None: the base model."""
+        return (
+            None if self.adapters is None else self.adapters.name(prompt_index - self.first_index)
+        )
 
 
 def prepare(
@@ -84,7 +85,7 @@ def prepare(
     tokenizer: Tokenizer,
     requests: Sequence[Request],
 ) -> Job:
-    """Encode the prompts and check that everything fits.
+    """Tokenize the prompts and validate lengths and adapters.
 
     Raises ConfigError, and ArtifactError for an adapter.
     """
@@ -106,11 +107,11 @@ def fit(
     tokens: Sequence[list[int]],
     requests: Sequence[Request] = (),
 ) -> Job:
-    """The job for prompts in token ids; without a tokenizer only the model says what ends a text.
+    """The job for prompts in token ids; without a tokenizer, eos ids are the model's alone.
 
-    Raises ConfigError where something does not fit.
+    Raises ConfigError for prompts that do not fit the context.
     """
-    if config.model_config() is None:  # model=auto: checked only now that its sizes are known
+    if config.model_config() is None:  # model=auto: its sizes are known only now
         check_fits(config, files.model)
     generation = config.generation(files.model)
     if config.eos_token_id is None and tokenizer is not None:
@@ -131,7 +132,7 @@ def fit(
 
 
 def estimate(config: GenerateOptions, files: ModelFiles, requests: Sequence[Request]) -> Job:
-    """The job for prompts whose tokens are not known: as many as they have bytes, at most."""
+    """The job for prompts that cannot be tokenized: their bytes are an upper bound of tokens."""
     model = files.model
     generation = config.generation(model)
     sizes = [request.size(config.system) for request in requests]
@@ -142,37 +143,37 @@ def estimate(config: GenerateOptions, files: ModelFiles, requests: Sequence[Requ
     return Job(requests, [()] * len(requests), generation, slots, length, adapters=adapters)
 
 
-def with_seed_of(job: Job, config: GenerateOptions) -> Job:
-    """The job with the seed of the run, which another machine may have drawn."""
+def with_run_seed(job: Job, config: GenerateOptions) -> Job:
+    """The job with the run's seed, which rank 0 may have drawn."""
     return replace(job, generation=replace(job.generation, seed=config.seed or 0))
 
 
 def options_of(
     shared: GenerationConfig, requests: Sequence[Request], prompts: int
 ) -> list[GenerationConfig]:
-    """The options of each of so many prompts; those that came as tokens have none of their own."""
+    """The options of each prompt; those given as token ids have no options of their own."""
     return [request.options(shared) for request in requests] or [shared] * prompts
 
 
 def slots_for(
-    config: BatchOptions, generation: GenerationConfig, prompts: int, copies: int = 1
+    config: BatchOptions, generation: GenerationConfig, prompts: int, replicas: int = 1
 ) -> int:
-    """Sequences that one of the copies of the model computes at once."""
+    """Sequences that one replica computes together."""
     width = max(generation.num_beams, generation.num_return_sequences)
     batch = config.predict_batch_size
-    return min(prompts, batch // copies if batch else PROMPTS_AT_ONCE) * width
+    return min(prompts, batch // replicas if batch else DEFAULT_BATCH_SIZE) * width
 
 
 def share(config: GenerateOptions, job: Job, ranks: Ranks) -> Job:
-    """The prompts of this rank's copy of the model: neighbours, as many as of the others or one
-    more. The length stays that of the whole job, so that all copies compute alike."""
-    copy, count = ranks.data_index, len(job.tokens)
-    first, end = -(-count * copy // ranks.data), -(-count * (copy + 1) // ranks.data)
+    """This replica's share of the prompts: consecutive and balanced. The length stays that of the
+    whole job, so that all replicas compute alike."""
+    replica, count = ranks.data_index, len(job.tokens)
+    first, end = -(-count * replica // ranks.data), -(-count * (replica + 1) // ranks.data)
     return replace(
         job,
         requests=job.requests[first:end],
         tokens=job.tokens[first:end],
         slots=slots_for(config, job.generation, end - first, ranks.data),
-        first=first,
+        first_index=first,
         adapters=job.adapters and job.adapters.share(first, end),
     )

@@ -1,4 +1,4 @@
-"""The backend of a run, online or through an exported model: which one, and loading it."""
+"""Choosing and loading the backend of a run, online or of an exported model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from lite_runner.sizing.need import Memory
 from lite_runner.text.tokenizer import Tokenizer
 
 
-def with_backend(config: Exported, files: ModelFiles, job: Job) -> Exported:
-    """The config with backend=auto decided."""
+def resolve_backend(config: Exported, files: ModelFiles, job: Job) -> Exported:
+    """The config with backend=auto resolved."""
     if config.backend != "auto":
         return config
     quantized = files.quantization.quant != "none" and files.given is None
-    scored = job.scored and files.given is None
-    if job.adapters is not None or quantized or scored:
+    needs_prompt_logits = job.needs_prompt_logits and files.given is None
+    if job.adapters is not None or quantized or needs_prompt_logits:
         return replace(config, backend="ms")
     from lite_runner.export.cache import chosen_backend
 
@@ -40,11 +40,10 @@ def load(
     ranks: Ranks | None = None,
     need: Memory | None = None,
 ) -> Backend:
-    """The backend with its weights, once it is sure that they fit; `need`: the memory of the job,
-    where it is counted already.
+    """The backend with its weights, after checking memory; `need`: the memory of the job, if known.
 
-    `ranks`, where there are several, must have met; whether all their parts fit is the launcher's
-    to check. Exporting a model, where an offline backend has none yet, takes its `tokenizer` along.
+    Several `ranks` must have joined; the launcher has checked that they fit together. `tokenizer`
+    is written beside a model that an offline backend has to export first. Raises RunnerError.
     """
     ranks = ranks or Ranks()
     ascend_context.choose(AscendSettings.of(config.context), device, tell=ranks.rank == 0)
@@ -57,7 +56,7 @@ def load(
             config,
             files,
             tokenizer,
-            job.each,
+            job.options,
             slots=job.slots,
             length=job.length,
             ranks=ranks,

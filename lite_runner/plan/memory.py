@@ -1,4 +1,4 @@
-"""The memory of a run, and which settings would make it smaller."""
+"""Memory that a job needs, and settings that reduce it."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from lite_runner.model.files import ModelFiles
 from lite_runner.plan import footprint
 from lite_runner.plan.capacity import adapter_bytes
 from lite_runner.plan.job import Job
-from lite_runner.plan.operators import own_operators
-from lite_runner.sizing.need import Lever, Memory
+from lite_runner.plan.operators import uses_native_operators
+from lite_runner.sizing.need import Memory, MemoryHint
 
 
-def memory_need(
+def job_memory(
     config: ComputeOptions, files: ModelFiles, job: Job, device: str, ranks: Ranks
 ) -> Memory:
-    """What this rank's `job` takes: on the CPU its process, on a device what is on that."""
+    """Memory of this rank's `job`: on CPU of its process, else on its device."""
     pool = 0
     if isinstance(config, AdapterSlotOptions):
         pool = adapter_bytes(config, files.model, job, device, ranks)
     if device != "CPU":
-        return footprint.on_device(config, files, device, ranks, job.slots, job.length, pool)
-    own = own_operators(config, files, device, ranks)
+        return footprint.device_memory(config, files, device, ranks, job.slots, job.length, pool)
+    native = uses_native_operators(config, files, device, ranks)
     if files.given is not None or config.backend == "mslite":
-        return footprint.of_exported(config, files, job.slots, job.length)
-    return footprint.of_run(
+        return footprint.exported_memory(config, files, job.slots, job.length)
+    return footprint.process_memory(
         config,
         files,
         ranks,
-        own=own,
+        native=native,
         slots=job.slots,
         length=job.length,
         adapters=pool,
@@ -41,24 +41,24 @@ def memory_need(
 
 
 def _rows_of_logits(config: ComputeOptions, model: Decoder, job: Job) -> int:
-    """Tokens after which a step gives logits, at most."""
-    if not job.scored:
+    """Maximum rows of logits that a step returns."""
+    if not job.needs_prompt_logits:
         return job.slots
     longest = max(job.length, step_capacity(job.slots))
     return rows_at_once(model.vocab_size, longest) if config.use_past else job.length
 
 
-def memory_levers(
+def memory_hints(
     config: ComputeOptions, files: ModelFiles, job: Job, device: str, ranks: Ranks
-) -> list[Lever]:
-    """Settings with which the job would need less; what is not offered together is left out."""
-    own = device == "CPU" and own_operators(config, files, device, ranks)
+) -> list[MemoryHint]:
+    """Settings with which the job needs less memory."""
+    native = device == "CPU" and uses_native_operators(config, files, device, ranks)
     width = max(job.generation.num_beams, job.generation.num_return_sequences)
 
     def need(change: footprint.Change) -> Memory:
-        slots = min(job.slots, width) if change.one_at_a_time else job.slots
-        length = job.length // 2 if change.half_as_long else job.length
+        slots = min(job.slots, width) if change.single_row else job.slots
+        length = job.length // 2 if change.half_length else job.length
         smaller = replace(job, slots=slots, length=length)
-        return memory_need(change.config, change.files, smaller, device, ranks)
+        return job_memory(change.config, change.files, smaller, device, ranks)
 
-    return footprint.levers(config, files, need, own=own, slots=job.slots, length=job.length)
+    return footprint.hints(config, files, need, native=native, slots=job.slots, length=job.length)

@@ -1,4 +1,4 @@
-"""The online backend of a run: MindSpore's operators, or this project's own."""
+"""Loading the online backend of a run: native operators, or MindSpore's."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from lite_runner.config.ranks import Ranks
 from lite_runner.model.files import ModelFiles
 from lite_runner.plan.capacity import capacity_for
 from lite_runner.plan.job import Job
-from lite_runner.plan.memory import memory_levers, memory_need
+from lite_runner.plan.memory import job_memory, memory_hints
 from lite_runner.plan.opening import open_backend
-from lite_runner.plan.operators import kernels_serve
+from lite_runner.plan.operators import resolve_operators
 from lite_runner.sizing.need import Memory, check_memory
 from lite_runner.weights.quantization.quantize import describe
 
@@ -26,14 +26,14 @@ def load_online(
     ranks: Ranks,
     need: Memory | None = None,
 ) -> Backend:
-    """The backend with its weights, once it is sure that operators serve and that all fits; `need`:
-    the memory of the job, where it is counted already. Raises RunnerError."""
-    own = kernels_serve(config, files, device, ranks)
+    """The backend with its weights, after checking operators and memory; `need`: the memory of the
+    job, if known. Raises RunnerError."""
+    native = resolve_operators(config, files, device, ranks)
     files = replace(files, rounded=config.rounded_dtype(device))
     if device == "CPU" and ranks.size == 1:
         check_memory(
-            need or memory_need(config, files, job, device, ranks),
-            lambda: memory_levers(config, files, job, device, ranks),
+            need or job_memory(config, files, job, device, ranks),
+            lambda: memory_hints(config, files, job, device, ranks),
         )
     capacity = capacity_for(config, files.model, job, ranks)
     tensors = files.tensors(ranks, vocab_parallel=config.vocab_parallel)
@@ -43,4 +43,6 @@ def load_online(
     if files.held is not None:
         name = "take the weights from the parameters"
     with progress.step(name, total=len(tensors), unit="tensors") as step:
-        return open_backend(config, files, device, ranks, tensors, capacity, step.advance, own=own)
+        return open_backend(
+            config, files, device, ranks, tensors, capacity, step.advance, native=native
+        )

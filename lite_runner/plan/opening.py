@@ -1,4 +1,4 @@
-"""Opening an online backend: its weights are read while MindSpore is imported."""
+"""Opening an online backend: weights are read while MindSpore is imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lite_runner.config.options import ComputeOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.model.files import ModelFiles
 from lite_runner.plan.capacity import Capacity
-from lite_runner.plan.operators import integers_serve
+from lite_runner.plan.operators import uses_integer_matmul
 from lite_runner.system import environment, memory
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 from lite_runner.weights.tensor import LazyTensor
@@ -19,9 +19,9 @@ from lite_runner.weights.tensor import LazyTensor
 
 @cache
 def _freeze_imports() -> None:
-    """MindSpore collects garbage at each compile; what was imported is not garbage.
+    """Exclude imported objects from the garbage collection that MindSpore runs at each compile.
 
-    Once a process: of a model that is loaded later all can be collected.
+    Once per process, so that models loaded later can still be collected.
     """
     gc.freeze()
 
@@ -36,24 +36,24 @@ def open_backend(
     capacity: Capacity,
     advance: Callable[[int], None],
     *,
-    own: bool,
+    native: bool,
 ) -> Backend:
-    """The backend with its weights; `own`: this project's operators, as `kernels_serve` says.
-    `advance` is told how many tensors have been read."""
+    """The backend with its weights; `native`: as `resolve_operators` returns. `advance` is called
+    with the number of tensors read."""
     rounds_inputs = files.quantization.quant == "a8w8"
     weights: ReadAhead | QuantizedWeights
-    if own or integers_serve(config, files, device, ranks):
+    if native or uses_integer_matmul(config, files, device, ranks):
         weights = QuantizedWeights(tensors, files.model, advance)
     else:
         weights = ReadAhead(tensors, advance)
     try:
         environment.import_mindspore()  # while threads read the first weights
         _freeze_imports()
-        if own:
+        if native:
             from lite_runner.backends.native import NativeBackend, NativeOptions
 
             assert isinstance(weights, QuantizedWeights)
-            native = NativeOptions(
+            options = NativeOptions(
                 slots=capacity.slots,
                 length=capacity.length,
                 cache=config.kv_cache,
@@ -62,11 +62,11 @@ def open_backend(
                 dequantize=files.quantization.quant == "none",
             )
             return NativeBackend(
-                files.model, weights, native, capacity.adapters, threads=config.context.threads
+                files.model, weights, options, capacity.adapters, threads=config.context.threads
             )
         from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
 
-        options = MindSporeOptions(
+        settings = MindSporeOptions(
             slots=capacity.slots,
             length=capacity.length,
             dtype=config.compute_dtype(device),
@@ -80,6 +80,6 @@ def open_backend(
             lora=capacity.lora,
             integer_input=rounds_inputs,
         )
-        return MindSporeBackend(files.model, weights, options, capacity.adapters)
+        return MindSporeBackend(files.model, weights, settings, capacity.adapters)
     finally:
         weights.close()

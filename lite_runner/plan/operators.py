@@ -1,4 +1,4 @@
-"""Which backend computes a run online: our own operators on CPU, or MindSpore's, on any device."""
+"""Which operators compute a run online: the native ones (CPU), or MindSpore's (any device)."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from lite_runner.native.packed_model import unsupported
 from lite_runner.system import environment
 from lite_runner.weights.quantization import rounding
 
-LARGEST_HEAD = 256  # that MindSpore's PagedAttention takes
+MAX_HEAD_DIM = 256  # of MindSpore's PagedAttention
 
 
 @dataclass(frozen=True)
 class _Fallback:
-    """Why our own operators do not compute a run, and what would make them."""
+    """Why the native operators are not used, and how to enable them."""
 
     why: str
     remedy: str
 
 
-def _without_kernels(
+def _native_fallback(
     config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks
 ) -> _Fallback | None:
-    """None where our own operators compute this run."""
+    """None where the native operators are used."""
     if device != "CPU":
         return _Fallback(f"{device} has operators of its own", "context.device_target=CPU")
     if not config.context.kernels:
@@ -49,42 +49,45 @@ def _without_kernels(
     return None
 
 
-def own_operators(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> bool:
-    """As `kernels_serve`, of a plan: nothing is said."""
-    return _without_kernels(config, files, device, ranks) is None
+def uses_native_operators(
+    config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks
+) -> bool:
+    """Whether the native operators are used; unlike `resolve_operators`, without notes."""
+    return _native_fallback(config, files, device, ranks) is None
 
 
-def operators_of(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> str:
-    """Whose operators compute a run online, and why, in words."""
-    fallback = _without_kernels(config, files, device, ranks)
+def operators_line(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> str:
+    """The operators of an online run, and the reason, as text."""
+    fallback = _native_fallback(config, files, device, ranks)
     return "lite-runner's own" if fallback is None else f"MindSpore's: {fallback.why}"
 
 
-def integers_serve(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> bool:
-    """Whether MindSpore's operators multiply by the integers of quantized weights themselves; of a
-    plan for a processor that is not here, whether those of Atlas A2 and A3 would."""
-    there = device == "Ascend" and config.dry_run and not environment.ascend_devices()
+def uses_integer_matmul(
+    config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks
+) -> bool:
+    """Whether MindSpore's operators use quantized weights without dequantizing them; a dry run for
+    an absent Ascend processor assumes Atlas A2 or A3."""
+    absent = device == "Ascend" and config.dry_run and not environment.ascend_devices()
     return (
-        ranks.tensor == 1  # cut weights are floats
+        ranks.tensor == 1  # sharded weights are dequantized
         and files.quantization.quant != "none"
         and config.compute_dtype(device) != "float32"
         and custom_network(files.model) is None
-        and (there or environment.has_fused_operators(device))
+        and (absent or environment.has_fused_operators(device))
     )
 
 
 def check_supported(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> None:
-    """Raises ConfigError for what is asked of operators that do not serve here, or a model that
-    none can compute, and EnvironmentFault for a `quant` that this machine's Ascend processors have
-    none for."""
+    """Raises ConfigError for a model or an option that the operators do not support, and
+    EnvironmentFault for a `quant` that this machine's Ascend processors do not support."""
     if reasons := limits.unsupported(files.model):
         raise ConfigError(
             f"{files.model.architecture}: neither MindSpore's operators nor this project's own can"
             f" compute the model: {'; '.join(reasons)}"
         )
     for key, exact in ("kv_cache", "fp32"), ("adapter_dtype", "auto"):
-        wanted = getattr(config, key, exact)  # run_mode=eval merges its adapter
-        if wanted != exact and (fallback := _without_kernels(config, files, device, ranks)):
+        wanted = getattr(config, key, exact)  # run_mode=eval has no adapter_dtype
+        if wanted != exact and (fallback := _native_fallback(config, files, device, ranks)):
             raise ConfigError(
                 f"{key}={wanted} needs this project's own operators, which do not serve here: "
                 f"{fallback.why}",
@@ -97,22 +100,22 @@ def check_supported(config: ComputeOptions, files: ModelFiles, device: str, rank
             " integers; Atlas A2 and A3 have",
             "quant=none, or on this machine's processor with context.device_target=CPU",
         )
-    wide = model.head_dim > LARGEST_HEAD and custom_network(model) is None
+    wide = model.head_dim > MAX_HEAD_DIM and custom_network(model) is None
     if wide and config.compute_dtype(device) != "float32" and fused(device):
         raise ConfigError(
             f"model.model_config.head_dim: got {model.head_dim}, but attention on Ascend takes at"
-            f" most {LARGEST_HEAD}",
+            f" most {MAX_HEAD_DIM}",
             "model.model_config.compute_dtype=float32, which takes other operators; or"
             " context.device_target=CPU",
         )
 
 
-def kernels_serve(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> bool:
-    """Whether our own operators compute this run; where they were expected and do not, the run
-    says why, and what would help. Raises RunnerError as `check_supported`."""
+def resolve_operators(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> bool:
+    """Whether the native operators compute this run; notes why not, and what would help. Raises as
+    `check_supported`."""
     check_supported(config, files, device, ranks)
     quantized, dtype = files.quantization.quant != "none", config.rounded_dtype(device)
-    fallback = _without_kernels(config, files, device, ranks)
+    fallback = _native_fallback(config, files, device, ranks)
     if dtype != "float32" and (fallback or quantized):
         progress.note(rounding.describe(dtype, quantized=quantized))
     if fallback is None:
@@ -122,6 +125,6 @@ def kernels_serve(config: ComputeOptions, files: ModelFiles, device: str, ranks:
             f"MindSpore's operators compute, not this project's: {fallback.why} -> "
             f"{fallback.remedy}"
         )
-    if quantized and not integers_serve(config, files, device, ranks):
+    if quantized and not uses_integer_matmul(config, files, device, ranks):
         progress.note("MindSpore's operators fall back to dequantized weights")
     return False

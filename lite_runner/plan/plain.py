@@ -60,7 +60,7 @@ def job_to_plain(job: Job) -> dict[str, Any]:
         "slots": job.slots,
         "length": job.length,
         "adapters": None if job.adapters is None else list(job.adapters.of_prompts),
-        "scores": job.scores,
+        "all_logits": job.all_logits,
     }
 
 
@@ -83,5 +83,5 @@ def job_from_plain(raw: Mapping[str, Any], config: RunConfig, files: ModelFiles)
         raw["slots"],
         raw["length"],
         adapters=adapters,
-        scores=raw["scores"],
+        all_logits=raw["all_logits"],
     )

@@ -1,6 +1,6 @@
-"""A run resolved once: all that is decided before a weight is read.
+"""The plan of a run: everything that is resolved before weights are read.
 
-It is made and checked by the run mode, printed by dry_run=true, handed to ranks as JSON, and run.
+A run mode makes and validates it; dry_run=true prints it, ranks receive it as JSON.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from lite_runner.config.schema import RunConfig
 from lite_runner.model.files import ModelFiles
 from lite_runner.plan.job import Job
 from lite_runner.plan.plain import files_from_plain, files_to_plain, job_from_plain, job_to_plain
-from lite_runner.sizing.need import Memory, aligned
+from lite_runner.sizing.need import Memory, align
 from lite_runner.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run does, with what, where."""
+    """A resolved run."""
 
     config: RunConfig
     device: str = "CPU"  # or "Ascend"
-    backend: str = ""  # ms or mslite, of runs that compute; backend=auto is decided
-    why: str = ""  # this backend, and these operators
-    dtype: str = ""  # what the weights are held as
+    backend: str = ""  # "ms" or "mslite" of runs that compute, never "auto"
+    why: str = ""  # the operators, and the reason for them
+    dtype: str = ""  # of the weights in memory, as text
     ranks: Ranks = Ranks()  # noqa: RUF009  (frozen)
     files: ModelFiles | None = None  # the opened checkpoint, or exported model
     job: Job | None = None  # prompts as token ids, their options and adapters
     memory: Memory | None = None  # of one rank
-    lines: Mapping[str, str] = field(default_factory=dict)  # of dry_run, by name
-    table: tuple[str, ...] = ()  # behind them
-    # Of this process alone: what was opened on the way, and how long it took.
+    lines: Mapping[str, str] = field(default_factory=dict)  # of dry_run, by label
+    table: tuple[str, ...] = ()  # printed after them
+    # Of this process alone: the opened tokenizer, and how long planning took.
     tokenizer: Tokenizer | None = field(default=None, compare=False, repr=False)
     seconds: float = field(default=0.0, compare=False)
 
@@ -64,7 +64,7 @@ class Plan:
 
     def text(self) -> str:
         """What dry_run=true prints."""
-        return "\n".join([*aligned(self.lines), *self.table]) + "\n"
+        return "\n".join([*align(self.lines), *self.table]) + "\n"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, which `from_dict` reads."""
@@ -103,5 +103,5 @@ class Plan:
         )
 
     def of_rank(self, rank: int) -> Plan:
-        """The same, seen from one of the ranks."""
+        """The plan as one of its ranks runs it."""
         return replace(self, ranks=replace(ranks_of(self.config), rank=rank))

@@ -1,4 +1,4 @@
-"""What computes a plan, and the memory that takes."""
+"""The resources of a plan: operators, dtype of the weights, memory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import partial
 
 from lite_runner.config.options import ComputeOptions
 from lite_runner.plan.describe import described
-from lite_runner.plan.footprint import dtype_of_plan
+from lite_runner.plan.footprint import planned_dtype
 from lite_runner.plan.job import Job
-from lite_runner.plan.memory import memory_levers, memory_need
-from lite_runner.plan.operators import operators_of
+from lite_runner.plan.memory import job_memory, memory_hints
+from lite_runner.plan.operators import operators_line
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.preflight import check_machine
 
@@ -24,16 +24,16 @@ def with_resources(plan: Plan, share: Job) -> Plan:
     config, device, ranks, files = plan.config, plan.device, plan.ranks, plan.model
     assert isinstance(config, ComputeOptions)
     online = files.given is None and config.backend == "ms"
-    levers = partial(memory_levers, config, files, share, device, ranks)
-    need = memory_need(config, files, share, device, ranks)
+    hints = partial(memory_hints, config, files, share, device, ranks)
+    need = job_memory(config, files, share, device, ranks)
     plan = replace(
         plan,
-        why=operators_of(config, files, device, ranks) if online else "",
-        dtype=dtype_of_plan(config, files, device, ranks),
+        why=operators_line(config, files, device, ranks) if online else "",
+        dtype=planned_dtype(config, files, device, ranks),
         memory=need,
     )
     if config.dry_run:
-        return described(replace(plan, job=share), levers)
+        return described(replace(plan, job=share), hints)
     if ranks.size > 1:
-        check_machine(config, need, levers)
+        check_machine(config, need, hints)
     return plan

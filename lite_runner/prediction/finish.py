@@ -20,7 +20,7 @@ def write_results(
     returns = job.generation.num_return_sequences
     for place, row in enumerate(whole.rows[shown:], shown):
         show(row, place, job.texts, config.output_format, returns)
-    sampled = any(one.do_sample for one in job.each)
+    sampled = any(one.do_sample for one in job.options)
     result = Result(
         run_mode=config.run_mode,
         model=config.model_name,

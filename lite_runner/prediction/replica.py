@@ -66,8 +66,8 @@ def _complete(
         scheduler = Scheduler(backend, prefix_cache=config.prefix_cache == "auto")
         outcome = generate(
             scheduler,
-            job.asked(),
-            first_index=job.first,
+            job.scheduler_requests(),
+            first_index=job.first_index,
             on_token=printer.on_token,
             on_finish=printer.on_finish,
             interrupted=interrupted,

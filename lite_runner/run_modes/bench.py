@@ -14,7 +14,7 @@ from lite_runner.errors import RunnerError
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.output.report import Result, RunFolder, Timing
 from lite_runner.plan.plan import Plan
-from lite_runner.sizing.need import about_model
+from lite_runner.sizing.need import model_lines
 from lite_runner.system import environment
 from lite_runner.system.signals import CutShort
 
@@ -38,7 +38,7 @@ def plan(config: Config) -> Plan:
     files = locate_for_plan(config)
     context = files.model.seq_length
     bench.check(config.bench, context)
-    lines = about_model(config, files.model, files.location())
+    lines = model_lines(config, files.model, files.location())
     lines |= {"device": device, "output": config.output_dir}
     table = tuple(bench.described(config.bench, context))
     return Plan(config=config, device=device, files=files, lines=lines, table=table)

@@ -21,7 +21,7 @@ from lite_runner.model.merged_adapter import adapters_of, with_adapter
 from lite_runner.model.side_files import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
-from lite_runner.sizing.need import about_model, float32_bytes, readable
+from lite_runner.sizing.need import float32_bytes, model_lines, readable
 from lite_runner.weights.lora.adapter import check_effective, is_listing
 from lite_runner.weights.lora.adapter_write import write_adapters
 from lite_runner.weights.write import (
@@ -61,7 +61,7 @@ def plan(config: Config) -> Plan:
     files = _checkpoint(locate_for_plan(config))
     whole = with_adapter(files, config)
     size = float32_bytes(whole.model)
-    lines = about_model(config, whole.model, whole.location())
+    lines = model_lines(config, whole.model, whole.location())
     if whole.adapter is not None:
         lines["adapter"] = f"{whole.adapter.name}, merged"
     lines["writes"] = f"{target}, as {form}: {readable(size)} where it is float32"

@@ -12,7 +12,7 @@ from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.output.merge import gather, seed_of_all
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.generating import plan_generation as plan
-from lite_runner.plan.job import with_seed_of
+from lite_runner.plan.job import with_run_seed
 from lite_runner.plan.plan import Plan
 from lite_runner.prediction.finish import write_results
 from lite_runner.prediction.replica import complete_share
@@ -41,7 +41,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
         save_strategy(plan, folder, began)
         return
     config = seed_of_all(config, ranks)
-    plan = replace(plan, config=config, job=with_seed_of(plan.work, config))
+    plan = replace(plan, config=config, job=with_run_seed(plan.work, config))
     plan = write_side_files(plan, folder)
     tokenizer = plan.tokenizer or tokenizer_of(config, plan.model)
     mine = complete_share(plan, tokenizer, began, interrupted)

@@ -15,7 +15,7 @@ from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.side_files import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
-from lite_runner.sizing.need import about_model, float32_bytes, readable, weight_bytes
+from lite_runner.sizing.need import float32_bytes, model_lines, readable, weight_bytes
 from lite_runner.system.files import atomic_write, new_folder, require_space
 from lite_runner.weights.quantization.quantize import describe
 from lite_runner.weights.quantization.quantized_checkpoint import (
@@ -49,7 +49,7 @@ def plan(config: Config) -> Plan:
     _check_target(target, config.overwrite)
     files = locate_for_plan(config)
     size = weight_bytes(files.model, "float32", files.quantization)
-    lines = about_model(config, files.model, files.location())
+    lines = model_lines(config, files.model, files.location())
     lines["writes"] = f"{target}: {readable(size)} as quant={files.quantization}"
     return Plan(config=config, files=files, lines=lines)
 

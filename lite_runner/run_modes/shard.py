@@ -16,7 +16,7 @@ from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.side_files import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
-from lite_runner.sizing.need import about_model, float32_bytes, readable
+from lite_runner.sizing.need import float32_bytes, model_lines, readable
 from lite_runner.system.files import new_folder
 from lite_runner.weights.sharding.shard_writer import (
     Cutting,
@@ -63,7 +63,7 @@ def plan(config: Config) -> Plan:
     else:
         what += " where it is float32"
     source = config.checkpoint_source if files is None else files.location()
-    lines = about_model(config, model, source)
+    lines = model_lines(config, model, source)
     lines |= {"ranks": f"tp={ranks.tensor} dp={ranks.data}", "writes": f"{target}: {what}"}
     return Plan(config=config, ranks=ranks, files=files, lines=lines)
 

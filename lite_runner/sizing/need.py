@@ -121,7 +121,7 @@ def export_need(need: Memory) -> Memory:
 
 
 @dataclass(frozen=True)
-class Lever:
+class MemoryHint:
     """A setting that reduces the memory requirement."""
 
     setting: str  # as it is typed
@@ -131,15 +131,15 @@ class Lever:
         return f"{self.setting} would need {readable(self.need.total)}"
 
 
-def check_memory(need: Memory, levers: Callable[[], Sequence[Lever]] = list) -> None:
-    """Raise EnvironmentFault if `need` exceeds this machine's available memory; `levers` is called
+def check_memory(need: Memory, hints: Callable[[], Sequence[MemoryHint]] = list) -> None:
+    """Raise EnvironmentFault if `need` exceeds this machine's available memory; `hints` is called
     only then, for the hint."""
-    found = missing(need)
+    found = shortage(need)
     if found is not None:
-        raise EnvironmentFault(f"memory: the run {found}", remedy(levers()))
+        raise EnvironmentFault(f"memory: the run {found}", memory_remedy(hints()))
 
 
-def missing(need: Memory, processes: int = 1) -> str | None:
+def shortage(need: Memory, processes: int = 1) -> str | None:
     """What `need` of each of some processes is against what is left; None: it fits. This process
     is one of them."""
     free = memory.free_memory() + min(memory.resident(), need.process)
@@ -155,25 +155,25 @@ def missing(need: Memory, processes: int = 1) -> str | None:
     return None
 
 
-def remedy(levers: Sequence[Lever]) -> str:
+def memory_remedy(hints: Sequence[MemoryHint]) -> str:
     """Hint for insufficient memory."""
-    told = "; ".join(map(str, levers))
+    told = "; ".join(map(str, hints))
     return (
         told + "; or " if told else ""
     ) + "a smaller model, or more memory: the machine's, its container's, or what ulimit -v allows"
 
 
-def memory_lines(need: Memory, levers: Callable[[], Sequence[Lever]] = list) -> dict[str, str]:
+def memory_lines(need: Memory, hints: Callable[[], Sequence[MemoryHint]] = list) -> dict[str, str]:
     """What dry_run=true says of the memory of one process."""
-    found = missing(need)
+    found = shortage(need)
     if found is not None:
         told = f"{found}: NOT enough: the run would be refused"
-        return {"memory": told, "to fit": remedy(levers())}
+        return {"memory": told, "to fit": memory_remedy(hints())}
     free = readable(memory.free_memory() + min(memory.resident(), need.process))
     return {"memory": f"needs {readable(need.total)} ({need.parts()}), {free} is free: enough"}
 
 
-def about_model(config: RunConfig, model: Decoder, checkpoint: str) -> dict[str, str]:
+def model_lines(config: RunConfig, model: Decoder, checkpoint: str) -> dict[str, str]:
     """What dry_run=true says of every run: the model, and where its weights are."""
     kv = "" if model.n_kv_heads == model.num_heads else f" ({model.n_kv_heads} key/value)"
     return {
@@ -187,7 +187,7 @@ def about_model(config: RunConfig, model: Decoder, checkpoint: str) -> dict[str,
     }
 
 
-def aligned(lines: Mapping[str, str]) -> list[str]:
+def align(lines: Mapping[str, str]) -> list[str]:
     """Names and values as lines of text."""
     return [f"{name:<13} {value}" for name, value in lines.items()]
 

@@ -14,10 +14,10 @@ from lite_runner import run_modes
 from lite_runner.config.ge import (
     SECTIONS,
     GeConfig,
+    compiles_with_ge,
     ge_config,
     read_ini,
     render,
-    serves,
     unknown_sections,
 )
 from lite_runner.config.schema import RunConfig
@@ -204,8 +204,8 @@ def test_online_they_have_no_meaning(faults: Faults, tmp_path: Path) -> None:
 
 
 def test_only_lite_on_ascend_uses_them() -> None:
-    assert serves("lite", "Ascend")
-    assert not any(serves(*of) for of in (("lite", "CPU"), ("graph-cell", "Ascend")))
+    assert compiles_with_ge("lite", "Ascend")
+    assert not any(compiles_with_ge(*of) for of in (("lite", "CPU"), ("graph-cell", "Ascend")))
 
 
 def test_a_yaml_for_both_kinds_of_a_run_says_nothing_of_ge_online(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lite_runner.architectures.spec import Norm, RopeScaling, Rotary
 from lite_runner.config.ascend import AscendSettings
-from lite_runner.config.mindformers import listed
+from lite_runner.config.mindformers import format_keys
 from lite_runner.config.mindformers_model import feed_forward_width
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.sections import LlamaSettings
@@ -451,7 +451,7 @@ def test_lora_in_the_weights_is_passed_on(resolve: Resolve, file: Callable[..., 
 
 
 def test_keys_are_listed_by_section() -> None:
-    assert listed(["b", "a.y", "a.x", "a.x"]) == "b, a (x, y)"
+    assert format_keys(["b", "a.y", "a.x", "a.x"]) == "b, a (x, y)"
 
 
 QWEN3 = """

@@ -14,7 +14,7 @@ from lite_runner.model.files import ModelFiles
 from lite_runner.plan.describe import described
 from lite_runner.plan.job import Job
 from lite_runner.plan.plan import Plan
-from lite_runner.sizing.need import Lever, Memory
+from lite_runner.sizing.need import Memory, MemoryHint
 from lite_runner.system import memory
 from tests.models import model_named
 
@@ -49,8 +49,8 @@ def test_the_plan_shows_what_the_run_takes(
     ):
         assert part in text
     large = dataclasses.replace(need, weights=10**10)
-    levers = [Lever("quant=a16w8", need)]
-    text = described(dataclasses.replace(plan, memory=large), lambda: levers).text()
+    hints = [MemoryHint("quant=a16w8", need)]
+    text = described(dataclasses.replace(plan, memory=large), lambda: hints).text()
     assert "free: NOT enough: the run would be refused" in text
     assert "to fit        quant=a16w8 would need 849.9 MB; or a smaller model" in text
     there = dataclasses.replace(need, process=0)

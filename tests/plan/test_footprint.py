@@ -17,7 +17,7 @@ from lite_runner.config.requests import read_requests
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate_cached
 from lite_runner.plan.job import Job, estimate, share
-from lite_runner.plan.memory import memory_levers, memory_need
+from lite_runner.plan.memory import job_memory, memory_hints
 from lite_runner.run_modes import heads, resolve
 from lite_runner.sizing.need import Memory
 from lite_runner.system import environment, memory
@@ -48,7 +48,7 @@ def need_of(*settings: str, device: str = "CPU") -> Memory:
     config = config_of(*settings)
     files, job = estimated(config)
     ranks = ranks_of(config)
-    return memory_need(config, files, share(config, job, ranks), device, ranks)
+    return job_memory(config, files, share(config, job, ranks), device, ranks)
 
 
 def test_logits_of_prompts_are_counted() -> None:
@@ -121,7 +121,7 @@ def test_levers_are_those_that_help(monkeypatch: pytest.MonkeyPatch) -> None:
     def settings_of(*settings: str) -> dict[str, int]:
         config = config_of(*settings)
         files, job = estimated(config)
-        found = memory_levers(config, files, job, "CPU", ranks_of(config))
+        found = memory_hints(config, files, job, "CPU", ranks_of(config))
         return {lever.setting: lever.need.total for lever in found}
 
     now = need_of().total

@@ -25,7 +25,7 @@ from lite_runner.export.spec import spec_of
 from lite_runner.model.files import ModelFiles
 from lite_runner.plan import online
 from lite_runner.plan.opening import open_backend
-from lite_runner.plan.operators import kernels_serve, own_operators
+from lite_runner.plan.operators import resolve_operators, uses_native_operators
 from lite_runner.run_modes import heads, resolve
 from lite_runner.sizing.need import cache_bytes
 from lite_runner.system import environment, memory
@@ -288,10 +288,10 @@ def test_a_model_that_they_cannot_compute_is_refused_before_anything_is_read() -
     turned = replace(second.attention, rotary=Rotary(1e6))
     blocks = (first, replace(second, attention=turned))
     files = ModelFiles("nowhere", None, replace(model, blocks=blocks), 0)
-    assert not own_operators(config, files, "CPU", Ranks())
+    assert not uses_native_operators(config, files, "CPU", Ranks())
     reason = "positions differ between its layers"
     with pytest.raises(ConfigError, match=f"can compute the model: {reason}"):
-        kernels_serve(config, files, "CPU", Ranks())
+        resolve_operators(config, files, "CPU", Ranks())
     quantized = replace(config, quant="a16w8")
     files = replace(files, quantization=quantized.quantization)
     with pytest.raises(ConfigError, match=f"quant=a16w8 is not available in an export: {reason}"):

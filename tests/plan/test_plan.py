@@ -124,5 +124,5 @@ def test_who_reads_a_plan_neither_fetches_nor_tokenizes(
     mine = Plan.from_dict(raw, from_dict(raw["config"])).of_rank(1)
     assert (mine.ranks.data_index, mine.ranks.size) == (1, 2)
     assert [list(ids) for ids in mine.work.tokens] == [list(ids) for ids in plan.work.tokens]
-    assert mine.work.each == plan.work.each and mine.work.each[0].top_k == 3
+    assert mine.work.options == plan.work.options and mine.work.options[0].top_k == 3
     assert mine.model == plan.model and mine.memory == plan.memory

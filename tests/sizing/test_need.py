@@ -7,8 +7,8 @@ import pytest
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import EnvironmentFault
 from lite_runner.sizing.need import (
-    Lever,
     Memory,
+    MemoryHint,
     check_memory,
     memory_need,
     parameter_count,
@@ -53,7 +53,7 @@ def test_memory_of_weights_and_cache() -> None:
 def test_a_model_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 100)
     check_memory(Memory(60, 40))
-    smaller = Lever("quant=a16w4", Memory(30, 41))
+    smaller = MemoryHint("quant=a16w4", Memory(30, 41))
     with pytest.raises(EnvironmentFault) as caught:
         check_memory(Memory(60, 41), lambda: [smaller])
     assert "needs 101 B (weights 60 B, cache 41 B), but 100 B is free" in caught.value.message
