@@ -1,7 +1,7 @@
-"""conf/ + file + command line -> one validated `RunConfig`, or one error with every fault.
+"""conf/ + file + command line -> one validated `RunConfig`, or one error with all faults.
 
-Hydra composes the groups; the file and the settings are laid over its result, each checked against
-the dataclasses: no key is ever added, and no text is interpolated.
+Hydra composes the groups; the file and the settings are merged over its result and validated
+against the dataclasses: no key is added, no text is interpolated.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def resolve(line: CommandLine, schemas: Schemas) -> tuple[RunConfig, list[Note]]
     checked: list[Fault] = []
     config = read(composed.raw, composed.schema, "", checked)
     faulty = {key for fault in composed.faults for key in fault.keys}
-    # A fault that follows from another one only distracts.
+    # Errors that follow from others only distract.
     faults = composed.faults + [f for f in checked if not faulty.intersection(f.keys)]
     if config is not None:
         typed = {setting.key for setting in line.settings}
@@ -50,7 +50,7 @@ def resolve(line: CommandLine, schemas: Schemas) -> tuple[RunConfig, list[Note]]
 
 
 def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
-    """Groups, file and settings in one; faults of keys and values are collected, not raised."""
+    """Groups, file and settings merged; errors of keys and values are collected, not raised."""
     # A malformed prompt is not reported as missing too.
     early = [
         Fault(("predict_data",) if "predict_data" in text else (), text) for text in line.faults
@@ -96,7 +96,7 @@ def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
 
 
 def _name_weights(composed: Composed) -> None:
-    """A model's name as load_checkpoint, which in MindFormers stands for its published weights."""
+    """Resolve a model's name in load_checkpoint, MindFormers' way to name its published weights."""
     name = composed.raw.get("load_checkpoint")
     if name in options_of("model", composed.folders) and not is_there(name):
         groups = compose_groups({"model": name}, composed.folders)

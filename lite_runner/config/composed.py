@@ -1,4 +1,4 @@
-"""One run as plain data: groups, file and settings are laid over one another, each key checked."""
+"""A run as plain data: groups, file and settings merged, each key validated."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from lite_runner.errors import ConfigError
 
 @dataclass(frozen=True)
 class Schemas:
-    """The schemas of the run modes; config/ itself knows no run mode."""
+    """The configs of the run modes, injected: config/ knows no run mode."""
 
     config_of: Callable[[str], type[RunConfig]]  # by the name of a run mode
     faults: Callable[[RunConfig], Iterator[Fault]]  # all validation errors of a config
 
     @cached_property
     def keys(self) -> dict[str, frozenset[str]]:
-        """The dotted keys of each run mode, without those that all have."""
+        """The dotted keys of each run mode, without the common ones."""
         return keys_by_run_mode()
 
     @cached_property
     def every_key(self) -> frozenset[str]:
-        """The dotted keys of any run mode, without those that all have."""
+        """The dotted keys of all run modes, without the common ones."""
         return frozenset().union(*self.keys.values())
 
     def run_modes_with(self, key: str) -> list[str]:
@@ -54,8 +54,8 @@ class Schemas:
         return [mode for mode, keys in self.keys.items() if key in keys]
 
     def of(self, mode: Any) -> type[RunConfig]:
-        """The schema of a run mode as composed; of all of them where it is no text, which is a
-        fault of its own. Raises ConfigError where there is no such run mode."""
+        """The config class of a run mode; RunConfig for a value that is not a string, which is
+        reported elsewhere. Raises ConfigError for an unknown run mode."""
         if not isinstance(mode, str):
             return RunConfig
         if mode not in self.keys:
@@ -65,25 +65,25 @@ class Schemas:
 
 
 def heads(schemas: Schemas) -> list[str]:
-    """The first parts of every key a user may write: groups, our keys, MindFormers'."""
+    """The first parts of all accepted keys: groups, our keys, MindFormers' keys."""
     known = (*GROUPS, *leaves(RunConfig), *schemas.every_key, *IGNORED)
     return sorted({key.partition(".")[0] for key in known})
 
 
 @dataclass
 class Composed:
-    """Plain data of one run, and its validation errors so far."""
+    """The plain data of a run, and the validation errors so far."""
 
     raw: dict[str, Any]
     schemas: Schemas
     schema: type[RunConfig]  # of the run mode
-    choices: dict[str, str] = field(default_factory=dict)  # of groups, named by the user
+    choices: dict[str, str] = field(default_factory=dict)  # group options chosen by the user
     folders: tuple[Path, ...] = ()  # of groups, besides conf/
     faults: list[Fault] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
 
     def fail(self, key: str, text: str) -> None:
-        """Add a fault about a key."""
+        """Add a validation error of a key."""
         self.faults.append(Fault((key,), text))
 
     def set(self, setting: Setting) -> None:
@@ -94,7 +94,7 @@ class Composed:
         if key in GROUPS:
             self.fail(key, f"{setting}: expected {key}=OPTION, without {prefix}")
         elif annotation is None:
-            # Another run mode's key that is left open asks for nothing.
+            # Null for a key of another run mode has no effect.
             if setting.value not in ("", "null") or key not in self.others:
                 self.fail(key, self._unknown(setting, list(known)))
         elif prefix == "~":
@@ -113,7 +113,7 @@ class Composed:
                 self.assign(key, value, "")
 
     def assign(self, key: str, value: Any, where: str) -> None:
-        """Set a known key, unless the value does not fit its type; `where` follows its faults."""
+        """Set a known key, or add an error, with `where` appended, if the type is wrong."""
         known = leaves(self.schema, self.raw)
         annotation = annotation_of(key, known)
         faults: list[Fault] = []
@@ -132,7 +132,7 @@ class Composed:
             section[name] = value
 
     def section(self, key: str) -> dict[str, Any]:
-        """The section of this dotted key; an empty one where there is none."""
+        """The section of a dotted key; empty if there is none."""
         section: Any = self.raw
         for name in key.split(".") if key else ():
             section = section.get(name) if isinstance(section, Mapping) else None
@@ -144,13 +144,13 @@ class Composed:
         return self.schemas.every_key - leaves(self.schema).keys()
 
     def no_effect(self, name: str, key: str) -> str:
-        """The fault of `name`, whose `key` only other run modes have."""
+        """The error of `name`, whose `key` only other run modes have."""
         modes = " or ".join(self.schemas.run_modes_with(key))
         mode = self.raw["run_mode"]
         return f"{name} has no effect with run_mode={mode}, only with run_mode={modes}"
 
     def _unknown(self, setting: Setting, known: list[str]) -> str:
-        """The fault of a key that is not there, with the nearest one that is."""
+        """The error of an unknown key, with a suggestion."""
         key = setting.key
         own, others = leaves(self.schema), self.others
         parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
@@ -169,7 +169,7 @@ class Composed:
         return f"{setting}: no such key{did_you_mean(near and flag + near)}"
 
     def _left_open(self, key: str) -> str:
-        """What to type in place of ~key; it is always accepted."""
+        """What to type in place of ~key."""
         *sections, name = key.split(".")
         value = self.section(".".join(sections)).get(name)
         if accepts(annotation_of(key, leaves(self.schema, self.raw)), types.NoneType):
@@ -178,10 +178,8 @@ class Composed:
         return f"without it, it is {key}={shown}"
 
     def _section_of(self, root: str, key: str) -> dict[str, Any] | None:
-        """The mapping that holds `key` inside the free mapping `root`, created where there is none.
-
-        None, and a fault, where the key cannot be there.
-        """
+        """The mapping of `key` inside the free mapping `root`, created if missing; None, and an
+        error, where the key is not possible."""
         *parents, name = key[len(root) + 1 :].split(".")
         if not all(is_name(part) for part in (*parents, name)):
             self.fail(key, f"{key}: expected names of letters, digits, _ and - between the dots")

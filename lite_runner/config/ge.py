@@ -1,6 +1,6 @@
 """Options of the graph engine (GE) that MindSpore Lite compiles with on Ascend.
 
-They come from conf/ge or as ini files of the user's, which are passed on as they are.
+They come from conf/ge, or from the user's ini files, which are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lite_runner.errors import ConfigError
 from lite_runner.system.small_file import read_small
 
 FILE_NAME = "config.ini"  # as MindFormers wants it beside the graphs
-# Sections that MindSpore Lite 2.2 to 2.7 reads; it says nothing of one that it does not know.
+# Sections that MindSpore Lite 2.2 to 2.7 reads; it ignores unknown ones silently.
 SECTIONS = (
     *("ascend_context", "ge_global_options", "ge_session_options", "ge_graph_options"),
     "graph_kernel_param",
@@ -30,13 +30,13 @@ SECTIONS = (
     *("model_file", "weight", "ms_cache", "gpu_context", "shared_thread_pool", "om_converter"),
     *("transformer_context", "inner_common", "lite_inner_group", "inner_model_parallel_runner"),
 )
-# The group of conf/ge for an Ascend processor, by the name that CANN gives it: Atlas A2 and A3
+# The preset of conf/ge by CANN's name of the processor: Atlas A2 and A3
 # (Ascend910B3, Ascend910_9391), then Atlas 800 (Ascend910A, Ascend910B, Ascend910ProA, ...).
 PRESETS = (
     (re.compile(r"Ascend910(B\d|_93)"), "atlas_800t_a2"),
     (re.compile(r"Ascend910(A|B|ProA|ProB|PremiumA)$"), "atlas_800"),
 )
-# What MindSpore Lite does where no section sets an option.
+# MindSpore Lite's defaults that users should know of.
 _UNSET = {
     "ge.exec.precision_mode": "it computes in float16 whatever float32 there is (force_fp16):"
     " norms, and the mask of attention; must_keep_origin_dtype keeps it",
@@ -55,31 +55,31 @@ class GeConfig:
     sections: Sections = field(default_factory=dict)
 
     def unset(self) -> list[str]:
-        """What MindSpore Lite does because of options that are not set; reads the files."""
+        """Notes on MindSpore Lite's defaults for options that are not set; reads the files."""
         sections = [self.sections, *(read_ini(path) for path in self.files)]
         names = {name for one in sections for options in one.values() for name in options}
         return [f"without {name} {does}" for name, does in _UNSET.items() if name not in names]
 
 
 def preset_of(soc: str) -> str | None:
-    """The group of conf/ge for an Ascend processor; None where nobody recommends options."""
+    """The preset of conf/ge for an Ascend processor; None where there is none."""
     return next((name for pattern, name in PRESETS if pattern.match(soc)), None)
 
 
 def ge_config(config: ExportedOptions) -> GeConfig | None:
-    """The GE options of a run that passed `ge_faults`; None where it has none."""
+    """The GE options of a validated config; None where it has none."""
     if config.infer.ge_config_path:
         return GeConfig(files=_files(config))
     if config.infer.ge_options is None:
         return None
     sections = {
-        section: dict(_flat(options, "")) for section, options in config.infer.ge_options.items()
+        section: dict(_flatten(options, "")) for section, options in config.infer.ge_options.items()
     }
     return GeConfig(sections={name: options for name, options in sections.items() if options})
 
 
 def ge_faults(config: ExportedOptions) -> Iterator[Fault]:
-    """What is wrong with the GE options of a run; reads the user's files."""
+    """Validation errors of GE options; reads the user's files."""
     paths, options = config.infer.ge_config_path, config.infer.ge_options
     key = "infer.ge_config_path"
     if paths and options is not None:
@@ -105,14 +105,14 @@ def ge_faults(config: ExportedOptions) -> Iterator[Fault]:
         elif not isinstance(entries, Mapping):
             yield Fault((where,), f"{where}: got {show(entries)}, expected a section of options")
         else:
-            for name, value in _flat(entries, ""):
+            for name, value in _flatten(entries, ""):
                 if _CONTROL.search(value):
                     text = f"{where}.{name}: got {show(value)}, expected one line of text"
                     yield Fault((f"{where}.{name}",), text)
 
 
 def ge_notes(config: RunConfig) -> list[str]:
-    """What the user should know of the files given: sections and lines that have no effect."""
+    """Notes on sections and lines of the user's files that have no effect."""
     notes: list[str] = []
     if not isinstance(config, ExportedOptions):
         return notes
@@ -121,17 +121,17 @@ def ge_notes(config: RunConfig) -> list[str]:
         if unknown:
             names = ", ".join(f"[{name}]" for name in unknown)
             notes.append(f"{path}: MindSpore Lite knows no section {names}")
-        loose = [line for line in _loose(_lines(path)) if line]
-        if loose:
+        ignored = [line for line in _preamble(_lines(path)) if line]
+        if ignored:
             notes.append(
-                f"{path}: {', '.join(loose)} before the first [section], where MindSpore Lite reads"
-                " nothing; [ascend_context] is the place (the provider is ge without it)"
+                f"{path}: {', '.join(ignored)} before the first [section], where MindSpore Lite"
+                " reads nothing; [ascend_context] is the place (the provider is ge without it)"
             )
     return notes
 
 
 def compiles_with_ge(engine: str, target: str) -> bool:
-    """Whether GE compiles what runs in an engine on a target ("CPU" or "Ascend")."""
+    """Whether GE compiles the graphs of an engine on a target ("CPU" or "Ascend")."""
     return (engine, target) == ("lite", "Ascend")
 
 
@@ -145,22 +145,21 @@ def render(sections: Sections) -> str:
 
 
 def read_ini(path: Path) -> dict[str, dict[str, str]]:
-    """The sections of a config.ini. ConfigError: missing, too large, broken, something twice.
-
-    What stands before the first section is left out, as MindSpore Lite does (config_file.cc).
+    """The sections of a config.ini, without lines before the first section, which MindSpore Lite
+    ignores (config_file.cc). Raises ConfigError: missing, too large, malformed, duplicates.
     """
     lines = _lines(path)
-    before = _loose(lines)
+    before = _preamble(lines)
     for number, line in enumerate(before, 1):
         if line and "=" not in line:
             raise ConfigError(f"{path}: line {number}: got {show(line)}, expected name=value")
-    # MindSpore Lite has no continuation lines, no default section and takes names as they are.
+    # MindSpore Lite has no continuation lines, no default section and case-sensitive names.
     parser = configparser.RawConfigParser(
         delimiters=("=",), comment_prefixes=("#",), default_section="\n"
     )
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     try:
-        # Empty lines in its place keep the numbers of the others.
+        # Empty lines in place of the preamble keep the line numbers.
         parser.read_string("\n".join(["" for _ in before] + lines[len(before) :]))
     except configparser.Error as error:
         raise ConfigError(f"{path}: {_reason(error)}") from None
@@ -168,7 +167,7 @@ def read_ini(path: Path) -> dict[str, dict[str, str]]:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a file, without spaces around them. ConfigError: missing, too large, no text."""
+    """The stripped lines of a file. Raises ConfigError: missing, too large, not UTF-8."""
     try:
         data = read_small(path, "a file of GE options")
     except OSError as error:
@@ -181,14 +180,14 @@ def _lines(path: Path) -> list[str]:
         raise ConfigError(f"{path}: not a text in UTF-8") from None
 
 
-def _loose(lines: list[str]) -> list[str]:
-    """The lines before the first section, comments as empty ones."""
+def _preamble(lines: list[str]) -> list[str]:
+    """The lines before the first section, comments emptied."""
     before = itertools.takewhile(lambda line: not line.startswith("["), lines)
     return ["" if line.startswith("#") else line for line in before]
 
 
 def unknown_sections(sections: Iterable[str]) -> list[str]:
-    """Those that MindSpore Lite does not read."""
+    """Section names that MindSpore Lite does not read."""
     return [name for name in sections if name not in SECTIONS]
 
 
@@ -199,18 +198,18 @@ def _files(config: ExportedOptions) -> tuple[Path, ...]:
     return (Path(paths).expanduser(),) if paths else ()
 
 
-def _flat(options: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    """Dotted names and their values as texts; null leaves an option out."""
+def _flatten(options: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    """Dotted names and values as text; null omits an option."""
     for name, value in options.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         elif value is not None:
             text = str(value).lower() if isinstance(value, bool) else str(value)
             yield f"{prefix}{name}", text
 
 
 def _reason(error: configparser.Error) -> str:
-    """What configparser found, without the name that it gives to a text."""
+    """The message of a configparser error, without its source name."""
     if isinstance(error, configparser.DuplicateSectionError):
         return f"line {error.lineno}: the section [{error.section}] is given twice"
     if isinstance(error, configparser.DuplicateOptionError):

@@ -1,7 +1,7 @@
-"""A yaml file of run_mindformer, laid over our config: what of it means something here.
+"""Translating a yaml of run_mindformer to our config.
 
-Known keys become settings, what only concerns training or another engine is listed, what
-would change the result and cannot be done is a fault, and so is a key of neither.
+Known keys become settings; keys of training or other engines are ignored and listed; unsupported
+keys that would change the result, and unknown keys, are validation errors.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ from lite_runner.config.suggest import did_you_mean, nearest_key
 from lite_runner.config.yaml_file import at
 
 _SIZES = ("seq_length", "hidden_size", "num_layers", "num_heads", "vocab_size")
-# Where a folder has the sizes, how long a sequence may be is one of them.
-_OF_THE_FOLDER = ("model.model_config.seq_length",)
-# The model of ours to start from for a file whose model_name is not one of ours.
+# Ignored where the folder has the sizes (model=auto).
+_SIZES_OF_FOLDER = ("model.model_config.seq_length",)
+# The model of conf/ to start from, by architecture, for an unknown model_name.
 _FAMILY_MODEL = {
     "LlamaForCausalLM": "llama2_7b",
     "Qwen3ForCausalLM": "qwen3_0.6b",
     "BloomLMHeadModel": "bloom_560m",
     "GPT2LMHeadModel": "gpt2",
 }
-# The same by what run_infer_main.py calls a family.
+# The same by the family names of run_infer_main.py.
 FAMILIES = {
     "llama": _FAMILY_MODEL["LlamaForCausalLM"],
     "bloom": _FAMILY_MODEL["BloomLMHeadModel"],
     "gpt2": _FAMILY_MODEL["GPT2LMHeadModel"],
 }
-UNSUPPORTED_FAMILIES = ("glm", "glm2")  # which MindFormers has besides
-# Keys of MindFormers that have another name here. Those of generation_config, as all of a file,
-# are what the model does unless a run says otherwise.
+UNSUPPORTED_FAMILIES = ("glm", "glm2")  # of MindFormers
+# MindFormers' keys by our names. Those of generation_config are the model's defaults here.
 _RENAMED = {
     **RENAMED,
     "processor.tokenizer.vocab_file": "processor.tokenizer.tokenizer_file",
@@ -47,8 +46,8 @@ _RENAMED = {
         )
     },
 }
-# Values of MindFormers that have another name here.
-_NAMED: dict[str, Mapping[str, Any]] = {
+# MindFormers' values by our names.
+_RENAMED_VALUES: dict[str, Mapping[str, Any]] = {
     "model.arch.type": {"ParallelLlamaForCausalLM": "LlamaForCausalLM"},
     "processor.tokenizer.type": TOKENIZERS,
     "parallel.parallel_mode": PARALLEL_MODES,
@@ -56,7 +55,7 @@ _NAMED: dict[str, Mapping[str, Any]] = {
 
 
 def base_model(raw: Mapping[str, Any], models: Collection[str]) -> str | None:
-    """The model of conf/ that a file starts from; None where the file names none."""
+    """The model of conf/ that a file is merged over; None where the file names none."""
     name, arch = at(raw, "trainer.model_name"), arch_of(raw)
     if arch is None and at(raw, "pretrained_model_dir"):
         return "auto"  # the folder has the sizes, whatever the model is called
@@ -66,9 +65,9 @@ def base_model(raw: Mapping[str, Any], models: Collection[str]) -> str | None:
 
 
 def arch_of(raw: Mapping[str, Any]) -> Any:
-    """The architecture that a file names, in our words."""
+    """The architecture that a file names, by our name."""
     named = at(raw, "model.arch.type")
-    return _NAMED["model.arch.type"].get(named, named) if isinstance(named, str) else named
+    return _RENAMED_VALUES["model.arch.type"].get(named, named) if isinstance(named, str) else named
 
 
 def translate(
@@ -80,11 +79,11 @@ def translate(
     use_parallel: bool,
     sized: bool,
 ) -> Translation:
-    """What of a file (`raw`) means something here, given the `known` keys of our config.
+    """Translate a file (`raw`), given the `known` keys of our config.
 
-    `defaults` are the settings of the model that it is laid over. With `use_parallel` off the
-    file's cards have no effect, as in run_mindformer. Unless the model is `sized` by conf/ the
-    file must give the sizes.
+    `defaults`: the settings of the model that it is merged over. Without `use_parallel` the file's
+    parallel sections have no effect, as in run_mindformer. The file must have the sizes unless the
+    model is `sized` by conf/.
     """
     result = Translation()
     sections = {key[:i] for key in (*known, *IGNORED) for i, c in enumerate(key) if c == "."}
@@ -94,21 +93,21 @@ def translate(
         elif key in _RENAMED:
             if value not in ("", None):
                 result.assignments[_RENAMED[key]] = value
-        elif key in _NAMED and isinstance(value, str):
-            result.assignments[key] = _NAMED[key].get(value, value)
+        elif key in _RENAMED_VALUES and isinstance(value, str):
+            result.assignments[key] = _RENAMED_VALUES[key].get(value, value)
         elif key in known:
             result.assignments[key] = value
-        elif key in IGNORED or key in _OF_THE_FOLDER:
+        elif key in IGNORED or key in _SIZES_OF_FOLDER:
             result.ignored += [] if key in TRANSLATED else [key]
         elif key in sections:
             if value is not None:
                 result.faults.append(f"{key}: got {show(value)}, expected a section")
         elif key in OFF:
-            continue  # looked at below
+            continue  # checked below
         else:
             near = nearest_key(key, sorted({*known, *IGNORED}))
             result.faults.append(f"{key}: no such key{did_you_mean(near)}")
-    _check_off(raw, result)
+    _check_disabled(raw, result)
     settings = at(raw, "model.model_config")
     if isinstance(settings, Mapping):
         translate_model(settings, defaults, models, result)
@@ -119,7 +118,7 @@ def translate(
 
 
 def format_keys(keys: Collection[str]) -> str:
-    """Dotted keys for a sentence, those of a section in its brackets."""
+    """Dotted keys as text, grouped by section."""
     sections: dict[str, list[str]] = {}
     for key in sorted(set(keys)):
         section, _, name = key.rpartition(".")
@@ -140,7 +139,7 @@ def _leaves(
             yield key, value
 
 
-def _check_off(raw: Mapping[str, Any], result: Translation) -> None:
+def _check_disabled(raw: Mapping[str, Any], result: Translation) -> None:
     for key, (off, instead) in OFF.items():
         value = at(raw, key)
         if not any(type(value) is type(entry) and value == entry for entry in off):

@@ -1,7 +1,7 @@
-"""The keys of run_mindformer's yaml, of releases 1.0 to 2.1, that are not keys of ours.
+"""Keys of run_mindformer's yaml (releases 1.0 to 2.1) that are not keys of ours.
 
-Most concern training, profiling, other engines or a cloud platform only: they are listed for the
-user and change nothing. A few change nothing only while they are off.
+Most concern training, profiling, other engines or a cloud platform: they are ignored and listed for
+the user. A few must be off.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ IGNORED = frozenset(
     f"{section}.{name}".lstrip(".") for section, names in _IGNORED.items() for name in names.split()
 )
 
-# Values that mean "off", and what to do about any other, which asks for something not there.
+# Values that mean "off", and a hint for any other, which is not supported.
 _NO_EXPERTS = "models of experts do not run here"
 _NOT_HERE = "of no model that runs here"
 OFF: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -95,7 +95,7 @@ OFF: dict[str, tuple[tuple[Any, ...], str]] = {
         "of adapters there are lora and slora",
     ),
 }
-# Names of a tokenizer's type that mean one of ours.
+# Tokenizer types by our names.
 TOKENIZERS = {
     "BloomProcessor": "BloomTokenizer",
     "GPT2Processor": "GPT2Tokenizer",
@@ -103,7 +103,7 @@ TOKENIZERS = {
     "LlamaProcessor": "LlamaTokenizer",
     "PreTrainedTokenizerFast": "AutoTokenizer",
 }
-# Ways to cut a model, as numbers; with MANUAL_PARALLEL the layers themselves are cut.
+# parallel_mode by number.
 PARALLEL_MODES = {
     "DATA_PARALLEL": 0,
     "SEMI_AUTO_PARALLEL": 1,
@@ -114,7 +114,7 @@ PARALLEL_MODES = {
 
 
 def is_only_mindformers(key: str) -> bool:
-    """Whether a dotted key, or a section it is in, is MindFormers' and not ours."""
+    """Whether a dotted key, or one of its sections, is MindFormers' alone."""
     parts = key.split(".")
     heads = {".".join(parts[:i]) for i in range(1, len(parts) + 1)}
     return not heads.isdisjoint(IGNORED)

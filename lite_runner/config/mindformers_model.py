@@ -1,4 +1,4 @@
-"""What the model's section of a MindFormers yaml comes to: sizes, positions, weights, adapters."""
+"""Translating model.model_config of a MindFormers yaml: sizes, positions, weights, adapters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from lite_runner.config.fields import show
 
 PREFIX = "model.model_config."
-# Read here, so never listed as without effect.
+# Translated here, so not listed as ignored.
 TRANSLATED = frozenset(
     f"{PREFIX}{name}"
     for name in (
@@ -19,7 +19,7 @@ TRANSLATED = frozenset(
         *("attention_bias", "untie_embeddings_and_output_weights"),
     )
 )
-# Sizes that newer configs of MindFormers call as Hugging Face does.
+# Hugging Face's names of sizes, in newer configs.
 RENAMED = {
     f"{PREFIX}{theirs}": f"{PREFIX}{name}"
     for theirs, name in {
@@ -29,7 +29,7 @@ RENAMED = {
         "rope_theta": "theta",
     }.items()
 }
-# Names of types in quantization_config; what is not there stays a float.
+# dtypes of quantization_config.
 _FLOATS = (None, "", "none", "None", "fp16", "bf16", "float16", "bfloat16")
 _QUANTS = {("int8", "float"): "a16w8", ("int4", "float"): "a16w4", ("int8", "int8"): "a8w8"}
 _ACTIVATIONS = {
@@ -45,7 +45,7 @@ _DEFAULT_MULTIPLE = 256  # of multiple_of, in every release
 
 @dataclass
 class Translation:
-    """What a file comes to."""
+    """The result of translating a file."""
 
     assignments: dict[str, Any] = field(default_factory=dict)  # dotted key -> value
     ignored: list[str] = field(default_factory=list)
@@ -58,9 +58,9 @@ def translate_model(
     models: Collection[str],
     result: Translation,
 ) -> None:
-    """What MindFormers writes in another way than we do.
+    """Translate keys of a model's section that have no direct equivalent.
 
-    `defaults` are the settings of the model of conf/ that `settings` are laid over.
+    `defaults`: the settings of the model of conf/ that `settings` are merged over.
     """
     kind = settings.get("type", defaults.get("type"))
     expected = _ACTIVATIONS.get(kind) if isinstance(kind, str) else None
@@ -69,7 +69,7 @@ def translate_model(
             f"{PREFIX}hidden_act: got {show(settings['hidden_act'])}, expected {expected[0]}, which"
             f" such models are trained with; --{PREFIX}hidden_act {expected[0]} takes it"
         )
-    # A model's name is MindFormers' way to say: its usual weights. Ours are in conf/.
+    # In MindFormers a model's name means its published weights; conf/ has their source.
     source = settings.get("checkpoint_name_or_path")
     if source in ("", None) or (isinstance(source, str) and source in models):
         result.assignments.pop(f"{PREFIX}checkpoint_name_or_path", None)
@@ -90,7 +90,7 @@ def translate_model(
 
 
 def _translate_adapter(given: Any, result: Translation) -> None:
-    """LoRA in the weights themselves, or adapters beside them (slora), which say all else."""
+    """LoRA weights in the checkpoint (lora), or adapters in their own folders (slora)."""
     section = f"{PREFIX}pet_config"
     if given is None:
         return
@@ -113,7 +113,7 @@ def _translate_adapter(given: Any, result: Translation) -> None:
 def _translate_positions(
     settings: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation
 ) -> None:
-    """GPT-2 learns its positions: there are as many as max_position_embeddings says."""
+    """GPT-2 has learned position embeddings: max_position_embeddings must equal seq_length."""
     most = settings.get("max_position_embeddings")
     length = settings.get("seq_length", defaults.get("seq_length"))
     if most not in (None, length):
@@ -124,9 +124,9 @@ def _translate_positions(
 
 
 def _translate_quantization(given: Any, result: Translation) -> None:
-    """Weights as integers by rounding to nearest, which is ours too; what else there is, is said.
+    """Round-to-nearest quantization becomes quant=; other methods are errors.
 
-    Activations of 8 bits are scaled here row by row as they come, so nothing is calibrated.
+    8-bit activations are quantized dynamically per row, so nothing is calibrated.
     """
     section = f"{PREFIX}quantization_config"
     if given is None:
@@ -180,7 +180,7 @@ def _translate_llama(
         factor = float(scaling)
         if "scaling_factor" not in settings and settings.get("pretrain_seqlen"):
             factor = max(1.0, settings["seq_length"] / settings["pretrain_seqlen"])
-        if method == "NTK":  # a wider base of the frequencies, whatever the length
+        if method == "NTK":  # scales the rotary base
             result.assignments[f"{PREFIX}theta"] = settings.get("theta", 10000.0) * factor
         elif factor != 1.0:
             result.assignments[f"{PREFIX}rope_scaling"] = {
@@ -215,7 +215,7 @@ def _translate_qwen3(settings: Mapping[str, Any], result: Translation) -> None:
 
 
 def feed_forward_width(hidden_size: int, multiple_of: int, multiplier: float | None) -> int:
-    """MindFormers' width of a llama's feed-forward layer, where the yaml does not give it."""
+    """MindFormers' intermediate size of a Llama, where the yaml does not give it."""
     width = 4 * hidden_size
     if multiplier is not None:
         width = int((multiplier + 0.01) * width)

@@ -1,4 +1,4 @@
-"""A yaml of the user laid over the groups: of MindFormers, of our keys, or of a former run."""
+"""Merging a user's yaml over the groups: of MindFormers, of our keys, or of an earlier run."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from lite_runner.config.mindformers_keys import IGNORED, is_only_mindformers
 from lite_runner.config.repeat import is_of_a_run, run_again
 from lite_runner.config.yaml_file import at, put
 
-# Keys of exported models alone.
+# Keys that only exported models have.
 OFFLINE_ONLY = ("infer.", "model.model_config.is_sample_acceleration")
-FOR_ASCEND = tuple(f"context.{key}" for key in KEYS)
-# Where run_mindformer's run_mode=export puts the graphs.
+ASCEND_ONLY = tuple(f"context.{key}" for key in KEYS)
+# Where run_mode=export of run_mindformer writes the graphs.
 MINDFORMERS_EXPORT = {
     "prefill_model_path": "mindir_full_checkpoint",
     "increment_model_path": "mindir_inc_checkpoint",
@@ -31,7 +31,7 @@ MINDFORMERS_EXPORT = {
 
 
 def overlay_file(composed: Composed, line: CommandLine, file: ConfigFile) -> None:
-    """Lay a yaml of MindFormers or of a former run over the groups; faults are collected."""
+    """Merge a yaml of MindFormers or of an earlier run; errors are collected."""
     if any("model" in fault.keys for fault in composed.faults):
         return
     if other := _other_model(composed, line, file):
@@ -45,7 +45,7 @@ def overlay_file(composed: Composed, line: CommandLine, file: ConfigFile) -> Non
 
 
 def _other_model(composed: Composed, line: CommandLine, file: ConfigFile) -> str:
-    """The fault of a file that is of another model than the one chosen; "": it is not."""
+    """The error of a file for another model than the chosen one; "" for none."""
     arch, chosen = arch_of(file.raw), at(composed.raw, "model.arch.type")
     if arch in (None, chosen):
         models = options_of("model", composed.folders)
@@ -55,11 +55,11 @@ def _other_model(composed: Composed, line: CommandLine, file: ConfigFile) -> str
 
 
 def _overlay_mindformers(composed: Composed, line: CommandLine, file: ConfigFile) -> None:
-    """What a MindFormers yaml says, in our keys; what has no effect here is a note."""
+    """Translate a MindFormers yaml to our keys; keys without effect are listed in a note."""
     where, models = f" (in {file.source})", options_of("model", composed.folders)
     every = leaves(composed.schema, composed.raw)
     others = composed.others
-    # A key that only another run mode has is MindFormers' own here, and ignored as such.
+    # A MindFormers key that is ours only with another run mode is ignored here.
     known = {key for key in every if key not in IGNORED or key in composed.raw}
     known |= {key for key in others if key not in IGNORED}
     named = at(file.raw, "trainer.model_name") in models or arch_of(file.raw) is None
@@ -78,12 +78,12 @@ def _overlay_mindformers(composed: Composed, line: CommandLine, file: ConfigFile
     devices = _typed(line, "context.device_target")
     device = devices[-1] if devices else result.assignments.get("context.device_target")
     for key, value in result.assignments.items():
-        # Yamls of MindFormers' documents hold the keys of both online and offline runs.
+        # MindFormers' example yamls hold keys of online and of offline runs.
         of_offline = online and key.startswith(OFFLINE_ONLY)
-        if of_offline or (device == "CPU" and key in FOR_ASCEND) or key in others:
+        if of_offline or (device == "CPU" and key in ASCEND_ONLY) or key in others:
             result.ignored.append(key)
         elif key not in GROUPS and key not in typed:
-            # MindFormers writes "none" of a path as an empty value.
+            # In MindFormers a null path is an empty value.
             takes = every[key]
             empty = value is None and accepts(takes, str) and not accepts(takes, types.NoneType)
             composed.assign(key, "" if empty else value, where)
@@ -92,7 +92,7 @@ def _overlay_mindformers(composed: Composed, line: CommandLine, file: ConfigFile
 
 
 def _uses_parallel(composed: Composed, line: CommandLine, file: ConfigFile) -> bool:
-    """use_parallel as typed, as in the file, or as composed so far."""
+    """use_parallel of the command line, else of the file, else as composed."""
     typed = [value for value in _typed(line, "use_parallel") if isinstance(value, str)]
     if typed:
         return typed[-1].lower() != "false"
@@ -115,14 +115,14 @@ def _ignored(keys: Collection[str], source: str) -> Note:
 
 
 def _options_typed(line: CommandLine, composed: Composed) -> list[dict[str, Any]]:
-    """The files of the groups' options that a command line names."""
+    """The yaml files of the group options on the command line."""
     named = [(s.key, str(s.value)) for s in line.settings if s.key in GROUPS and not s.prefix]
     return [raw for group, name in named for raw in files_of(group, name, composed.folders)]
 
 
 def export_as_mindformers(composed: Composed, line: CommandLine, file: ConfigFile) -> None:
-    """Where run_mindformer's run_mode=export writes: a folder in output_dir for each graph of a
-    pair, overwritten. For its yamls, unless the command line asks for an export of ours."""
+    """Write graphs where run_mode=export of run_mindformer does: a folder in output_dir per graph,
+    overwritten. Only for its yamls, and without keys of our own exports."""
     if not _is_mindformers_export(composed, line, file.raw):
         return
     typed = {setting.key for setting in line.settings}
@@ -134,17 +134,17 @@ def export_as_mindformers(composed: Composed, line: CommandLine, file: ConfigFil
 
 
 def move_mindformers_flags(line: CommandLine, file: ConfigFile) -> tuple[CommandLine, ConfigFile]:
-    """A line whose flags of keys that only MindFormers has are keys of its yaml."""
+    """Move flags of keys that only MindFormers has to its yaml."""
     raw = copy.deepcopy(file.raw)
-    foreign = [s for s in line.settings if s.flag and is_only_mindformers(s.key)]
-    for setting in foreign:
+    moved = [s for s in line.settings if s.flag and is_only_mindformers(s.key)]
+    for setting in moved:
         put(raw, setting.key, str(setting.value))
-    kept = [setting for setting in line.settings if setting not in foreign]
+    kept = [setting for setting in line.settings if setting not in moved]
     return replace(line, settings=kept), replace(file, raw=raw)
 
 
 def _is_mindformers_export(composed: Composed, line: CommandLine, file: Mapping[str, Any]) -> bool:
-    """Whether a yaml is exported as run_mindformer does it: no key of ours asks for more."""
+    """Whether a yaml is exported as run_mindformer does, without keys of our own exports."""
     raw = composed.raw
     ours = (
         *("export_output", "quant", "infer.prefill_model_path", "infer.increment_model_path"),

@@ -1,4 +1,4 @@
-"""What a file of prompts holds: .txt lines, .jsonl and .json records, or the rows of a .csv."""
+"""Parsing prompt files: lines of .txt, records of .jsonl and .json, rows of .csv."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from lite_runner.errors import ConfigError
 from lite_runner.system.json_file import parse_json
 
 KEYS = tuple(field.name for field in fields(Request))
-# What a run says for all of its prompts; in a record it was meant to do something.
+# Options of the whole run, which are errors in a record.
 RUN_LEVEL = {*GenerationConfig.__dataclass_fields__, "adapter_id", "system"} - {*KEYS}
 MAX_RECORDS = 1 << 20
-_MAX_SHOWN = 10  # faults of a file that are listed
+_MAX_SHOWN = 10  # errors listed per file
 
 # Validation errors of a request of this run.
 Check = Callable[[Request], list[str]]
 
 
 def read_txt(_path: Path, text: str, _: Check) -> list[str]:
-    """The lines of a .txt file that are not blank; a backslash and an n are a line break in one."""
+    """The non-blank lines of a .txt file; \\n in a line is a line break."""
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     return [line.replace("\\n", "\n") for line in lines if line.strip()]
 
 
 def read_jsonl(path: Path, text: str, check: Check) -> list[Request]:
-    """A request for each line that is not blank."""
+    """A request per non-blank line."""
     records = (
         (f"{path}:{number}", _json(line.rstrip("\r\n"), f"{path}:{number}"))
         for number, line in enumerate(io.StringIO(text, newline="\n"), 1)
@@ -46,7 +46,7 @@ def read_jsonl(path: Path, text: str, check: Check) -> list[Request]:
 
 
 def read_json(path: Path, text: str, check: Check) -> list[Request]:
-    """The requests of one value: a record, a list of them, or the messages of a chat."""
+    """The requests of a JSON value: a record, a list of records, or the messages of a chat."""
     value = _json(text, str(path))
     if not isinstance(value, list) or _is_chat(value):
         return _requests(path, [(str(path), value)], check)
@@ -54,8 +54,8 @@ def read_json(path: Path, text: str, check: Check) -> list[Request]:
 
 
 def read_csv(path: Path, text: str, check: Check) -> list[Request]:
-    """A request for each row: the column `prompt`, or the only one there is, beside those that are
-    named as the other keys of a record. The first row names the columns."""
+    """A request per row. The first row names the columns: `prompt`, or any name of an only column,
+    and other keys of a record."""
     before = csv.field_size_limit(max(len(text), 1))
     try:
         return _requests(path, _csv_records(path, text), check)
@@ -88,7 +88,7 @@ def _csv_records(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
                     f" {', '.join(columns)}",
                     "a value with a comma or a line break in it stands in double quotes",
                 )
-            # A cell that is empty says nothing; the prompt's is an empty prompt.
+            # Empty cells are null, but for an empty prompt.
             cells = zip(columns, row, strict=True)
             yield where, {n: _cell(n, c) for n, c in cells if c or n == "prompt"}
     except csv.Error as error:
@@ -114,14 +114,14 @@ def _columns(where: str, row: list[str]) -> list[str]:
 
 
 def _cell(name: str, text: str) -> Any:
-    """What a cell of this column holds: a text, a number, true or false, or a list of texts."""
+    """The value of a cell: text, a number, a boolean, or a list of texts."""
     expected = hints_of(Request).get(name, str)
     if name == "stop":
         return value_of(text, expected)
     if accepts(expected, str):
         return text
     try:
-        value = parse_json(text.lower())  # TRUE is what spreadsheets write
+        value = parse_json(text.lower())  # spreadsheets write TRUE
     except ValueError:
         return text
     return value if isinstance(value, int | float) else text
@@ -131,7 +131,7 @@ def _json(text: str, where: str) -> Any:
     try:
         return parse_json(text)
     except json.JSONDecodeError as error:
-        # A line of .jsonl has no lines of its own.
+        # A .jsonl record is a single line.
         line = f":{error.lineno}" if "\n" in text else ""
         text = f"{where}{line}: no JSON at column {error.colno}: {error.msg}"
         raise ConfigError(text) from None
@@ -147,10 +147,10 @@ def _is_chat(value: Any) -> bool:
 
 
 def _requests(path: Path, records: Iterable[tuple[str, Any]], check: Check) -> list[Request]:
-    """Records, each with where it stands, as requests. Keys that nothing reads are the user's own
-    data, and named in a note. ConfigError for what is wrong, or for more than MAX_RECORDS."""
+    """Requests of (location, record) pairs. Unknown keys are the user's own data, listed in a note.
+    Raises ConfigError for invalid records, and for more than MAX_RECORDS."""
     faults: list[str] = []
-    more = 0  # faults that are only counted
+    more = 0  # errors beyond _MAX_SHOWN
     unread: set[str] = set()
     found: list[Request] = []
     for where, record in records:

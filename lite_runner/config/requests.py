@@ -1,4 +1,4 @@
-"""What is asked for: the prompts, and the adapter of each."""
+"""The requests of a run: prompts, each with its adapter."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def read_requests(config: GenerateOptions) -> list[Request]:
     """The prompts of a run, each with its adapter, None for the base model.
 
     A .txt file of run_mode=slora without adapter_id has lines `adapter<TAB>prompt`; elsewhere no
-    name is the base model. Raises ConfigError, also where there are not as many adapters as
-    prompts.
+    name means the base model. Raises ConfigError, also where the numbers of adapters and prompts
+    differ.
     """
     prompts, ids = read_prompts(config), config.adapter_id
     file, lines = prompt_file(config.predict_data), [one for one in prompts if isinstance(one, str)]
     if config.adapter_lines and ids is None and file is not None and lines:
-        return _split(config, lines)
+        return _split_lines(config, lines)
     requests = [Request(prompt=one) if isinstance(one, str) else one for one in prompts]
-    if isinstance(ids, tuple) and (text := _miscounted(ids, requests)):
+    if isinstance(ids, tuple) and (text := _count_error(ids, requests)):
         raise ConfigError(text)
     several = ids if isinstance(ids, tuple) else [ids] * len(requests)
     return [
@@ -40,7 +40,7 @@ def adapter_names(ids: str | Sequence[str | None] | None) -> list[str]:
 
 
 def request_faults(config: GenerateOptions) -> Iterator[Fault]:
-    """Validation errors of adapters with prompts, as far as the config shows them."""
+    """Validation errors of adapters and prompts, without reading prompt files."""
     data, ids = config.predict_data, config.adapter_id
     file = data == STANDARD_INPUT or prompt_file(data) is not None
     if config.adapter_path and config.backend == "mslite":
@@ -51,12 +51,12 @@ def request_faults(config: GenerateOptions) -> Iterator[Fault]:
         )
     if isinstance(ids, tuple) and data and not file:
         texts = (data,) if isinstance(data, str) else data
-        if prompt_count(texts) == len(texts) and (text := _miscounted(ids, texts)):
+        if prompt_count(texts) == len(texts) and (text := _count_error(ids, texts)):
             yield fault(("adapter_id", "predict_data"), text)
 
 
-def _miscounted(ids: Sequence[str | None], prompts: Sequence[Item]) -> str:
-    """What is wrong with the number of adapters, "" where it fits."""
+def _count_error(ids: Sequence[str | None], prompts: Sequence[Item]) -> str:
+    """The error of a wrong number of adapters; "" for none."""
     if any(isinstance(one, Request) and one.adapter is not None for one in prompts):
         return "adapter_id: got a list, and prompts with adapters of their own; give one of them"
     count = len(prompts)
@@ -68,7 +68,7 @@ def _miscounted(ids: Sequence[str | None], prompts: Sequence[Item]) -> str:
     )
 
 
-def _split(config: GenerateOptions, lines: Sequence[str]) -> list[Request]:
+def _split_lines(config: GenerateOptions, lines: Sequence[str]) -> list[Request]:
     found = []
     for number, line in enumerate(lines, 1):
         name, tab, prompt = line.partition("\t")

@@ -1,4 +1,4 @@
-"""What each replica made of its share of the prompts, and their results merged."""
+"""The results of replicas, gathered and merged."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class RankResult:
     generation: GenerationTiming = field(default_factory=GenerationTiming)
     load_s: float = 0.0
     compile_s: float = 0.0
-    prepare_s: float = 0.0  # the part of compile_s that the first token waited for
+    prepare_s: float = 0.0  # the part of compile_s before the first token
     adapters: AdapterReport | None = None
     peak_rss_mib: float = field(default_factory=peak_rss_mib)  # of all ranks of the replica
-    interrupted: bool = False  # Ctrl-C has cut it short
+    interrupted: bool = False  # by Ctrl-C
 
     def timing(self) -> Timing:
         """Times and rates of these rows."""
@@ -57,7 +57,7 @@ class RankResult:
 
 
 def wait_for_all(ranks: Ranks) -> None:
-    """Return when all ranks are here, so that no wait for another is counted as work."""
+    """A barrier, so that waiting for other ranks is not measured as work."""
     if ranks.size > 1:
         from lite_runner.backends import collectives
 
@@ -65,7 +65,7 @@ def wait_for_all(ranks: Ranks) -> None:
 
 
 def seed_of_all(config: Config, ranks: Ranks) -> Config:
-    """The config with the seed of the first rank, which may have been drawn."""
+    """The config with rank 0's seed, which may have been drawn."""
     if ranks.size == 1 or not samples(config):
         return config
     from lite_runner.backends import collectives
@@ -75,7 +75,7 @@ def seed_of_all(config: Config, ranks: Ranks) -> Config:
 
 
 def gather(mine: RankResult, ranks: Ranks) -> RankResult:
-    """The results of all replicas merged, on every rank, once the slowest is done."""
+    """All-gather the results and merge them, on every rank."""
     if ranks.size == 1:
         return mine
     from lite_runner.backends import collectives
@@ -85,8 +85,8 @@ def gather(mine: RankResult, ranks: Ranks) -> RankResult:
 
 
 def merge(results: Sequence[RankResult], ranks_per_replica: int) -> RankResult:
-    """The results of all ranks as one: the ranks of a replica have the same rows, and replicas run
-    concurrently, from when all are prepared. The first token is the first replica's."""
+    """The results of all ranks as one. The ranks of a replica have the same rows; replicas run
+    concurrently. The time to the first token is the first replica's."""
     replicas = results[::ranks_per_replica]
     first = replicas[0]
     return RankResult(
@@ -111,12 +111,12 @@ def merge(results: Sequence[RankResult], ranks_per_replica: int) -> RankResult:
 def _adapters(
     reports: Sequence[AdapterReport | None], ranks_per_replica: int
 ) -> AdapterReport | None:
-    """The adapter reports of all replicas; one without prompts has none."""
-    there = [report for report in reports if report is not None]
-    if not there:
+    """The merged adapter report; a replica without prompts has none."""
+    present = [report for report in reports if report is not None]
+    if not present:
         return None
     used: dict[str, AdapterUse] = {}
-    for report in there:
+    for report in present:
         for name, use in report.used.items():
             before = used.get(name, AdapterUse(use.modules))
             used[name] = AdapterUse(
@@ -127,8 +127,8 @@ def _adapters(
                 before.seconds + use.seconds,
             )
     return AdapterReport(
-        places=max(report.places for report in there),
-        pool_bytes=sum(report.pool_bytes for report in there) * ranks_per_replica,
-        loads=sum(report.loads for report in there),
+        places=max(report.places for report in present),
+        pool_bytes=sum(report.pool_bytes for report in present) * ranks_per_replica,
+        loads=sum(report.loads for report in present),
         used=used,
     )

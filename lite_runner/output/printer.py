@@ -1,6 +1,6 @@
-"""How completions are printed: streamed, one after another, or as JSON lines.
+"""Printing completions: streamed, one after another, or as JSON lines.
 
-On a terminal a line above each of several texts names its prompt; elsewhere the texts stand alone.
+On a terminal a title line names the prompt of each of several texts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from lite_runner.plan.job import Job
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.text.transcript import Transcript
 
-SPEED_SHOWN_S = 0.5
-TITLE_CHARS = 72  # of a prompt in the line above its text
+SPEED_INTERVAL_S = 0.5
+TITLE_CHARS = 72  # of a prompt in a title line
 
 Format = Literal["text", "jsonl"]
 
 
 def show(row: RowResult, place: int, of_all: int, form: Format, returns: int = 1) -> None:
-    """Print the text at `place` (from 0) `of_all` that a run makes, `returns` for each prompt."""
+    """Print the text at index `place` of `of_all` texts of a run, `returns` per prompt."""
     if form == "jsonl":
         line: dict[str, Any] = {
             "id": place // returns if row.id is None else row.id,
@@ -55,9 +55,9 @@ def _title(row: RowResult) -> str:
 
 
 class Printer:
-    """The text of every sequence of a job: decoded, cut at a stop text, and shown.
+    """Decodes the sequences of a job, cuts them at stop strings, and prints them.
 
-    A single one streams; of several, each is shown when it and all before it are done.
+    A single text is streamed; of several, each is printed when it and all before it are finished.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Printer:
         form: Format,
         step: progress.Step | None,
     ) -> None:
-        """`of_all`: how many texts the whole run makes, of which `job` may be a share."""
+        """`of_all`: texts of the whole run, of which `job` may be a replica's share."""
         self._job, self._of_all, self._form, self._step = job, of_all, form, step
         self._returns = job.generation.num_return_sequences
         self._transcripts = {
@@ -80,20 +80,20 @@ class Printer:
         }
         self._waiting = deque(self._transcripts)
         self._rows: dict[tuple[int, int], RowResult] = {}
-        self._beams = job.generation.num_beams > 1  # their tokens are sure only at the end
+        self._beams = job.generation.num_beams > 1  # their tokens may change until the end
         self._in_turn = stream and not self._beams
         self._live = self._in_turn and of_all == 1 and form == "text"
         self._speed = Speedometer()
 
     def on_token(self, prompt: int, part: int, token: int) -> bool:
-        """Take a token; True where a stop text is complete."""
+        """Add a token; True where a stop string is complete."""
         transcript = self._transcripts[prompt, part]
         self._stream(transcript.put(token))
         self._speed.count()
         return transcript.stopped
 
     def on_finish(self, completion: Completion) -> None:
-        """No token of this sequence follows."""
+        """Finish a sequence."""
         if self._step is not None:
             self._step.advance()
         if self._beams:
@@ -103,7 +103,7 @@ class Printer:
             self._show()
 
     def rows(self, completions: Sequence[Completion]) -> list[RowResult]:
-        """The result of each completion; what has not been shown is shown now."""
+        """The result of each completion; those not printed yet are printed."""
         for completion in completions:
             key = (completion.prompt_index, completion.return_index)
             if key in self._rows:
@@ -135,7 +135,7 @@ class Printer:
 
 
 def row_of(job: Job, completion: Completion, text: str) -> RowResult:
-    """A completion as result.json has it."""
+    """A completion as a row of result.json."""
     place = completion.prompt_index - job.first_index
     request = job.requests[place]
     return RowResult(
@@ -155,26 +155,26 @@ def row_of(job: Job, completion: Completion, text: str) -> RowResult:
 
 
 class Speedometer:
-    """Tokens a second since the first one, in the live line."""
+    """Shows tokens per second since the first token, in the status line."""
 
     def __init__(self) -> None:
         self._tokens = 0
         self._began = self._shown_at = 0.0
 
     def count(self) -> None:
-        """One token more."""
+        """Count a token."""
         now = time.monotonic()
         if not self._tokens:
             self._began = self._shown_at = now
         self._tokens += 1
-        if now - self._shown_at >= SPEED_SHOWN_S:
+        if now - self._shown_at >= SPEED_INTERVAL_S:
             self._shown_at = now
             rate = (self._tokens - 1) / (now - self._began)
             progress.status(f"generate: {self._tokens} tokens, {rate:.1f} tokens/s")
 
 
 def advice(rows: Sequence[RowResult], job: Job, *, chat: bool, tokenizer: Tokenizer) -> list[str]:
-    """Hints about these completions: cut by a length limit, or empty for want of chat=true."""
+    """Hints about completions that a length limit cut, or that need chat=true."""
     lines = []
     returns = job.generation.num_return_sequences
     each = job.options
@@ -203,7 +203,7 @@ def _limit(row: RowResult, options: GenerationConfig) -> str:
 
 
 def summary(result: Result, folder: RunFolder) -> str:
-    """A summary of the run in a line."""
+    """A one-line summary of a run."""
     timing = result.timing
     tokens = sum(row.generated_tokens for row in result.results)
     made = "1 token" if tokens == 1 else f"{tokens} tokens"

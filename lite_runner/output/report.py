@@ -1,8 +1,7 @@
 """The run folder under output_dir, and the results in it.
 
 `<output_dir>/<date>/<time>-<run_mode>-<model>/` holds config.yaml, run.log, result.json and
-text_generation_result.txt; `<output_dir>/latest` points at the newest. A file stands under its
-name only when it is whole.
+text_generation_result.txt; `<output_dir>/latest` links to the newest. Files are written atomically.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("lite_runner")
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-PROBE_BYTES = 1 << 20  # more than a run writes besides artefacts, logs of long runs apart
+PROBE_BYTES = 1 << 20  # more than a run writes, but for artifacts and logs of long runs
 
 
 @dataclass(frozen=True)
@@ -50,11 +49,11 @@ class RowResult:
     generated_tokens: int
     finish_reason: FinishReason
     adapter: str | None = None  # None: the base model
-    id: int | str | None = None  # of the prompt, where it was given one
+    id: int | str | None = None  # of the prompt, if it has one
     messages: Sequence[Mapping[str, str]] | None = None  # of a chat; prompt is the last of them
-    cached_tokens: int = 0  # of prompt_tokens, those that another prompt's cache had already
-    # Where asked for: "token", "logprob" and "top" of each drawn token, also the one that ended the
-    # text; and of the prompt's, where None stands for the first, which has no logits.
+    cached_tokens: int = 0  # prompt_tokens reused from the prefix cache
+    # "token", "logprob" and "top" of each generated token, an eos token included; and of the
+    # prompt's tokens, None for the first, which has no logits.
     logprobs: Sequence[Mapping[str, Any]] | None = None
     prompt_logprobs: Sequence[Mapping[str, Any] | None] | None = None
 
@@ -63,18 +62,18 @@ class RowResult:
 class AdapterUse:
     """What a run did with one adapter, or with the base model alone."""
 
-    modules: int  # weights that it changes
+    modules: int  # target modules
     prompts: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    seconds: float = 0.0  # of prefill and decode; rows of a step have equal parts in it
+    seconds: float = 0.0  # of prefill and decode; a step's time is divided equally among its rows
 
 
 @dataclass(frozen=True)
 class AdapterReport:
     """The adapters of a run."""
 
-    places: int  # loaded at a time
+    places: int  # adapter slots
     pool_bytes: int  # on the devices
     loads: int
     used: Mapping[str, AdapterUse]  # by name; "base" without an adapter
@@ -86,19 +85,19 @@ class Evaluation:
 
     perplexity: float  # exp of the mean negative natural log-likelihood of the scored tokens
     tokens: int  # of the text
-    scored_tokens: int  # all but those that begin a window; fewer after Ctrl-C
+    scored_tokens: int  # all but the first of a window without overlap; fewer after Ctrl-C
     windows: int  # that were scored
-    window: int  # tokens that are seen together
-    stride: int  # tokens from window to window
+    window: int  # tokens per window
+    stride: int  # tokens between the starts of windows
     seconds: float  # of scoring, without loading and compiling
-    tok_s: float  # tokens put through the model a second; those of overlaps count each time
-    interrupted: bool  # by Ctrl-C: the figures are those of the windows before
-    quant: str = "none"  # how the weights are held
+    tok_s: float  # tokens computed per second, overlaps included
+    interrupted: bool  # by Ctrl-C: the figures are of the windows before
+    quant: str = "none"  # quantization of the weights
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds and tokens a second, None where not measured. Rates never include compiling."""
+    """Seconds and tokens per second, None where not measured; rates exclude compiling."""
 
     load_s: float | None = None
     compile_s: float | None = None
@@ -110,8 +109,7 @@ class Timing:
 
 
 def peak_rss_mib() -> float:
-    """The most memory that this process has held so far, in MiB; so has each of those that it has
-    started and that still run, such as Lite's, which are counted too."""
+    """Peak resident memory of this process and its running children, such as Lite's, in MiB."""
     return round(memory.peak() / 2**20, 1)
 
 
@@ -125,12 +123,12 @@ class Result:
     backend: str
     engine: str
     world_size: int = 1
-    load_checkpoint: str  # where the weights are from; "random" when made from the seed
-    seed: int | None = None  # that tokens were drawn by; left out where none were
+    load_checkpoint: str  # the weights' source; "random": from the seed
+    seed: int | None = None  # of sampling; omitted for greedy runs
     config_file: str = "config.yaml"  # beside result.json
     versions: Mapping[str, str] = field(default_factory=versions)
     results: Sequence[RowResult]
-    adapters: AdapterReport | None = None  # left out where there are none
+    adapters: AdapterReport | None = None  # omitted without adapters
     evaluation: Evaluation | None = None  # of run_mode=eval
     bench: Mapping[str, Any] | None = None  # of run_mode=bench
     timing: Timing
@@ -146,8 +144,8 @@ class Result:
         engine: str = "none",
         world_size: int = 1,
     ) -> Result:
-        """Of a run that made files out of `source` since `began` (time.perf_counter()); `engine` is
-        the one that proved them."""
+        """The result of a run that wrote files from `source` since `began` (time.perf_counter());
+        `engine` verified them."""
         return cls(
             run_mode=config.run_mode,
             model=config.model_name,
@@ -160,7 +158,7 @@ class Result:
         )
 
     def to_json(self) -> str:
-        """Readable JSON, text un-escaped. A NaN or infinity is a ValueError: JSON has none."""
+        """Indented JSON, text not escaped. Raises ValueError for NaN and infinity."""
         plain = asdict(self)
         for name in ("seed", "adapters", "evaluation", "bench"):
             if plain[name] is None:
@@ -173,7 +171,7 @@ class Result:
 
 
 class RunFolder:
-    """The folder of one run; a context manager that logs how the run failed and closes its log."""
+    """The folder of one run; a context manager that logs errors and closes the log."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -187,10 +185,10 @@ class RunFolder:
         model: str,
         now: datetime | None = None,
     ) -> RunFolder:
-        """Make the folder, prove that it can be written, and point `latest` at it.
+        """Create the folder, check that it is writable, and link `latest` to it.
 
-        Cheap, so call it before a model is loaded. Runs of the same second get folders of
-        their own. Raises EnvironmentFault where the folder cannot be made or is full.
+        Cheap: call it before loading a model. Names are unique. Raises EnvironmentFault where the
+        folder cannot be created or the disk is full.
         """
         base = Path(output_dir).expanduser().absolute()
         make_folder(base, "choose another folder with output_dir=DIR")
@@ -221,7 +219,7 @@ class RunFolder:
         self.close()
 
     def open_log(self, name: str = "run.log") -> None:
-        """Send what lite_runner logs to a file, everything from INFO on, until `close`."""
+        """Log lite_runner's messages from INFO on to a file, until `close`."""
         try:
             handler = _LogFile(self.path / name, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
@@ -245,10 +243,10 @@ class RunFolder:
         return self.write_text("config.yaml", text)
 
     def write_result(self, result: Result, texts_per_prompt: int = 1) -> Path:
-        """Write result.json and text_generation_result.txt; gives the path of the former.
+        """Write result.json and text_generation_result.txt; returns the path of the former.
 
-        The text file has MindFormers' form: a list with a dict for each prompt, its texts with
-        the prompt in front. `texts_per_prompt` neighbouring rows belong to one prompt.
+        The text file has MindFormers' format: a list with a dict per prompt, whose texts begin with
+        the prompt. `texts_per_prompt` consecutive rows belong to one prompt.
         """
         texts = [row.prompt + row.text for row in result.results]
         answers = [
@@ -260,7 +258,7 @@ class RunFolder:
 
     @contextmanager
     def private(self, name: str, text: str) -> Iterator[Path]:
-        """A file that this user alone may read, for as long as it is needed."""
+        """A temporary file that only this user may read."""
         path = self.path / name
         try:
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -273,7 +271,7 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
     def write_text(self, name: str, text: str) -> Path:
-        """Write a whole file or none; EnvironmentFault where the disk does not take it."""
+        """Write a file atomically. Raises EnvironmentFault, e.g. for a full disk."""
         # An argument that was no UTF-8 holds lone surrogates; their escape is valid JSON.
         return self.write_bytes(name, text.encode("utf-8", errors="backslashreplace"))
 
@@ -292,7 +290,7 @@ class RunFolder:
 
 
 class _LogFile(logging.FileHandler):
-    """A log that falls silent on a full disk: the job goes on, and its results say so."""
+    """A log file that ignores a full disk: writing the results reports it."""
 
     def _open(self) -> TextIOWrapper:
         return open(
@@ -321,7 +319,7 @@ def _make_new(parent: Path, name: str) -> Path:
 
 
 def _probe(folder: Path) -> None:
-    """Write and sync a file: permission and space show only then."""
+    """Write and sync a file, to find missing permissions and a full disk."""
     probe = folder / ".probe"
     try:
         _write_synced(probe, bytes(PROBE_BYTES))
@@ -334,7 +332,7 @@ def _probe(folder: Path) -> None:
 
 
 def _link(link: Path, target: Path) -> None:
-    """Point `link` at `target` in one step: a reader sees the old folder or the new one."""
+    """Point `link` at `target` atomically."""
     if link.is_dir() and not link.is_symlink():
         raise OSError(errno.EEXIST, "a folder stands where a link is to be", str(link))
     with temporary_folder("latest", link.parent) as staging:

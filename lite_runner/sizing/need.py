@@ -15,7 +15,7 @@ from lite_runner.system import memory
 
 BYTES_OF: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 PROCESS = 440 << 20  # Python with MindSpore, NumPy and the tokenizer
-PROCESS_ADDRESSES = 2250 << 20  # that MindSpore reserves: libraries, threads, a pool of 1 GiB
+PROCESS_ADDRESSES = 2250 << 20  # reserved by MindSpore: libraries, threads, a pool of 1 GiB
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Memory:
     """Memory requirements in bytes: on a device the first three, in a CPU process all."""
 
     weights: int
-    cache: int  # keys and values of all slots
-    adapters: int = 0  # those that are loaded at a time
+    cache: int  # KV cache of all slots
+    adapters: int = 0  # the LoRA pool
     process: int = 0  # Python and MindSpore
-    loading: int = 0  # while weights are read, the most beside the loaded ones
-    work: int = 0  # graphs, what steps compute in, logits
+    loading: int = 0  # peak beyond `weights` while these are loaded
+    work: int = 0  # graphs, activations, logits
 
     @property
     def held(self) -> int:
@@ -41,7 +41,7 @@ class Memory:
 
     @property
     def addresses(self) -> int:
-        """Address space that a process takes beside what it has before it imports MindSpore."""
+        """Address space that a process needs on top of what it has before importing MindSpore."""
         return self.total - self.process + PROCESS_ADDRESSES
 
     def parts(self) -> str:
@@ -115,8 +115,8 @@ def memory_need(
 
 
 def export_need(need: Memory) -> Memory:
-    """Of writing an exported model that has the weights and cache of `need`: the network and the
-    graph that is made of it have both; it is proved when the network is gone."""
+    """Memory for exporting a model with the weights and cache of `need`: network and graph each
+    hold both; it is verified once the network is freed."""
     return replace(need, process=PROCESS, loading=need.weights + need.cache)
 
 
@@ -133,15 +133,15 @@ class MemoryHint:
 
 def check_memory(need: Memory, hints: Callable[[], Sequence[MemoryHint]] = list) -> None:
     """Raise EnvironmentFault if `need` exceeds this machine's available memory; `hints` is called
-    only then, for the hint."""
+    only then."""
     found = shortage(need)
     if found is not None:
         raise EnvironmentFault(f"memory: the run {found}", memory_remedy(hints()))
 
 
 def shortage(need: Memory, processes: int = 1) -> str | None:
-    """What `need` of each of some processes is against what is left; None: it fits. This process
-    is one of them."""
+    """How far `need` of each of some processes, this one among them, exceeds the free memory; None
+    if it fits."""
     free = memory.free_memory() + min(memory.resident(), need.process)
     total = processes * need.total
     if total > free:
@@ -157,24 +157,24 @@ def shortage(need: Memory, processes: int = 1) -> str | None:
 
 def memory_remedy(hints: Sequence[MemoryHint]) -> str:
     """Hint for insufficient memory."""
-    told = "; ".join(map(str, hints))
+    settings = "; ".join(map(str, hints))
     return (
-        told + "; or " if told else ""
+        settings + "; or " if settings else ""
     ) + "a smaller model, or more memory: the machine's, its container's, or what ulimit -v allows"
 
 
 def memory_lines(need: Memory, hints: Callable[[], Sequence[MemoryHint]] = list) -> dict[str, str]:
-    """What dry_run=true says of the memory of one process."""
+    """The lines of dry_run=true about the memory of one process."""
     found = shortage(need)
     if found is not None:
-        told = f"{found}: NOT enough: the run would be refused"
-        return {"memory": told, "to fit": memory_remedy(hints())}
+        line = f"{found}: NOT enough: the run would be refused"
+        return {"memory": line, "to fit": memory_remedy(hints())}
     free = readable(memory.free_memory() + min(memory.resident(), need.process))
     return {"memory": f"needs {readable(need.total)} ({need.parts()}), {free} is free: enough"}
 
 
 def model_lines(config: RunConfig, model: Decoder, checkpoint: str) -> dict[str, str]:
-    """What dry_run=true says of every run: the model, and where its weights are."""
+    """The lines of dry_run=true about the model and its checkpoint."""
     kv = "" if model.n_kv_heads == model.num_heads else f" ({model.n_kv_heads} key/value)"
     return {
         "run mode": config.run_mode,
@@ -188,12 +188,12 @@ def model_lines(config: RunConfig, model: Decoder, checkpoint: str) -> dict[str,
 
 
 def align(lines: Mapping[str, str]) -> list[str]:
-    """Names and values as lines of text."""
+    """Labels and values as aligned lines."""
     return [f"{name:<13} {value}" for name, value in lines.items()]
 
 
 def readable(size: int) -> str:
-    """A number of bytes for people: 538.1 MB."""
+    """A number of bytes for humans: 538.1 MB."""
     value = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:

@@ -1,9 +1,8 @@
-"""What several ranks take, and what tensor parallel would change: from sizes, not measured.
+"""Memory of several ranks, and a roofline estimate of tensor parallelism.
 
-A decode step reads a rank's weights and cache once, sums the hidden state over the ranks twice in a
-layer and once behind the embedding, and gathers the logits; all take as long as the assumed
-bandwidths let them. Arithmetic, launching operators and sampling are left out, so that real steps
-take longer.
+A decode step reads a rank's weights and KV cache once, all-reduces the hidden state twice per layer
+and once after the embedding, and all-gathers the logits, each at the assumed bandwidth. Arithmetic,
+operator launches and sampling are left out: real steps take longer.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from lite_runner.sizing.need import (
 )
 from lite_runner.system import memory
 
-PROCESS_BYTES = 450 << 20  # of a process of msrun that has imported MindSpore, measured
+PROCESS_BYTES = 450 << 20  # of an msrun process that has imported MindSpore, measured
 DEGREES = range(1, 9)
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Of one device and the links of a server, in bytes, bytes/s and seconds."""
+    """One device and the links of a server, in bytes, bytes/s and seconds."""
 
     memory_bytes: float = 64e9
     memory_rate: float = 1.6e12
     link_rate: float = 28e9  # of one device to the others, each way
-    call_s: float = 20e-6  # of a collective, however little it exchanges
+    call_s: float = 20e-6  # latency of a collective
 
     def __str__(self) -> str:
         return (
@@ -46,13 +45,14 @@ class Assumptions:
 
 
 def host_processes(ranks: int, *, master: bool) -> int:
-    """Processes with MindSpore for `ranks` of a machine: msrun, and its scheduler on the first."""
+    """Processes with MindSpore on a machine with `ranks`: also msrun, and its scheduler on the
+    master."""
     return ranks + 1 + (1 if master else 0)
 
 
 def rank_parameters(model: Decoder, tensor: int, *, vocab_parallel: bool = True) -> int:
-    """Parameters that each of `tensor` ranks holds; key/value heads fewer than ranks are copied,
-    and without `vocab_parallel` the embedding and the head."""
+    """Parameters of each of `tensor` ranks; replicated are key/value heads fewer than ranks and,
+    without `vocab_parallel`, the embedding and the head."""
     local = model.shard(tensor)
     if not vocab_parallel:
         return parameter_count(local)
@@ -70,7 +70,7 @@ def rank_memory(
     use_past: bool = True,
     vocab_parallel: bool = True,
 ) -> Memory:
-    """Bytes of one rank on its device, for a cache of `slots` sequences of `length` tokens."""
+    """Memory of one rank on its device, for a KV cache of `slots` sequences of `length` tokens."""
     cache = cache_bytes(model.shard(tensor), dtype, slots, length) if use_past else 0
     parameters = rank_parameters(model, tensor, vocab_parallel=vocab_parallel)
     return Memory(parameters * BYTES_OF[dtype], cache)
@@ -78,11 +78,11 @@ def rank_memory(
 
 @dataclass(frozen=True)
 class MachineMemory:
-    """What the processes of one machine take."""
+    """Memory of all processes of one machine."""
 
-    rank: Memory  # of each
+    rank: Memory  # of each rank
     ranks: int
-    others: int  # processes with MindSpore beside them: msrun and its scheduler
+    others: int  # other processes with MindSpore: msrun and its scheduler
 
     @property
     def total(self) -> int:
@@ -96,7 +96,7 @@ class MachineMemory:
 
 
 def machine_memory(config: RunConfig, rank: Memory) -> MachineMemory:
-    """Of this machine's ranks, each of which needs `rank`."""
+    """Memory of this machine's ranks, each of which needs `rank`."""
     cluster = cluster_of(config)
     local = cluster.local_worker_num
     processes = host_processes(local, master=cluster.is_master)
@@ -105,31 +105,32 @@ def machine_memory(config: RunConfig, rank: Memory) -> MachineMemory:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a rank exchanges in a decode step."""
+    """Communication of a rank in a decode step."""
 
-    reduces: int  # all-reduces: two a layer and one behind the embedding
-    reduced: int  # bytes in them
-    gathered: int  # bytes of the logits that all ranks get
+    reduces: int  # all-reduces: two per layer and one after the embedding
+    reduced: int  # their bytes
+    gathered: int  # bytes of the all-gathered logits
 
     @property
     def total(self) -> int:
         return self.reduced + self.gathered
 
     def seconds(self, tensor: int, given: Assumptions) -> float:
-        """Among `tensor` ranks: a sum sends all but a rank's own part twice, a gather once."""
+        """Time among `tensor` ranks: all but a rank's own part is sent twice by an all-reduce, once
+        by an all-gather."""
         sent = (2 * self.reduced + self.gathered) * (tensor - 1) / tensor
         return (self.reduces + 1) * given.call_s + sent / given.link_rate
 
 
 def traffic(model: Decoder, dtype: DType, slots: int) -> Traffic:
-    """Of a decode step of `slots` sequences; with one rank there is none."""
+    """Communication of a decode step of `slots` sequences, with several ranks."""
     reduces = 2 * model.num_layers + 1
     reduced = reduces * slots * model.hidden_size * BYTES_OF[dtype]
     return Traffic(reduces, reduced, slots * model.vocab_size * BYTES_OF[dtype])
 
 
 def degrees_of(model: Decoder, *, vocab_parallel: bool = True) -> list[int]:
-    """The degrees of DEGREES that cut this model evenly."""
+    """The degrees of DEGREES that divide this model evenly."""
     return [degree for degree in DEGREES if not not_divided(model, degree, not vocab_parallel)]
 
 
@@ -141,7 +142,7 @@ def scaling_estimate(
     use_past: bool = True,
     vocab_parallel: bool = True,
 ) -> Iterator[str]:
-    """The lines of a table over DEGREES on Ascend in float16, the assumptions above it."""
+    """The lines of a table over DEGREES on Ascend in float16, with its assumptions."""
     given = Assumptions()
     dtype: DType = "float16"
     yield f"scaling on Ascend for {slots} x {length} tokens: an estimate, nothing is measured"
@@ -175,7 +176,7 @@ def ranks_plan(
     config: RunConfig, model: Decoder, rank: Memory, *, device: str, slots: int, length: int
 ) -> Iterator[str]:
     """The lines of dry_run=true about several ranks, each of which needs `rank`; on CPU also
-    whether this machine's fit its memory."""
+    whether they fit this machine's memory."""
     need = machine_memory(config, rank)
     yield (
         f"{'each rank':<13} {readable(rank.weights)} of weights,"
