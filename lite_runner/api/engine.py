@@ -13,9 +13,9 @@ from lite_runner.api.ranks import own_ranks
 from lite_runner.backends.base import Backend
 from lite_runner.config.options import GenerateOptions
 from lite_runner.generation import Completion, Scheduler, generate
-from lite_runner.plan.growing import grow_backend
+from lite_runner.plan.backend import grow_backend, resolve_backend
 from lite_runner.plan.job import Job, share
-from lite_runner.plan.loading import load, resolve_backend
+from lite_runner.plan.loading import load
 from lite_runner.system import environment
 
 if TYPE_CHECKING:

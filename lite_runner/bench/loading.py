@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from lite_runner import plugins
 from lite_runner.backends.base import Backend
 from lite_runner.bench.cell_job import CellJob
-from lite_runner.bench.options import CellOptions, cell_faults
+from lite_runner.bench.options import CellOptions, check_cell
 from lite_runner.bench.workload import workload
-from lite_runner.config.fields import raise_faults
 from lite_runner.export.cache import folder_of_run
 from lite_runner.model.locate import locate
 from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.plan import loading
+from lite_runner.plan.backend import resolve_backend
 from lite_runner.plan.job import Job
 from lite_runner.system import environment
 
@@ -37,10 +37,10 @@ def load(job: CellJob) -> Loaded:
     RunnerError."""
     plugins.register_plugins(job.plugins)
     config = CellOptions.from_dict(job.config)
-    raise_faults(list(cell_faults(config)))
+    check_cell(config)
     files = locate(config)
     work = workload(files.model, job.settings)
-    config = loading.resolve_backend(config, files, work)
+    config = resolve_backend(config, files, work)
     device = environment.resolve_device(config.context.device_target)
     exports = not _is_there(config, files, work)
     tokenizer = tokenizer_of(config, files) if exports else None

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from lite_runner.bench.grid import AXES, BackendName, Grid, Settings
 from lite_runner.config.checks import strategy_faults
-from lite_runner.config.fields import Fault, Range, fault
+from lite_runner.config.fields import Fault, Range, fault, raise_faults
 from lite_runner.config.ge import ge_faults
 from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.options import AdapterSlotOptions, ExportedOptions
@@ -86,6 +86,11 @@ def cell_faults(config: CellOptions) -> Iterator[Fault]:
     yield from quantization_faults(config)
     if config.backend != "ms":
         yield from offline_faults(config)
+
+
+def check_cell(config: CellOptions) -> None:
+    """Raises ConfigError with the `cell_faults`."""
+    raise_faults(list(cell_faults(config)))
 
 
 def grid_faults(options: BenchOptions, config: CellOptions) -> Iterator[Fault]:

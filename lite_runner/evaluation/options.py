@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.adapter_checks import adapter_faults
-from lite_runner.config.checks import strategy_faults
-from lite_runner.config.fields import Fault, Range, fault
+from lite_runner.config.checks import fits_model, strategy_faults
+from lite_runner.config.fields import Fault, Range, fault, raise_faults
 from lite_runner.config.lengths import beyond_context
 from lite_runner.config.options import AdapterOptions, ComputeOptions
 from lite_runner.config.prompts import MAX_PROMPT_BYTES, decoded, is_file
@@ -73,6 +73,11 @@ def window_faults(config: EvalOptions, model: Decoder) -> Iterator[Fault]:
             f"eval_stride: got {stride}, expected at most the window of {window} tokens:"
             " those between two windows would be left out",
         )
+
+
+def check_model(config: EvalOptions, model: Decoder) -> None:
+    """Raises ConfigError with what of the config does not fit the model."""
+    raise_faults([*fits_model(config, model), *window_faults(config, model)])
 
 
 def read_text(config: EvalOptions) -> str:

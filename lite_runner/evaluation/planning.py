@@ -6,11 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lite_runner.config.checks import fits_model
-from lite_runner.config.fields import raise_faults
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError
-from lite_runner.evaluation.options import EvalOptions, read_text, window_faults
+from lite_runner.evaluation.options import EvalOptions, check_model, read_text
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.merged_adapter import with_adapter
 from lite_runner.model.tokenizer import tokenizer_for_plan
@@ -27,8 +25,8 @@ def plan_evaluation(config: EvalOptions) -> Plan:
     began = time.perf_counter()
     device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
     files = with_adapter(locate_for_plan(config), config)
-    if config.model_config() is None:  # model=auto is checked only when it is known
-        raise_faults([*fits_model(config, files.model), *window_faults(config, files.model)])
+    if config.model_config() is None:  # model=auto: its sizes are known only now
+        check_model(config, files.model)
     text = read_text(config)
     size, stride = config.window_of(files.model)
     tokenizer = tokenizer_for_plan(config, files)

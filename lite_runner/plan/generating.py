@@ -6,9 +6,9 @@ import time
 from dataclasses import replace
 
 from lite_runner.config.options import GenerateOptions
+from lite_runner.plan.backend import resolve_backend
 from lite_runner.plan.inputs import read_inputs
 from lite_runner.plan.job import share
-from lite_runner.plan.loading import resolve_backend
 from lite_runner.plan.operators import check_supported
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import with_resources

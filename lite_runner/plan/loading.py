@@ -1,34 +1,18 @@
-"""Choosing and loading the backend of a run, online or of an exported model."""
+"""Loading the backend of a run, online or of an exported model."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from lite_runner import progress
 from lite_runner.backends import ascend_context
 from lite_runner.backends.base import Backend
 from lite_runner.config.ascend import AscendSettings
-from lite_runner.config.options import ComputeOptions, Exported, ExportedOptions
+from lite_runner.config.options import ComputeOptions, ExportedOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.model.files import RANDOM, ModelFiles
 from lite_runner.plan.job import Job
 from lite_runner.plan.online import load_online
 from lite_runner.sizing.need import Memory
 from lite_runner.text.tokenizer import Tokenizer
-
-
-def resolve_backend(config: Exported, files: ModelFiles, job: Job) -> Exported:
-    """The config with backend=auto resolved."""
-    if config.backend != "auto":
-        return config
-    quantized = files.quantization.quant != "none" and files.given is None
-    needs_prompt_logits = job.needs_prompt_logits and files.given is None
-    if job.adapters is not None or quantized or needs_prompt_logits:
-        return replace(config, backend="ms")
-    from lite_runner.export.cache import chosen_backend
-
-    backend = chosen_backend(config, files, job.generation, slots=job.slots, length=job.length)
-    return replace(config, backend=backend)
 
 
 def load(

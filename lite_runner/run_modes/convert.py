@@ -8,32 +8,18 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lite_runner import progress
 from lite_runner.config.convert_checks import ConvertOptions
 from lite_runner.config.convert_checks import convert_faults as faults
-from lite_runner.config.sections import AdapterFormat, CheckpointFormat
-from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.model.files import RANDOM, ModelFiles
+from lite_runner.conversion.adapters import convert_adapters
+from lite_runner.conversion.checkpoint import check_has_weights, convert_checkpoint
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.merged_adapter import adapters_of, with_adapter
-from lite_runner.model.side_files import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.sizing.need import float32_bytes, model_lines, readable
-from lite_runner.weights.lora.adapter import check_effective, is_listing
-from lite_runner.weights.lora.adapter_write import write_adapters
-from lite_runner.weights.write import (
-    check_folder,
-    check_target,
-    config_file,
-    convert,
-    files_folder,
-)
-
-if TYPE_CHECKING:
-    from lite_runner.architectures.spec import Decoder
+from lite_runner.weights.write import check_folder, check_target
 
 __all__ = ["Config", "faults", "plan", "run"]
 
@@ -58,7 +44,8 @@ def plan(config: Config) -> Plan:
         }
         return replace(plan, lines=lines)
     check_target(target, form, config.overwrite)
-    files = _checkpoint(locate_for_plan(config))
+    files = locate_for_plan(config)
+    check_has_weights(files)
     whole = with_adapter(files, config)
     size = float32_bytes(whole.model)
     lines = model_lines(config, whole.model, whole.location())
@@ -75,80 +62,8 @@ def run(plan: Plan, folder: RunFolder) -> None:
     assert isinstance(config, Config)
     target = Path(config.convert_output).expanduser()
     if config.convert_format == "peft" or config.convert_format == "mindformers":
-        source = _convert_adapters(config, plan.decoder, target, config.convert_format)
+        source = convert_adapters(config, plan.decoder, target, config.convert_format)
     else:
-        source = _convert_checkpoint(config, plan.model, target, config.convert_format)
+        source = convert_checkpoint(config, plan.model, target, config.convert_format)
     folder.write_result(Result.of_files(config, source, began))
     progress.note(f"wrote {target}")
-
-
-def _checkpoint(files: ModelFiles) -> ModelFiles:
-    """The files of a model that has some, or ConfigError."""
-    if files.source == RANDOM:
-        raise ConfigError(
-            "run_mode=convert reads a checkpoint, and load_checkpoint=random is none",
-            "load_checkpoint=DIR",
-        )
-    return files
-
-
-def _convert_adapters(config: Config, model: Decoder, target: Path, form: AdapterFormat) -> str:
-    """Write the adapters; the model is known by its sizes. Returns what they were read from."""
-    adapters = adapters_of(config, model)
-    for adapter in adapters.values():
-        check_effective(adapter)
-        if adapter.copies:
-            names = ", ".join(adapter.copies)
-            progress.note(f"adapter {adapter.name}: its copy of the base's {names} is left out")
-    # A list stays a list, unless one of it was asked for.
-    listed = config.adapter_id is None and is_listing(Path(config.adapter_path).expanduser())
-    overwrite = config.overwrite
-    release = config.release
-    write_adapters(
-        adapters, model, target, form, overwrite=overwrite, listed=listed, release=release
-    )
-    if form == "mindformers":
-        names = " and ".join(f"{name}a" for name in release.adapter_names)
-        progress.note(
-            f"the adapters' parameters are called {names}: lora_a is for SLoRA, from MindFormers "
-            "1.3 on, mindpet_delta_lora_a for its LoRA (mindformers.release= chooses)"
-        )
-    return config.adapter_path
-
-
-def _convert_checkpoint(
-    config: Config, files: ModelFiles, target: Path, form: CheckpointFormat
-) -> str:
-    """Write the checkpoint, an adapter merged into it where one is given; gives its source."""
-    assert files.path is not None
-    whole = with_adapter(files, config)
-    beside = _beside(config, whole, form)
-    convert(
-        files.path,
-        files.model,
-        target,
-        form,
-        overwrite=config.overwrite,
-        beside=beside,
-        adapter=whole.adapter,
-        release=config.release,
-        report=progress.note,
-    )
-    if form != "huggingface":
-        progress.note(f"wrote {files_folder(target)}: {', '.join(beside)}")
-    return files.source
-
-
-def _beside(config: Config, files: ModelFiles, form: CheckpointFormat) -> dict[str, bytes]:
-    """Config and tokenizer to be written with the weights.
-
-    Raises ArtifactError where the tokenizer is broken that was named, or that a folder in Hugging
-    Face's form must have; a single file was always written without one.
-    """
-    try:
-        return side_files(config, files)
-    except ArtifactError as error:
-        if form == "huggingface" or config.tokenizer_source:
-            raise
-        progress.note(f"no tokenizer is written: {error.message}")
-        return config_file(files.model)

@@ -10,20 +10,14 @@ from pathlib import Path
 from lite_runner import progress
 from lite_runner.config.fields import Fault, fault
 from lite_runner.config.options import OverwriteOptions
+from lite_runner.conversion.quantize import quantize
 from lite_runner.errors import ConfigError
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.side_files import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.sizing.need import float32_bytes, model_lines, readable, weight_bytes
-from lite_runner.system.files import atomic_write, new_folder, require_space
-from lite_runner.weights.quantization.quantize import describe
-from lite_runner.weights.quantization.quantized_checkpoint import (
-    MANIFEST,
-    QuantizationManifest,
-    weights_bytes,
-    write_quantized,
-)
+from lite_runner.weights.quantization.quantized_checkpoint import MANIFEST
 from lite_runner.weights.write import check_folder
 
 
@@ -63,23 +57,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
     # What is read is what stays: a source inside the folder would go with it.
     if files.path is not None and files.path.resolve() in (target.resolve(), *_inside(target)):
         raise ConfigError(f"quantize_output: {target} is what is to be read; choose another folder")
-    beside = side_files(config, files)
-    tensors = files.whole()
-    schemes = {
-        name: tensor.integers.scheme
-        for name, tensor in tensors.items()
-        if tensor.integers is not None
-    }
-    manifest = QuantizationManifest(files.quantization, files.source, schemes)
-    size = weights_bytes(files.model, manifest)
-    progress.note(describe(tensors, files.quantization))
-    with new_folder(target) as fresh:
-        require_space(fresh, size)
-        with progress.step("quantize", total=len(tensors), unit="tensors") as step:
-            write_quantized(fresh, tensors, files.model, manifest, step.advance)
-        for name, content in beside.items():
-            with atomic_write(fresh / name) as file:
-                file.write(content)
+    size = quantize(files, side_files(config, files), target)
     folder.write_result(Result.of_files(config, files.source, began))
     floats = float32_bytes(files.model)
     progress.note(

@@ -1,4 +1,4 @@
-"""Growing a loaded backend for a larger job."""
+"""Choosing the backend of a run, and growing a loaded one for a larger job."""
 
 from __future__ import annotations
 
@@ -6,13 +6,27 @@ from dataclasses import replace
 
 from lite_runner.architectures import custom_network
 from lite_runner.backends.base import Backend, Growing
-from lite_runner.config.options import GenerateOptions
+from lite_runner.config.options import Exported, GenerateOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.model.files import ModelFiles
 from lite_runner.plan.capacity import adapter_slots_for
 from lite_runner.plan.job import Job
 from lite_runner.plan.memory import job_memory
 from lite_runner.sizing.need import Memory, check_memory
+
+
+def resolve_backend(config: Exported, files: ModelFiles, job: Job) -> Exported:
+    """The config with backend=auto resolved."""
+    if config.backend != "auto":
+        return config
+    quantized = files.quantization.quant != "none" and files.given is None
+    needs_prompt_logits = job.needs_prompt_logits and files.given is None
+    if job.adapters is not None or quantized or needs_prompt_logits:
+        return replace(config, backend="ms")
+    from lite_runner.export.cache import chosen_backend
+
+    backend = chosen_backend(config, files, job.generation, slots=job.slots, length=job.length)
+    return replace(config, backend=backend)
 
 
 def grow_backend(
