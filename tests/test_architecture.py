@@ -184,7 +184,7 @@ END_TO_END = {
     " left_behind package packaging real_mindformers smollm2",
     "api": "memory",
     "ascend": "lite operators rank_environment rank_tables soc strategies",
-    "backends": "growing parallel",
+    "backends": "damaged_layers growing parallel",
     "config": "defaults frozen_keys mindformers_packages",
     "distributed": "end_to_end exported_ranks interrupt",
     "generation": "real_model",

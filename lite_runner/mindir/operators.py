@@ -98,9 +98,17 @@ def write_graph(network: nn.Cell, inputs: Sequence[Tensor], folder: Path, stem: 
     return name
 
 
-def resolve(path: Path, library: Path, target: Path) -> dict[str, Stored]:
+@dataclass(frozen=True)
+class Resolved:
+    """A graph whose operators are those of this machine, and where its values are."""
+
+    model: Any  # the ModelProto, without values
+    stored: dict[str, Stored]  # by the names of the parameters
+
+
+def resolve(path: Path, library: Path, target: Path) -> Resolved:
     """Write to `target` a graph file whose operators are those of `library`, and which has no
-    values; these are where the result says, by the names of the parameters.
+    values.
 
     Raises ArtifactError for what `write_graph` has not written.
     """
@@ -115,7 +123,7 @@ def resolve(path: Path, library: Path, target: Path) -> dict[str, Stored]:
         one.ClearField("external_data")
         one.ClearField("raw_data")
     target.write_bytes(model.SerializeToString())
-    return stored
+    return Resolved(model, stored)
 
 
 def _graph_of(network: nn.Cell, inputs: Sequence[Tensor]) -> Any:

@@ -14,6 +14,7 @@ from lite_runner.architectures.positions import alibi_slopes
 from lite_runner.native import packing
 from lite_runner.native.lora_pool import LoraSize, PoolLayout, Target
 from lite_runner.native.packing import Block, Floats, Layout, Norm, Weight
+from lite_runner.native.structs import MOST_HEAD_DIM
 
 _INWARD: tuple[Role, ...] = ("query", "key", "value")
 
@@ -22,7 +23,10 @@ def unsupported(model: spec.Decoder) -> list[str]:
     """Why the native kernels do not support a model; empty if they do."""
     if custom_network(model) is not None:
         return [f"{model.architecture} has a custom network"]
-    return limits.unsupported(model)
+    reasons = limits.unsupported(model)
+    if model.head_dim > MOST_HEAD_DIM:
+        reasons.append(f"head_dim is {model.head_dim}, above {MOST_HEAD_DIM}")
+    return reasons
 
 
 class Weights(Protocol):

@@ -11,6 +11,8 @@ from enum import IntEnum
 PANEL = 32  # adjacent outputs
 INPUT_GROUP = 32  # inputs that share an int8 scale where the weights have no groups
 MOST_MATRICES = 4  # per layer
+MOST_HEAD_DIM = 512
+MOST_GROUP = 256  # whose products of 16 bits by 8 add up in 32
 
 
 class Format(IntEnum):

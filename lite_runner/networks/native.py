@@ -35,6 +35,22 @@ def cached_positions(length: int) -> int:
     return -(-length // CHUNK) * CHUNK
 
 
+def cache_shapes(
+    model: Decoder, slots: int, length: int, cache: CacheType
+) -> dict[str, tuple[tuple[int, ...], type[np.generic]]]:
+    """Shape and type of a layer's keys, values and their scales, by the names of the Parameters;
+    `length`: maximum tokens per slot."""
+    rows, dim, dtype = slots * model.n_kv_heads, model.head_dim, CACHE_TYPES[cache]
+    positions = cached_positions(length)
+    scaled = (rows, positions) if cache == "int8" else (1, 1)
+    return {
+        "keys": ((rows, positions // PANEL, dim, PANEL), dtype),
+        "values": ((rows, -(-dim // PANEL), positions, PANEL), dtype),
+        "key_scales": (scaled, np.float32),
+        "value_scales": (scaled, np.float32),
+    }
+
+
 @dataclass(frozen=True)
 class NativeOptions:
     """Sizes and precision of a native network."""
@@ -45,11 +61,6 @@ class NativeOptions:
     integer_input: bool = False  # a8w8: inputs of int8 weights are quantized too
     lora: LoraSize | None = None  # adapter slots; None: base model only
     dequantize: bool = False  # quant=none: a quantized file's weights become float32
-
-    @property
-    def positions(self) -> int:
-        """Cache positions per slot: a multiple of CHUNK."""
-        return cached_positions(self.length)
 
 
 def _parameter(block: NDArray[np.generic], name: str) -> Parameter:
@@ -112,20 +123,10 @@ class NativeNetwork(nn.Cell):
 
     def resize(self, options: NativeOptions) -> None:
         """Reallocate the caches, empty, for these options."""
-        config = self._config
-        rows, dim = options.slots * config.n_kv_heads, config.head_dim
-        panels = -(-dim // PANEL)
-        dtype = CACHE_TYPES[options.cache]
-        scaled = (rows, options.positions) if options.cache == "int8" else (1, 1)
-        shapes: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
-            "keys": ((rows, options.positions // PANEL, dim, PANEL), dtype),
-            "values": ((rows, panels, options.positions, PANEL), dtype),
-            "key_scales": (scaled, np.float32),
-            "value_scales": (scaled, np.float32),
-        }
+        shapes = cache_shapes(self._config, options.slots, options.length, options.cache)
         self.keys, self.values, self.key_scales, self.value_scales = (
             ParameterTuple(
-                _zeros(shape, kind, f"{name}{index}") for index in range(config.num_layers)
+                _zeros(shape, kind, f"{name}{index}") for index in range(self._config.num_layers)
             )
             for name, (shape, kind) in shapes.items()
         )

@@ -23,8 +23,10 @@ from lite_runner.backends.native_graph import NativeGraphBackend
 from lite_runner.config.quantization import CacheType, Quant, Quantization
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import Manifest, Operators
+from lite_runner.mindir.operators import Stored
 from lite_runner.mindir.write_native import export_native
 from lite_runner.native.packing import FORMAT
+from lite_runner.system import memory
 from lite_runner.weights.read_ahead import QuantizedWeights
 
 SLOTS, LENGTH = 3, 48
@@ -168,16 +170,12 @@ def test_what_it_was_not_exported_for(tmp_path: Path, export: Export) -> None:
         backend.forward([Row(0, np.array([backend.info.vocab_size], np.int32), 0)])
 
 
-def test_a_cache_larger_than_the_memory_is_refused_before_it_is_made(
-    tmp_path: Path, export: Export
+def test_more_than_the_memory_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, export: Export
 ) -> None:
     manifest = export(tmp_path, "llama")
-    (path,) = manifest.paths(tmp_path).values()
-    model = ModelProto()
-    model.ParseFromString(path.read_bytes())
-    (keys,) = (one for one in model.graph.parameter if one.name.endswith(":keys0"))
-    keys.dims[0] = 1 << 40
-    path.write_bytes(model.SerializeToString())
+    monkeypatch.setattr(memory, "free_memory", lambda: 1000)
+    monkeypatch.setattr(Stored, "read", lambda self: pytest.fail("read"))
     with pytest.raises(EnvironmentFault, match="memory: the run needs"):
         open_exported(manifest.paths(tmp_path), manifest, GRAPH_CELL, slots=1)
 
@@ -192,7 +190,10 @@ def test_parameters_that_are_not_those_of_the_graph(tmp_path: Path, export: Expo
             lambda: model.graph.parameter.add(name="x:one:more", data_type=2, dims=[1]),
             "not those of",
         ),
-        (lambda: model.graph.parameter.pop(0), "cannot load it"),
+        (
+            lambda: (model.graph.parameter.pop(), model.graph.parameter.pop(0)),
+            "layer0: missing among its parameters",
+        ),
     ):
         change()
         path.write_bytes(model.SerializeToString())
@@ -205,6 +206,10 @@ def test_a_manifest_that_is_not_of_the_graph(tmp_path: Path, export: Export) -> 
     manifest = export(tmp_path, "llama")
     assert manifest.operators is not None
     other = dataclasses.replace(manifest.operators, capacity=CAPACITY + 1)
-    with pytest.raises(ArtifactError, match=r"llama_graph\.mindir: takes"):
-        wrong = dataclasses.replace(manifest, operators=other)
-        open_exported(manifest.paths(tmp_path), wrong, GRAPH_CELL, slots=1)
+    for wrong, message in (
+        (dataclasses.replace(manifest, operators=other), "output of Embedding: got float32"),
+        (dataclasses.replace(manifest, seq_length=LENGTH - 1), "takes"),
+        (dataclasses.replace(manifest, batch_size=SLOTS + 1), "keys0: got float32"),
+    ):
+        with pytest.raises(ArtifactError, match=rf"llama_graph\.mindir: {message}"):
+            open_exported(manifest.paths(tmp_path), wrong, GRAPH_CELL, slots=1)

@@ -70,7 +70,7 @@ def test_resolved_it_calls_the_library_and_tells_where_its_values_are(
     written: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "resolved.mindir"
-    stored = resolve(written, Path("/here/ours.so"), target)
+    stored = resolve(written, Path("/here/ours.so"), target).stored
     model = ModelProto()
     model.ParseFromString(target.read_bytes())
     calls = [one.s for primitive in model.primitives for one in primitive.attribute]

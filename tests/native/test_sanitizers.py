@@ -97,9 +97,8 @@ def sanitized(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_no_address_is_wrong_and_nothing_is_undefined(sanitized: Path) -> None:
     folder = Path(__file__).parent
-    tests = [
-        str(folder / f"test_{name}.py") for name in ("linear", "layers", "attention", "lora_pool")
-    ]
+    names = ("linear", "layers", "attention", "lora_pool", "validation")
+    tests = [str(folder / f"test_{name}.py") for name in names]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-qsx", "-n", "0", "-p", "no:cacheprovider", *tests],
         env={

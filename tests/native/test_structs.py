@@ -23,7 +23,11 @@ OTHER_NAMES = {"inputs": "in", "BFLOAT16": "kBFloat16"}
 
 def expressions() -> dict[str, int]:
     """C++ expressions, and the values that they have in Python."""
-    found = {"kPanel": structs.PANEL, "kInputGroup": structs.INPUT_GROUP}
+    found = {
+        "kPanel": structs.PANEL,
+        "kInputGroup": structs.INPUT_GROUP,
+        "kMostDim": structs.MOST_HEAD_DIM,
+    }
     for struct in STRUCTS:
         name = struct.__name__
         found[f"sizeof({name})"] = sizeof(struct)
@@ -46,7 +50,7 @@ def test_structs_are_those_of_the_operators(tmp_path: Path) -> None:
     lines = (f'  std::printf("%lld\\n", (long long)({one}));\n' for one in expected)
     source.write_text(
         "#include <cstddef>\n#include <cstdio>\n#include <type_traits>\n"
-        '#include "layers.h"\nusing namespace lite_runner;\n'
+        '#include "instruction_set.h"\n#include "layers.h"\nusing namespace lite_runner;\n'
         f"int main() {{\n{''.join(lines)}}}\n"
     )
     program = tmp_path / "told"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +87,21 @@ def test_operators_of_another_format_end_in_4(run: Run, capsys: pytest.CaptureFi
     path.write_text(json.dumps(manifest), encoding="utf-8")
     refused(GIVEN, 4)
     assert "not a manifest of this version" in capsys.readouterr().err
+
+
+def test_a_damaged_layer_ends_in_4(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run(*EXPORT)
+    data, path = FOLDER / "tiny_llama_variables/data_0", FOLDER / "manifest.json"
+    damaged = bytearray(data.read_bytes())
+    damaged[64:72] = (1 << 40).to_bytes(8, "little")  # the first word of the first layer
+    data.write_bytes(damaged)
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["files"]["tiny_llama_variables/data_0"] = hashlib.sha256(damaged).hexdigest()
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    refused(GIVEN, 4)
+    error = capsys.readouterr().err
+    assert f"tiny_llama_graph.mindir: layer0: hidden: got {1 << 40}, expected 64" in error
+    assert "export the model again" in error
 
 
 def test_without_operators_it_ends_in_3(

@@ -12,9 +12,11 @@ import numpy as np
 from mindspore import Tensor, nn
 from numpy.typing import NDArray
 
+from lite_runner import native
 from lite_runner.backends.device import set_device
 from lite_runner.errors import ArtifactError
-from lite_runner.mindir.manifest import Graph, GraphName
+from lite_runner.mindir.manifest import Graph, GraphName, Manifest
+from lite_runner.mindir.native_checks import check_graph, check_parameter
 from lite_runner.mindir.operators import resolve
 from lite_runner.sizing.need import Memory, check_memory
 from lite_runner.system import memory
@@ -43,11 +45,11 @@ class GraphCellEngine:
         device_id: int = 0,
         threads: int | None,
         dec_key: bytes | None,
-        library: Path | None = None,
+        packed: Manifest | None = None,
         producer: str = "",
     ) -> None:
-        """Load all graphs; `threads` None is MindSpore's own choice. `library`: of our own
-        operators, where the graphs are of those. `producer`: the MindSpore that wrote them.
+        """Load all graphs; `threads` None is MindSpore's own choice. `packed`: the manifest, where
+        the graphs are of our own operators. `producer`: the MindSpore that wrote them.
 
         Raises ArtifactError for a file that is missing or broken, of another MindIR version, or
         encrypted with another key than `dec_key`.
@@ -60,7 +62,7 @@ class GraphCellEngine:
         held: dict[str, ms.Parameter] = {}
         for graph, path in graphs.items():
             try:
-                cell = _with_operators(path, library) if library else _cell(path, dec_key)
+                cell = _with_operators(path, packed) if packed else _cell(path, dec_key)
             except ArtifactError as error:
                 raise self._of_release(error) from error
             for name, parameter in cell.parameters_dict().items():
@@ -115,23 +117,28 @@ class GraphCellEngine:
         self._bound.clear()
 
 
-def _with_operators(path: Path, library: Path) -> nn.GraphCell:
-    """A graph of our own operators, which are in this library; its weights are read once.
+def _with_operators(path: Path, manifest: Manifest) -> nn.GraphCell:
+    """A graph of our own operators; its weights are read once.
 
-    Raises ArtifactError, and EnvironmentFault where memory does not suffice.
+    Raises ArtifactError, also for bytes that the operators must not be given, and EnvironmentFault
+    where memory does not suffice.
     """
     with temporary_folder() as folder:
-        resolved = folder / path.name
-        stored = resolve(path, library, resolved)
-        cell = _cell(path, None, resolved)
+        resolved_path = folder / path.name
+        resolved = resolve(path, native.LIBRARY, resolved_path)
+        check_graph(path, resolved.model, manifest)
+        cell = _cell(path, None, resolved_path)
+    stored = resolved.stored
     weights = sum(one.nbytes for one in stored.values() if one.path is not None)
     cache = sum(one.nbytes for one in stored.values() if one.path is None)
     check_memory(Memory(weights, cache))
     if set(stored) != set(parameters := cell.parameters_dict()):
         raise ArtifactError(f"{path}: the parameters are not those of the graph", AGAIN)
     for name, parameter in parameters.items():
+        values = stored[name].read()
+        check_parameter(path, name, values, manifest)
         # MindSpore copies unless it gets the only reference to the tensor.
-        parameter.set_data(Tensor.from_numpy(stored[name].read()))
+        parameter.set_data(Tensor.from_numpy(values))
     return cell
 
 

@@ -133,6 +133,6 @@ def start_engine(
         device_id=options.device_id,
         threads=options.threads,
         dec_key=options.key,
-        library=native.LIBRARY if manifest.operators else None,
+        packed=manifest if manifest.operators else None,
         producer=manifest.versions.get("mindspore", ""),
     )

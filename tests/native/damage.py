@@ -1,0 +1,42 @@
+"""Which words of a packed layer the tests change, and to what."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import numpy as np
+
+from lite_runner.native import structs
+from lite_runner.native.packing import Block
+from lite_runner.native.structs import Kind
+
+_MATRICES = ("table", "positions", "query_key_value", "projection", "up", "down", "matrix_offset")
+
+
+def words(block: Block, index: int, count: int) -> list[int]:
+    """Offsets of the words of a layer's struct and of its matrices'; layer `index` of `count`."""
+    kinds: dict[int, type[ctypes.Structure]] = {
+        Kind.ATTENTION: structs.AttentionLayer,
+        Kind.FEED_FORWARD: structs.FeedForwardLayer,
+        Kind.EXTENDED_ATTENTION: structs.ExtendedAttentionLayer,
+    }
+    whole = block.view(np.int64)
+    kind = {0: structs.EmbeddingLayer, count - 1: structs.HeadLayer}.get(index)
+    fields = (kind or kinds[int(whole[0])]).from_buffer_copy(block.data)
+    plain = getattr(fields, "plain", fields)
+    starts = [getattr(plain, name) for name in _MATRICES if getattr(plain, name, 0)]
+    found = list(range(0, ctypes.sizeof(fields), 8))
+    for start in starts:
+        found += range(start, start + ctypes.sizeof(structs.Matrix), 8)
+    return found
+
+
+def other_words(word: int, rng: np.random.Generator) -> Iterator[int]:
+    """What damage may make of a word."""
+    small = int(rng.integers(1, 1 << 20))
+    whole = int(rng.integers(-(1 << 63), 1 << 63))
+    near = (word + 1, word - 1, word + 64, word - 64, 2 * word, word // 2, -word)
+    for one in (0, -1, 1, *near, (1 << 31) - 1, (1 << 63) - 1, -(1 << 63), small, whole):
+        if one != word and -(1 << 63) <= one < 1 << 63:
+            yield one
