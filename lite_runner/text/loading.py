@@ -91,7 +91,13 @@ def _load_file(path: Path) -> Tokenizer:
         defaults = vocabulary.special
     config.add_tokens(backend)
     special = config.special_tokens(defaults)
-    return Tokenizer(backend, special, source=str(path), chat_template=config.chat_template())
+    return Tokenizer(
+        backend,
+        special,
+        source=str(path),
+        chat_template=config.chat_template(),
+        template_source=str(config.template_file),
+    )
 
 
 def _read_json(path: Path) -> tokenizers.Tokenizer:
@@ -156,10 +162,16 @@ class _Config:
                     f"in the vocabulary {backend.token_to_id(content)}"
                 )
 
+    @property
+    def template_file(self) -> Path:
+        """chat_template.jinja, else the config, which may have one or none."""
+        file = self._folder / "chat_template.jinja"
+        return file if file.is_file() else self._folder / _CONFIG
+
     def chat_template(self) -> str | None:
         """chat_template.jinja, else the (default) template in the config."""
-        file = self._folder / "chat_template.jinja"
-        if file.is_file():
+        file = self.template_file
+        if file.name != _CONFIG:
             try:
                 return _read(file).decode()
             except UnicodeDecodeError as error:

@@ -32,7 +32,7 @@ class Tokenizer:
     """Encodes, decodes and renders chats.
 
     `backend` is the vocabulary and its rules; this object takes ownership. `source` is the file
-    name for error messages.
+    name for error messages, and `template_source` that of the template where it is another.
     """
 
     def __init__(
@@ -42,11 +42,13 @@ class Tokenizer:
         *,
         source: str,
         chat_template: str | None = None,
+        template_source: str | None = None,
     ) -> None:
         self._backend = backend
         self._special = special
         self._chat_template = chat_template
         self.source = source
+        self._template_source = template_source or source
         # Truncation or padding in a tokenizer.json would silently change prompts.
         backend.no_truncation()
         backend.no_padding()
@@ -104,6 +106,7 @@ class Tokenizer:
         template: str | None = None,
     ) -> str:
         """Render chat `messages` ({"role", "content"} each) with `template` or the model's own."""
+        source = self.source if template else self._template_source
         template = template or self._chat_template
         if template is None:
             raise ConfigError(
@@ -119,7 +122,7 @@ class Tokenizer:
                 "add_generation_prompt": add_generation_prompt,
                 **self.named_tokens(),
             },
-            source=self.source,
+            source=source,
         )
 
     def files(self) -> dict[str, str]:
@@ -146,13 +149,20 @@ class Tokenizer:
 
         Raises ArtifactError if one is not in the vocabulary.
         """
+        template_source = self.source if "chat_template" in changes else self._template_source
         template = changes.pop("chat_template", self._chat_template)
         special = replace(self._special, **changes)
         for token in (special.bos, *special.eos, special.pad, special.unk):
             if token is not None and self.id_of(token) is None:
                 raise ArtifactError(f"{self.source}: {token!r} is not in the vocabulary")
         copied = tokenizers.Tokenizer.from_str(self._backend.to_str())
-        return Tokenizer(copied, special, source=self.source, chat_template=template)
+        return Tokenizer(
+            copied,
+            special,
+            source=self.source,
+            chat_template=template,
+            template_source=template_source,
+        )
 
     def id_of(self, token: str | None) -> int | None:
         """The id of a token; None if it is not in the vocabulary."""

@@ -67,6 +67,18 @@ def test_template_file_wins(folder: Callable[..., Path]) -> None:
         load_tokenizer(path, model_vocab=None)
 
 
+def test_a_failure_names_the_file_of_the_template(folder: Callable[..., Path]) -> None:
+    path = folder(chat_template="{{ 1 / 0 }}")
+    with pytest.raises(ArtifactError, match=r"tokenizer_config\.json: the chat template failed"):
+        load_tokenizer(path, model_vocab=None).with_special(bos=None).render_chat(USER)
+    (path / "chat_template.jinja").write_text("{{ 1 / 0 }}")
+    tokenizer = load_tokenizer(path, model_vocab=None)
+    with pytest.raises(ArtifactError, match=r"chat_template\.jinja: the chat template failed"):
+        tokenizer.render_chat(USER)
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json: the chat template failed"):
+        tokenizer.render_chat(USER, template="{{ 1 / 0 }}")
+
+
 def test_no_template() -> None:
     with pytest.raises(ConfigError, match="no chat template") as error:
         byte_tokenizer().render_chat(USER)
