@@ -37,7 +37,7 @@ from lite_runner.model.locate import locate
 from lite_runner.plan.job import Job
 from lite_runner.plan.loading import load
 from lite_runner.run_modes import heads, resolve
-from lite_runner.weights.lora.adapter import open_adapters
+from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.lora.adapter_write import write_adapters
 
 DTYPES = ("auto", "bf16")  # of adapter_dtype=; peft's are float32

@@ -167,9 +167,6 @@ MAX_IMPORTS = 12
 MANY_IMPORTS = {
     "run_modes.export": 14,
     "weights.checkpoint": 16,
-    "weights.lora.adapter": 17,
-    "weights.lora.adapter_write": 15,
-    "weights.sharding.shards": 14,
     "weights.write": 14,
 }
 # tests/NAME holds the tests of these folders, and every other one those of lite_runner/NAME.

@@ -22,7 +22,8 @@ from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.native import NativeBackend, NativeOptions
 from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
-from lite_runner.weights.lora.adapter import Adapter, open_adapters
+from lite_runner.weights.lora.adapter import Adapter
+from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.lora.merge import merged
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 from tests.paths import FIXTURES

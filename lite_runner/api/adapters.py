@@ -15,8 +15,8 @@ from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.adapters import AdapterJob, check_adapters, open_wanted, pieces_of
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.merged_adapter import adapters_of
-from lite_runner.weights.lora.adapter import Adapter, adapter_folders
-from lite_runner.weights.lora.adapter_shards import is_cut
+from lite_runner.weights.lora.adapter import Adapter
+from lite_runner.weights.lora.adapter_listing import adapter_folders, is_sharded
 
 AdapterIds = str | Sequence[str | None] | None
 
@@ -54,7 +54,7 @@ class OpenAdapters:
                 )
             return None
         path = Path(config.adapter_path).expanduser()
-        if is_cut(path):
+        if is_sharded(path):
             return open_wanted(config, files.model, names)
         of = (config.adapter_path, config.adapter_root)
         if of != self._of or not self._opened.keys() >= set(wanted):

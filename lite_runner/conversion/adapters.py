@@ -9,7 +9,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.convert_checks import ConvertOptions
 from lite_runner.config.sections import AdapterFormat
 from lite_runner.model.merged_adapter import adapters_of
-from lite_runner.weights.lora.adapter import check_effective, is_listing
+from lite_runner.weights.lora.adapter_listing import is_listing
 from lite_runner.weights.lora.adapter_write import write_adapters
 
 
@@ -19,7 +19,7 @@ def convert_adapters(
     """Write the adapters, given the model's sizes; returns their source. Raises RunnerError."""
     adapters = adapters_of(config, model)
     for adapter in adapters.values():
-        check_effective(adapter)
+        adapter.check_effective()
         if adapter.copies:
             names = ", ".join(adapter.copies)
             progress.note(f"adapter {adapter.name}: its copy of the base's {names} is left out")

@@ -17,7 +17,7 @@ from lite_runner.export.spec import ExportSpec, spec_of_run
 from lite_runner.model.files import ModelFiles
 from lite_runner.system.code_digest import code_digest
 from lite_runner.system.versions import versions
-from lite_runner.weights.lora.adapter import digest
+from lite_runner.weights.lora.adapter_file import digest
 from lite_runner.weights.source import EXPORTS, cache_dir
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lite_runner.export.job import ExportJob, default_length
 from lite_runner.export.output_paths import OutputPaths
-from lite_runner.weights.lora.adapter import digest
+from lite_runner.weights.lora.adapter_file import digest
 
 
 def output_paths(job: ExportJob, folder: str, *, overwrite: bool) -> OutputPaths:

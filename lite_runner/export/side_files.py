@@ -14,7 +14,7 @@ from lite_runner.export.output_paths import OutputPaths
 from lite_runner.mindir.manifest import MANIFEST, Graph, GraphName, Manifest
 from lite_runner.system.files import sha256_of
 from lite_runner.system.versions import versions
-from lite_runner.weights.lora.adapter import digest
+from lite_runner.weights.lora.adapter_file import digest
 
 
 def write_tokenizer(folder: Path, job: ExportJob) -> None:

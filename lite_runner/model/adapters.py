@@ -14,9 +14,10 @@ from lite_runner.config.schema import DType, RunConfig
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.merged_adapter import adapters_of
 from lite_runner.sizing.need import BYTES_OF
-from lite_runner.weights.lora.adapter import Adapter, check_copies, check_effective
+from lite_runner.weights.lora.adapter import Adapter
+from lite_runner.weights.lora.adapter_listing import is_sharded
 from lite_runner.weights.lora.adapter_pieces import adapter_pieces
-from lite_runner.weights.lora.adapter_shards import cut_once, is_cut, open_cut
+from lite_runner.weights.lora.adapter_shards import cached_shards, open_shards
 
 # Below output_dir, not in the run's own folder: the next run finds them.
 CUT_FOLDER = Path("transformed_checkpoint", "slora")
@@ -50,10 +51,10 @@ def open_wanted(
         return None
     wanted = list(dict.fromkeys(name for name in names if name is not None))
     path = Path(config.adapter_path).expanduser()
-    cut = path if is_cut(path) else None
+    cut = path if is_sharded(path) else None
     if cut is not None:  # those of the first rank stand for all
         ranks, vocab_parallel = replace(ranks_of(config), rank=0), config.vocab_parallel
-        opened = open_cut(path, model, ranks, wanted, vocab_parallel=vocab_parallel)
+        opened = open_shards(path, model, ranks, wanted, vocab_parallel=vocab_parallel)
     else:
         opened = list(adapters_of(config, model, wanted).values())
     return AdapterJob(opened, names, cut)
@@ -68,12 +69,12 @@ def check_values(job: AdapterJob, files: ModelFiles) -> None:
 def check_adapters(adapters: Sequence[Adapter], files: ModelFiles) -> None:
     """ArtifactError for one that changes nothing, or that is of another base."""
     for adapter in adapters:
-        check_effective(adapter)
+        adapter.check_effective()
     copied = [adapter for adapter in adapters if adapter.copies]
     if copied:
         base = files.whole()
         for adapter in copied:
-            check_copies(adapter, base)
+            adapter.check_copies(base)
 
 
 def pieces_of(
@@ -84,10 +85,10 @@ def pieces_of(
     vocab_parallel = config.vocab_parallel
     if job.cut is not None:
         names = [one.name for one in job.adapters]
-        return open_cut(job.cut, model, ranks, names, vocab_parallel=vocab_parallel)
+        return open_shards(job.cut, model, ranks, names, vocab_parallel=vocab_parallel)
     if config.auto_trans_ckpt and ranks.tensor > 1:
         folder = Path(config.output_dir).expanduser() / CUT_FOLDER
-        return cut_once(job.adapters, model, ranks, folder, vocab_parallel=vocab_parallel)
+        return cached_shards(job.adapters, model, ranks, folder, vocab_parallel=vocab_parallel)
     return _cut_now(job, config, model, ranks)
 
 

@@ -13,8 +13,9 @@ from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.files import ModelFiles
 from lite_runner.weights.checkpoint import with_lora
-from lite_runner.weights.lora.adapter import Adapter, fitted, open_adapters
+from lite_runner.weights.lora.adapter import Adapter
 from lite_runner.weights.lora.adapter_config import lora_settings
+from lite_runner.weights.lora.adapter_reader import fitted, open_adapters
 from lite_runner.weights.lora.merge import merged_model
 
 

@@ -16,7 +16,8 @@ from lite_runner.backends.native import NativeBackend, NativeOptions
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion, Finished, Request, Scheduler
 from lite_runner.native.lora_pool import LoraSize, pool_size
-from lite_runner.weights.lora.adapter import Adapter, open_adapters
+from lite_runner.weights.lora.adapter import Adapter
+from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 from tests.generation.scenarios import begins, same
 from tests.paths import FIXTURES

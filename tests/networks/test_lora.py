@@ -22,7 +22,8 @@ from lite_runner.native.lora_pool import LoraSize, pool_size
 from lite_runner.networks import steps
 from lite_runner.networks.decoder import DecoderCell
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
-from lite_runner.weights.lora.adapter import Adapter, LoraPair, open_adapters
+from lite_runner.weights.lora.adapter import Adapter, LoraPair
+from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.lora.target_modules import sites
 from lite_runner.weights.tensor import DType, LazyTensor
 from tests.paths import FIXTURES

@@ -1,1 +1,1 @@
-"""LoRA adapters: reading, writing, fitting to a model, cutting for ranks, merging."""
+"""LoRA adapters: reading, writing, validation against a model, sharding, merging."""

@@ -1,8 +1,8 @@
-"""One rank's pieces of an adapter, cut as the layers are that it changes.
+"""One rank's shards of an adapter, split as its target layers are.
 
-Where a layer is cut along its outputs, B is, and A is whole; where it is cut along its inputs, A is
-cut and B whole, and what they make is summed with the layer's own. The embedding's adapter is whole
-on every rank: it is added behind the sum of the ranks' parts.
+For a column-parallel layer B is split and A replicated; for a row-parallel layer A is split and B
+replicated, and the product joins the layer's all-reduce. The embedding's adapter is replicated: it
+is added after the all-reduce.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lite_runner.weights.sharding.pieces import sliced
 def adapter_pieces(
     adapter: Adapter, model: Decoder, ranks: Ranks, *, vocab_parallel: bool
 ) -> Adapter:
-    """What `ranks` holds of a whole adapter of `model`."""
+    """The shards that `ranks` holds of a full adapter of `model`."""
     if ranks.tensor == 1:
         return adapter
     how = _cuts(model, ranks, vocab_parallel)
@@ -36,7 +36,7 @@ def adapter_pieces(
 def piece_shapes(
     model: Decoder, ranks: Ranks, *, vocab_parallel: bool
 ) -> dict[str, tuple[int, int]]:
-    """Canonical name -> in and out of a rank's piece of every weight that an adapter may change."""
+    """Canonical name -> (in, out) of a rank's shard of every possible target weight."""
     how = _cuts(model, ranks, vocab_parallel)
     return {
         site.weight: (
@@ -48,9 +48,9 @@ def piece_shapes(
 
 
 def _cuts(model: Decoder, ranks: Ranks, vocab_parallel: bool) -> dict[str, tuple[Cut, Cut]]:
-    """How A [r, in] and B [out, r] of each weight are cut."""
+    """How A [r, in] and B [out, r] of each weight are sharded."""
     weights = cuts(model, ranks.tensor, vocab_parallel=vocab_parallel)
-    # A tied head is cut as the embedding is, though an adapter knows it by a name of its own.
+    # A tied head is sharded as the embedding; adapters have a name of its own for it.
     weights.setdefault(f"{HEAD}.weight", Cut(0, ranks.tensor) if vocab_parallel else Cut())
     found = {}
     for site in sites(model):

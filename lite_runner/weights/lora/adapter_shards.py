@@ -1,6 +1,7 @@
-"""Adapters cut for tensor parallel, kept on disk: `rank_N/` with a file an adapter and a manifest.
+"""Adapters sharded for tensor parallelism, cached on disk: `rank_N/` with a file per adapter and a
+manifest.
 
-Written by every rank for itself, the manifest last; what its manifest does not fit is cut anew.
+Every rank writes its own, the manifest last; shards that do not match the manifest are rewritten.
 """
 
 from __future__ import annotations
@@ -13,27 +14,21 @@ from typing import Any
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.hf import hf_from_model_config
 from lite_runner.config.ranks import Ranks
-from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import atomic_write, make_folder, sha256_of
 from lite_runner.system.json_file import read_json_object
 from lite_runner.weights.formats.safetensors_file import open_safetensors, write_safetensors
-from lite_runner.weights.lora.adapter import Adapter, LoraPair, digest, is_listing
+from lite_runner.weights.lora.adapter import Adapter, LoraPair
+from lite_runner.weights.lora.adapter_file import digest
+from lite_runner.weights.lora.adapter_listing import check_listed
 from lite_runner.weights.lora.adapter_pieces import adapter_pieces, piece_shapes
-from lite_runner.weights.sharding.shard_manifest import MANIFEST, rank_folders
-from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights.sharding.shard_manifest import MANIFEST
 
 SCHEMA = 1
 _CUT_AGAIN = "cut them again: adapter_path= the whole adapters, auto_trans_ckpt=true"
 
 
-def is_cut(path: Path) -> bool:
-    """Whether `path` is a folder of rank_0, rank_1, ..., and not one whose listing names adapters
-    like that."""
-    return bool(rank_folders(path)) and not is_listing(path)
-
-
-def cut_once(
+def cached_shards(
     adapters: Sequence[Adapter],
     model: Decoder,
     ranks: Ranks,
@@ -41,8 +36,8 @@ def cut_once(
     *,
     vocab_parallel: bool,
 ) -> list[Adapter]:
-    """This rank's pieces of whole `adapters`, read from `folder`, where they are written first
-    unless they are there already."""
+    """This rank's shards of full `adapters`, read from `folder`; missing or stale ones are written
+    there first."""
     own = folder / f"rank_{ranks.rank}"
     cut = _cut(model, ranks, vocab_parallel)
     kept = _kept(own, cut)
@@ -53,9 +48,11 @@ def cut_once(
         for adapter in stale:
             pieces = adapter_pieces(adapter, model, ranks, vocab_parallel=vocab_parallel)
             file = own / f"{adapter.name}.safetensors"
-            tensors: dict[str, LazyTensor] = {}
-            for name, pair in pieces.pairs.items():
-                tensors |= {f"{name}.lora_a": pair.a, f"{name}.lora_b": pair.b}
+            tensors = {
+                f"{name}.lora_{half}": tensor
+                for name, pair in pieces.pairs.items()
+                for half, tensor in (("a", pair.a), ("b", pair.b))
+            }
             write_safetensors(file, tensors, {})
             kept[adapter.name] = {
                 "source": wanted[adapter.name],
@@ -66,10 +63,10 @@ def cut_once(
             plain = {"schema": SCHEMA, **cut, "adapters": kept}
             file_.write((json.dumps(plain, indent=1) + "\n").encode())
     names = [adapter.name for adapter in adapters]
-    return open_cut(folder, model, ranks, names, vocab_parallel=vocab_parallel)
+    return open_shards(folder, model, ranks, names, vocab_parallel=vocab_parallel)
 
 
-def open_cut(
+def open_shards(
     folder: Path,
     model: Decoder,
     ranks: Ranks,
@@ -77,9 +74,9 @@ def open_cut(
     *,
     vocab_parallel: bool,
 ) -> list[Adapter]:
-    """This rank's pieces of the adapters of these names, compared with their manifest.
+    """This rank's shards of the adapters of these names, verified against their manifest.
 
-    Raises ArtifactError: no such adapter, cut otherwise, changed, or of another model.
+    Raises ArtifactError: no such adapter, another layout, changed, or of another model.
     """
     own = folder / f"rank_{ranks.rank}"
     if not (own / MANIFEST).is_file():
@@ -92,12 +89,7 @@ def open_cut(
     there = manifest.get("adapters")
     if manifest.get("schema") != SCHEMA or not isinstance(there, dict):
         raise ArtifactError(f"{own / MANIFEST}: no manifest of adapters", _CUT_AGAIN)
-    for name in names:
-        if name not in there:
-            raise ArtifactError(
-                f"{own}: no adapter {name!r}{did_you_mean(nearest(name, there))}",
-                f"it has: {', '.join(list(there)[:20])}",
-            )
+    check_listed(names, there, own)
     shapes = piece_shapes(model, ranks, vocab_parallel=vocab_parallel)
     return [_open(own, name, there[name], shapes) for name in names]
 
@@ -130,7 +122,7 @@ def _open(own: Path, name: str, entry: Any, shapes: Mapping[str, tuple[int, int]
 
 
 def _cut(model: Decoder, ranks: Ranks, vocab_parallel: bool) -> dict[str, Any]:
-    """What says whether two cuts are one."""
+    """What identifies a layout."""
     return {
         "tensor_index": ranks.tensor_index,
         "tp": ranks.tensor,
@@ -140,7 +132,7 @@ def _cut(model: Decoder, ranks: Ranks, vocab_parallel: bool) -> dict[str, Any]:
 
 
 def _kept(own: Path, cut: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries of a manifest that is there, fits, and whose files are as it says; else none."""
+    """The valid entries of the manifest: same layout, files unchanged."""
     try:
         manifest = read_json_object(own / MANIFEST)
         if manifest["schema"] != SCHEMA or any(manifest[key] != cut[key] for key in cut):

@@ -1,4 +1,4 @@
-"""A model with one adapter merged into its weights: W + scale * B A, computed when it is read."""
+"""A model with one adapter merged into its weights: W + scale * B A, computed on reading."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lite_runner.architectures import can_untie_head, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.lora.adapter import Adapter, LoraPair, check_copies, check_effective
+from lite_runner.weights.lora.adapter import Adapter, LoraPair
 from lite_runner.weights.lora.target_modules import HEAD, TargetModule, sites
 from lite_runner.weights.tensor import LazyTensor, narrowed
 
@@ -21,9 +21,9 @@ _HEAD_WEIGHT = f"{HEAD}.weight"
 
 
 def merged_model(model: Decoder, adapter: Adapter) -> Decoder:
-    """The model that the merged tensors are of.
+    """The model of the merged tensors.
 
-    A head that was tied to the embedding is its own where the adapter changes one of the two.
+    A tied head becomes untied if the adapter changes either the head or the embedding.
     Raises ArtifactError for bloom and gpt2, whose networks have no such head.
     """
     embedding = parameters(model)[0].name
@@ -43,11 +43,11 @@ def merged(
 ) -> dict[str, LazyTensor]:
     """The tensors of `merged_model`, from all of the base `model`'s; each keeps its type.
 
-    The sum is made in float32 and rounded once. Raises ArtifactError where the adapter is of
-    another base or changes nothing; reading does where a sum is no number of the type.
+    The sum is computed in float32 and rounded once. Raises ArtifactError if the adapter is of
+    another base or changes nothing; reading does if a sum is not finite in the type.
     """
-    check_effective(adapter)
-    check_copies(adapter, tensors)
+    adapter.check_effective()
+    adapter.check_copies(tensors)
     result = dict(tensors)
     if model.tie_word_embeddings and not merged_model(model, adapter).tie_word_embeddings:
         result[_HEAD_WEIGHT] = tensors[parameters(model)[0].name]

@@ -1,1 +1,1 @@
-"""Checkpoints cut for several ranks: strategies, shards, merging and resharding."""
+"""Checkpoints sharded for several ranks: strategies, shards, merging and resharding."""

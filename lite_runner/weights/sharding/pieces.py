@@ -1,4 +1,4 @@
-"""One rank's pieces of the tensors of a whole checkpoint, cut when they are read."""
+"""One rank's shards of the tensors of a full checkpoint, sliced when they are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lite_runner.weights.tensor import Index, LazyTensor
 def pieces(
     whole: Mapping[str, LazyTensor], model: Decoder, ranks: Ranks, *, vocab_parallel: bool
 ) -> dict[str, LazyTensor]:
-    """What `ranks` holds of each tensor of `whole`, which are all of `model`'s."""
+    """The shards that `ranks` holds of all tensors of `model`."""
     how = cuts(model, ranks.tensor, vocab_parallel=vocab_parallel)
     return {name: _piece(tensor, how[name], ranks) for name, tensor in whole.items()}
 
@@ -28,7 +28,7 @@ def _piece(tensor: LazyTensor, cut: Cut, ranks: Ranks) -> LazyTensor:
 
 
 def sliced(tensor: LazyTensor, bounds: Index) -> LazyTensor:
-    """A slice of a tensor, as a tensor; parts of it are as cheap to read as the tensor's own."""
+    """A slice of a tensor, as a tensor; its slices are as cheap to read as the tensor's own."""
     ranges = [bound.indices(size)[:2] for bound, size in zip(bounds, tensor.shape, strict=True)]
 
     def piece(index: Index) -> NDArray[Any]:

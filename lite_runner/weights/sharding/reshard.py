@@ -19,9 +19,9 @@ from lite_runner.weights.tensor import LazyTensor
 def whole_tensors(
     source: Path, model: Decoder, strategy: Path | None = None
 ) -> Mapping[str, LazyTensor]:
-    """Every tensor of any checkpoint, a sharded one compared with its manifests.
+    """Every tensor of a full or sharded checkpoint; shards are verified against their manifests.
 
-    `strategy` says how a sharded one is cut, where it has no manifests. Raises ArtifactError.
+    `strategy`: the strategy file of a sharded one without manifests. Raises ArtifactError.
     """
     if not rank_folders(source):
         return _open_whole(source, model, strategy)
@@ -56,8 +56,8 @@ def tensors_for(
         return {name: shards.held[own][name] for name in shards.shapes}
     if not auto_trans:
         raise ArtifactError(
-            f"{source}: cut for {shards.describe()} (as {shards.told_by} says), this run wants "
-            f"tp={ranks.tensor} dp={ranks.data}",
+            f"{source}: cut for {shards.describe()} (as {shards.layout_source} says), this run "
+            f"wants tp={ranks.tensor} dp={ranks.data}",
             "auto_trans_ckpt=true re-cuts it while it is read; run_mode=shard writes another cut",
         )
     shards.verify(shards.needed_for(target, ranks.rank))

@@ -1,4 +1,4 @@
-"""How the shards of a set are cut: as its manifests, a strategy file or the shapes say."""
+"""The layout of a sharded checkpoint, from its manifests, a strategy file, or tensor shapes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from lite_runner.weights.sharding.shard_manifest import ShardManifest
 from lite_runner.weights.sharding.strategy import Layout, Strategy, read_strategy, strategy_of
 from lite_runner.weights.tensor import LazyTensor
 
-MOST_PARTS = 128  # tensor parallel degrees that are tried where only shapes tell the cut
+MOST_PARTS = 128  # tensor-parallel degrees that are tried to match shapes
 
 
-def how_cut(
+def find_layouts(
     folder: Path,
     model: Decoder,
     held: tuple[Mapping[str, LazyTensor], ...],
     manifests: tuple[ShardManifest, ...],
     path: Path | None,
 ) -> tuple[Strategy, str]:
-    """The layouts of the tensors, and what says so."""
+    """The layouts of the tensors, and where they are from."""
     own = None
     if manifests:
         first = manifests[0]
@@ -46,9 +46,9 @@ def how_cut(
 
 
 def _given(folder: Path, held: tuple[Mapping[str, LazyTensor], ...], path: Path | None) -> Strategy:
-    """The strategy in `path`, which must be of as many ranks; none is that of one rank."""
+    """The strategy in `path`, validated to have as many ranks; one rank needs none."""
     if path is None and len(held) == 1:
-        return Strategy({name: uncut(tensor) for name, tensor in held[0].items()})
+        return Strategy({name: unsharded(tensor) for name, tensor in held[0].items()})
     hint = "give the strategy that the checkpoint was written with"
     if path is None:
         raise ArtifactError(f"{folder}: nothing says how its {len(held)} ranks are cut", hint)
@@ -60,15 +60,15 @@ def _given(folder: Path, held: tuple[Mapping[str, LazyTensor], ...], path: Path 
     return Strategy({own_name(name): one for name, one in given.layouts.items()}, given.stages)
 
 
-def uncut(tensor: LazyTensor) -> Layout:
-    """The layout of a tensor that one rank holds."""
+def unsharded(tensor: LazyTensor) -> Layout:
+    """The layout of a replicated tensor on one rank."""
     return Layout((1,), ((),) * len(tensor.shape))
 
 
 def strategy_in_file(
     folder: Path, held: tuple[Mapping[str, LazyTensor], ...], path: Path | None
 ) -> tuple[Strategy, dict[str, tuple[int, ...]]]:
-    """How shards of no known model are cut, as `path` says, and the shapes of the whole tensors."""
+    """The strategy in `path` of an unknown model's shards, and the shapes of the full tensors."""
     given = _given(folder, held, path)
     shapes = {}
     for name, layout in given.layouts.items():
@@ -82,7 +82,7 @@ def strategy_in_file(
 
 
 def _of_model(strategy: Strategy, shapes: Mapping[str, tuple[int, ...]], path: Path) -> Strategy:
-    """The layouts of the model's own tensors, or ArtifactError."""
+    """The layouts of the model's tensors. Raises ArtifactError."""
     layouts = strategy.layouts
     missing = [name for name in shapes if name not in layouts]
     if missing:
@@ -104,13 +104,13 @@ def _of_model(strategy: Strategy, shapes: Mapping[str, tuple[int, ...]], path: P
 def _from_shapes(
     folder: Path, model: Decoder, held: tuple[Mapping[str, LazyTensor], ...]
 ) -> Strategy:
-    """The cut of ours that gives the shapes of rank 0."""
+    """The layout of ours that gives the shapes of rank 0."""
     shapes = expected_tensors(model)
     found = {name: tensor.shape for name, tensor in held[0].items()}
     for tensor in range(1, MOST_PARTS + 1):
         for vocab_parallel in (True, False):
             tried = strategy_of(model, Ranks(tensor=tensor), vocab_parallel=vocab_parallel)
-            if found != piece_shapes(tried, shapes, 0):
+            if found != shard_shapes(tried, shapes, 0):
                 continue
             if len(held) % tensor:
                 raise ArtifactError(
@@ -127,10 +127,10 @@ def _from_shapes(
     )
 
 
-def piece_shapes(
+def shard_shapes(
     strategy: Strategy, shapes: Mapping[str, tuple[int, ...]], rank: int
 ) -> dict[str, tuple[int, ...]] | None:
-    """What a rank holds of tensors of `shapes`; None where they cannot be cut like that."""
+    """Shapes of a rank's shards of tensors of `shapes`; None if they are not divisible so."""
     stage, local = divmod(rank, strategy.devices)
     found = {}
     for name, shape in shapes.items():

@@ -1,4 +1,4 @@
-"""manifest.json beside each rank's shard: which piece of which model it is, and its sha256.
+"""manifest.json beside each rank's shard: which shard of which model it is, and its SHA-256.
 
 It lies in the rank's own folder, so that ranks may be written one by one.
 """
@@ -42,7 +42,7 @@ class ShardManifest:
 
     @property
     def cut(self) -> tuple[int, int, bool, Decoder]:
-        """What all ranks of a set have in common."""
+        """What all ranks of a set share."""
         return self.dp, self.tp, self.vocab_parallel, self.model
 
     def write(self, folder: Path) -> None:
@@ -54,7 +54,7 @@ class ShardManifest:
 
 
 def read_shard_manifest(folder: Path) -> ShardManifest | None:
-    """The manifest in a rank's folder; None where there is none. Raises ArtifactError if broken."""
+    """The manifest in a rank's folder; None if there is none. Raises ArtifactError."""
     path = folder / MANIFEST
     if not path.exists():
         return None
@@ -88,7 +88,7 @@ def _from_plain(raw: Any, path: Path) -> ShardManifest:
 
 
 def rank_folders(folder: Path) -> list[tuple[int, Path]]:
-    """The folders rank_N of a sharded checkpoint, by N; none where it is not one."""
+    """(N, folder rank_N) of a sharded checkpoint, by N; empty if it is not sharded."""
     if not folder.is_dir():
         return []
     found = [
@@ -100,6 +100,6 @@ def rank_folders(folder: Path) -> list[tuple[int, Path]]:
 
 
 def shards_model(folder: Path) -> Decoder | None:
-    """The model that the manifests of a set name; None where it has none."""
+    """The model in the manifests of a set; None if it has no manifests."""
     manifests = (read_shard_manifest(path) for _, path in rank_folders(folder))
     return next((manifest.model for manifest in manifests if manifest), None)

@@ -1,4 +1,4 @@
-"""Write a checkpoint cut for many ranks, or merged to one file, a little of it in memory."""
+"""Writing a checkpoint sharded for many ranks, or merged into one file, with little memory."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ SMALL_FILES = 1 << 20  # bytes of manifest, strategy and headers of a rank, ampl
 
 @dataclass(frozen=True)
 class Cutting:
-    """How a checkpoint is to be cut and written."""
+    """How a checkpoint is to be sharded and written."""
 
     strategy: Strategy  # of one stage
     format: ShardFormat
     prefix: str = "checkpoint_"  # of the names of the shards
-    described: ShardManifest | None = None  # the manifest of rank 0, before there is a shard
+    described: ShardManifest | None = None  # manifest template
 
     @classmethod
     def of_model(
         cls, model: Decoder, ranks: Ranks, format: ShardFormat, *, vocab_parallel: bool
     ) -> Cutting:
-        """This project's cut of a model for `ranks`, whose own rank has no meaning."""
+        """This project's layout of a model on `ranks`, whose own rank is ignored."""
         strategy = strategy_of(model, ranks, vocab_parallel=vocab_parallel)
         manifest = ShardManifest(0, ranks.data, ranks.tensor, vocab_parallel, "", "", model)
         return cls(strategy, format, described=manifest)
 
     def of_rank(self, rank: int, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-        """What `rank` holds of the whole `tensors`: all of those that have no layout."""
+        """The shards that `rank` holds of the full `tensors`; all of one without a layout."""
         found = dict(tensors)
         for name, tensor in tensors.items():
             layout = self.strategy.layouts.get(name)
@@ -60,7 +60,7 @@ class Cutting:
 
 
 def check_free(target: Path, overwrite: bool) -> None:
-    """Raise ConfigError where `target` exists already."""
+    """Raise ConfigError if `target` exists already."""
     if target.exists() and not overwrite:
         raise ConfigError(f"{target}: exists already", "choose another name, or overwrite=true")
 
@@ -73,9 +73,9 @@ def write_merged(
     overwrite: bool,
     advance: Callable[[int], None],
 ) -> None:
-    """Write the whole `tensors` to one file, which is complete or untouched.
+    """Write the full `tensors` to one file, atomically.
 
-    Raises ConfigError where it exists, EnvironmentFault where the disk is too small.
+    Raises ConfigError if it exists, EnvironmentFault if the disk is too small.
     """
     check_free(target, overwrite)
     _write(target, format, _counted(tensors, advance, threading.Event()))
@@ -92,12 +92,12 @@ def write_shards(
     overwrite: bool,
     advance: Callable[[int], None],
 ) -> None:
-    """Write rank_0 ... with a shard and a manifest each, and strategy/ with a file a rank.
+    """Write rank_0 ... with a shard and a manifest each, and strategy/ with a file per rank.
 
-    `extra` are small files to lie beside them. With `only_rank` just its folder is written into
-    `target`, next to what is there of the same cut. `workers` ranks are written at a time. Each
-    folder is complete or untouched. Raises ConfigError where it exists (without `overwrite`),
-    EnvironmentFault where the disk is too small.
+    `extra`: small files beside them. With `only_rank` only its folder is written into `target`,
+    beside ranks of the same layout. `workers`: ranks written in parallel. Each folder is written
+    atomically. Raises ConfigError if it exists (without `overwrite`), EnvironmentFault if the disk
+    is too small.
     """
     ranks = range(cutting.strategy.ranks) if only_rank is None else [only_rank]
     folder = target if only_rank is None else target / f"rank_{only_rank}"
@@ -131,7 +131,7 @@ def write_shards(
             _write_extra(fresh, extra)
             for one in as_completed(waiting):
                 one.result()
-        except BaseException:  # neither a fault nor Ctrl-C waits for the rest
+        except BaseException:  # an error or Ctrl-C does not wait for the rest
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
@@ -169,7 +169,7 @@ def _write_extra(folder: Path, extra: Mapping[str, bytes]) -> None:
 
 
 def _check_neighbours(target: Path, cutting: Cutting) -> None:
-    """What lies beside a rank that is written alone must be of the same cut."""
+    """Ranks beside one that is written alone must have the same layout."""
     wanted = cutting.described
     for _, path in rank_folders(target):
         other = read_shard_manifest(path)
@@ -184,7 +184,7 @@ def _check_neighbours(target: Path, cutting: Cutting) -> None:
 def _counted(
     tensors: Mapping[str, LazyTensor], advance: Callable[[int], None], stop: threading.Event
 ) -> dict[str, LazyTensor]:
-    """The same tensors; the bytes read are counted, and nothing is read any more after `stop`."""
+    """The same tensors; bytes read are counted, and reading raises once `stop` is set."""
 
     def count(array: NDArray[Any]) -> NDArray[Any]:
         if stop.is_set():

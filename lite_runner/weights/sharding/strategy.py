@@ -1,7 +1,7 @@
-"""MindSpore's strategy files: how each parameter lies on the ranks of a job.
+"""MindSpore's strategy files: how each parameter is sharded over the ranks of a job.
 
-Of each parameter a file holds the matrix that the ranks form and, for each axis of the tensor,
-which axis of that matrix cuts it.
+For each parameter a file holds the device matrix that the ranks form and, for each axis of the
+tensor, the axis of that matrix that shards it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ MAX_RANKS = 1 << 16
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor lies on the ranks of one stage of a pipeline.
+    """How a tensor is sharded over the ranks of one pipeline stage.
 
     The ranks fill `dev_matrix`, the last axis first. `tensor_map` has an entry for each axis of the
-    tensor: the axes of the matrix, counted from the right, that cut it; () is not cut.
+    tensor: the axes of the matrix, counted from the right, that shard it; (): not sharded.
     """
 
     dev_matrix: tuple[int, ...]
@@ -43,13 +43,13 @@ class Layout:
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """How many pieces there are along each axis of the tensor."""
+        """How many shards there are along each axis of the tensor."""
         return tuple(
             math.prod(self.dev_matrix[-1 - axis] for axis in axes) for axes in self.tensor_map
         )
 
     def bounds(self, shape: tuple[int, ...], rank: int) -> tuple[slice, ...]:
-        """The piece of a whole tensor of `shape` that a rank of the stage holds."""
+        """The shard of a full tensor of `shape` that a rank of the stage holds, as an index."""
         found = []
         for size, axes in zip(shape, self.tensor_map, strict=True):
             piece, parts = 0, 1
@@ -62,7 +62,7 @@ class Layout:
         return tuple(found)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of `shape` can be cut like that, in equal pieces."""
+        """Whether a tensor of `shape` can be sharded so, in equal shards."""
         return len(shape) == len(self.parts) and all(
             size % parts == 0 for size, parts in zip(shape, self.parts, strict=True)
         )
@@ -86,7 +86,7 @@ class Strategy:
 
 
 def strategy_of(model: Decoder, ranks: Ranks, *, vocab_parallel: bool = True) -> Strategy:
-    """How this project lays a model on `ranks`."""
+    """How this project shards a model over `ranks`."""
     how = cuts(model, ranks.tensor, vocab_parallel=vocab_parallel)
     shapes = expected_tensors(model)
     return Strategy({name: _layout(cut, len(shapes[name]), ranks) for name, cut in how.items()})
@@ -100,21 +100,21 @@ def _layout(cut: Cut, axes: int, ranks: Ranks) -> Layout:
     if copies == 1:
         cut_by[cut.axis] = (0,)
         return Layout((ranks.data, cut.parts), tuple(cut_by))
-    cut_by[cut.axis] = (1,)  # neighbours with the same piece are an axis of their own
+    cut_by[cut.axis] = (1,)  # neighbours with the same shard are an axis of their own
     return Layout((ranks.data, cut.parts, copies), tuple(cut_by))
 
 
 def read_strategy(path: Path) -> Strategy:
-    """The strategy in a file, or in the files of a folder, one a rank or one a stage.
+    """The strategy in a file, or in the files of a folder, one per rank or per pipeline stage.
 
-    Raises ArtifactError for what is no strategy, or of stages that do not belong together.
+    Raises ArtifactError for invalid files, or stages that do not belong together.
     """
     files = _files(path)
     found: dict[str, Layout] = {}
     stages: set[int] = set()
     for file in {file.read_bytes(): file for file in files}.values():
         for name, layout in _layouts(strategy_message.read(file), file):
-            # What two stages hold is read from the first.
+            # A parameter of two stages is read from the first.
             if name not in found or layout.stage < found[name].stage:
                 found[name] = layout
             elif layout.stage == found[name].stage and layout != found[name]:

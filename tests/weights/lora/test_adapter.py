@@ -16,14 +16,9 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import model_config_in, open_checkpoint
 from lite_runner.weights.formats.ckpt_file import write_ckpt
-from lite_runner.weights.lora.adapter import (
-    Adapter,
-    LoraPair,
-    check_copies,
-    check_effective,
-    digest,
-    open_adapters,
-)
+from lite_runner.weights.lora.adapter import Adapter, LoraPair
+from lite_runner.weights.lora.adapter_file import digest
+from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.tensor import DType, LazyTensor
 from tests.paths import FIXTURES
 
@@ -46,8 +41,8 @@ def test_every_adapter_of_peft_is_read(name: str) -> None:
     found = adapters(name)
     assert list(found) == list(listed)
     for adapter in found.values():
-        check_effective(adapter)
-        check_copies(adapter, open_checkpoint(FIXTURES / "reference" / name, model(name)))
+        adapter.check_effective()
+        adapter.check_copies(open_checkpoint(FIXTURES / "reference" / name, model(name)))
         for pair in adapter.pairs.values():
             assert pair.a.read().shape == pair.a.shape
             assert pair.b.read().shape == pair.b.shape == (pair.b.shape[0], pair.rank)
@@ -314,14 +309,14 @@ def test_an_adapter_that_changes_nothing_and_one_with_another_embedding(change: 
     zero = {name: np.zeros_like(value) for name, value in held.items() if "lora_B" in name}
     untrained = open_adapters(change("all", zero), model("llama"))["all"]
     with pytest.raises(ArtifactError, match="changes nothing, the products of all 14 pairs"):
-        check_effective(untrained)
+        untrained.check_effective()
     copy = "base_model.model.lm_head.base_layer.weight"
     other = open_adapters(change("ends", {copy: np.ones((96, 32), np.float32)}), model("llama"))
     base = open_checkpoint(FIXTURES / "reference/llama", model("llama"))
     with pytest.raises(
         ArtifactError, match=r"holds a whole lm_head\.weight that is not the base's"
     ):
-        check_copies(other["ends"], base)
+        other["ends"].check_copies(base)
 
 
 @pytest.mark.parametrize("suffix", ["lora_{}", "mindpet_delta_lora_{}"])

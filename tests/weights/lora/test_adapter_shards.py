@@ -13,8 +13,10 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import model_config_of
-from lite_runner.weights.lora.adapter import Adapter, LoraPair, open_adapters
-from lite_runner.weights.lora.adapter_shards import cut_once, is_cut, open_cut
+from lite_runner.weights.lora.adapter import Adapter, LoraPair
+from lite_runner.weights.lora.adapter_listing import is_sharded
+from lite_runner.weights.lora.adapter_reader import open_adapters
+from lite_runner.weights.lora.adapter_shards import cached_shards, open_shards
 from tests.paths import FIXTURES
 
 
@@ -33,7 +35,7 @@ def product(pair: LoraPair) -> NDArray[np.float64]:
 def test_the_pieces_make_the_whole(tmp_path: Path, family: str, vocab_parallel: bool) -> None:
     model, adapters = opened(family)
     cut = [
-        cut_once(adapters, model, Ranks(rank, 1, 2), tmp_path, vocab_parallel=vocab_parallel)
+        cached_shards(adapters, model, Ranks(rank, 1, 2), tmp_path, vocab_parallel=vocab_parallel)
         for rank in (0, 1)
     ]
     shapes = set()
@@ -58,13 +60,13 @@ def test_what_was_cut_is_read_again_until_something_changes(tmp_path: Path) -> N
     ranks, file = Ranks(1, 1, 2), tmp_path / "rank_1" / "all.safetensors"
 
     def cut(some: list[Adapter]) -> int:
-        cut_once(some, model, ranks, tmp_path, vocab_parallel=True)
+        cached_shards(some, model, ranks, tmp_path, vocab_parallel=True)
         return file.stat().st_mtime_ns
 
     first = cut(adapters[:1])
-    assert is_cut(tmp_path) and not is_cut(tmp_path / "rank_1")
+    assert is_sharded(tmp_path) and not is_sharded(tmp_path / "rank_1")
     (tmp_path / "lora_adapter.json").write_text('{"rank_1": "rank_1"}')  # names like any other
-    assert not is_cut(tmp_path)
+    assert not is_sharded(tmp_path)
     assert cut(adapters) == first  # the others are added
     manifest = tmp_path / "rank_1" / "manifest.json"
     assert json.loads(manifest.read_text())["adapters"].keys() == {one.name for one in adapters}
@@ -72,10 +74,10 @@ def test_what_was_cut_is_read_again_until_something_changes(tmp_path: Path) -> N
     content[-1] ^= 1
     file.write_bytes(content)
     with pytest.raises(ArtifactError, match=r"all\.safetensors: has changed since"):
-        open_cut(tmp_path, model, ranks, ["all"], vocab_parallel=True)
+        open_shards(tmp_path, model, ranks, ["all"], vocab_parallel=True)
     damaged = file.stat().st_mtime_ns
     assert cut(adapters) != damaged
-    open_cut(tmp_path, model, ranks, ["all"], vocab_parallel=True)
+    open_shards(tmp_path, model, ranks, ["all"], vocab_parallel=True)
     plain = json.loads(manifest.read_text())
     plain["adapters"]["all"]["source"] = "of other weights"
     manifest.write_text(json.dumps(plain))
@@ -85,11 +87,11 @@ def test_what_was_cut_is_read_again_until_something_changes(tmp_path: Path) -> N
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     model, adapters = opened("llama")
-    cut_once(adapters[:1], model, Ranks(0, 1, 2), tmp_path, vocab_parallel=True)
+    cached_shards(adapters[:1], model, Ranks(0, 1, 2), tmp_path, vocab_parallel=True)
 
     def fails(match: str, ranks: Ranks, name: str = "all", vocab_parallel: bool = True) -> None:
         with pytest.raises(ArtifactError, match=match):
-            open_cut(tmp_path, model, ranks, [name], vocab_parallel=vocab_parallel)
+            open_shards(tmp_path, model, ranks, [name], vocab_parallel=vocab_parallel)
 
     fails(r"rank_1: no manifest\.json", Ranks(1, 1, 2))
     fails("cut for other ranks: tp is 2, expected 1", Ranks())
@@ -97,7 +99,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     fails("no adapter 'al'; did you mean all", Ranks(0, 1, 2), "al")
     other, _ = opened("qwen2")
     with pytest.raises(ArtifactError, match="model is another"):
-        open_cut(tmp_path, other, Ranks(0, 1, 2), ["all"], vocab_parallel=True)
+        open_shards(tmp_path, other, Ranks(0, 1, 2), ["all"], vocab_parallel=True)
     manifest = tmp_path / "rank_0" / "manifest.json"
     plain = json.loads(manifest.read_text())
     plain["adapters"]["../all"] = plain["adapters"]["all"]

@@ -14,7 +14,8 @@ from lite_runner.config.release import Release
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.weights.checkpoint import model_config_in
 from lite_runner.weights.formats.ckpt_file import open_ckpt
-from lite_runner.weights.lora.adapter import Adapter, open_adapters
+from lite_runner.weights.lora.adapter import Adapter
+from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.lora.adapter_write import write_adapters
 from tests.paths import FIXTURES
 

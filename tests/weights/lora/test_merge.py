@@ -12,7 +12,8 @@ from lite_runner.backends.base import Row
 from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import model_config_in, open_checkpoint
-from lite_runner.weights.lora.adapter import Adapter, LoraPair, open_adapters
+from lite_runner.weights.lora.adapter import Adapter, LoraPair
+from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.lora.merge import merged, merged_model
 from lite_runner.weights.read_ahead import ReadAhead
 from lite_runner.weights.tensor import LazyTensor

@@ -138,7 +138,7 @@ def test_shards_of_mindspore_are_read(
     ms.transform_checkpoints(str(tmp_path / "whole"), str(theirs), "x", None, str(strategy))
     for told, by in ((strategy, f"the strategy {strategy}"), (None, "the shapes")):
         shards = open_shards(theirs, model, told)
-        assert (len(shards.files), shards.told_by, shards.describe()) == (8, by, "tp=4 dp=2")
+        assert (len(shards.files), shards.layout_source, shards.describe()) == (8, by, "tp=4 dp=2")
         same(shards.whole(), source)
 
 
