@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from lite_runner.mindir.wire import fields, varint
 
 MAX_KEPT = 64 * 2**20  # bytes of a graph without its values
 MAX_NODE = 64 * 2**10  # a larger node is a table, whose values are not needed
+_CUSTOM = b"func_type"  # an attribute that each operator of a library, or of Python code, has
 _CIPHER = b"\x5e\x3a\x7f"  # bytes 1 to 3 of a file that MindSpore encrypted
 
 
@@ -51,6 +52,29 @@ def read_model(path: Path) -> Any:
 
 class _TooLarge(ValueError):
     pass
+
+
+def has_custom_operators(path: Path) -> bool:
+    """Whether a MindIR calls operators of a library that it names; not seen in an encrypted one."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            try:
+                return any(data.find(_CUSTOM, *part) >= 0 for part in _beside_parameters(data))
+            except ValueError:  # encrypted, or no message that we can read
+                return data.find(_CUSTOM) >= 0
+    except (OSError, ValueError):  # missing or empty: MindSpore says so
+        return False
+
+
+def _beside_parameters(data: mmap.mmap) -> Iterator[tuple[int, int]]:
+    """The start and end of all fields of a model but its parameters, which may be large."""
+    for number, _, value, end in fields(data, 0, len(data)):
+        if number != _GRAPH:
+            yield value, end
+            continue
+        for inner, _, start, last in fields(data, value, end):
+            if inner != _PARAMETER:
+                yield start, last
 
 
 def _numbers(message: Any, *names: str) -> set[int]:

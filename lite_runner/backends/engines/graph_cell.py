@@ -18,6 +18,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.mindir.manifest import Graph, GraphName, Manifest
 from lite_runner.mindir.native_checks import check_graph, check_parameter
 from lite_runner.mindir.operators import resolve
+from lite_runner.mindir.skim import has_custom_operators
 from lite_runner.sizing.need import Memory, check_memory
 from lite_runner.system import memory
 from lite_runner.system.files import temporary_folder
@@ -62,7 +63,7 @@ class GraphCellEngine:
         held: dict[str, ms.Parameter] = {}
         for graph, path in graphs.items():
             try:
-                cell = _with_operators(path, packed) if packed else _cell(path, dec_key)
+                cell = _with_operators(path, packed) if packed else _plain(path, dec_key)
             except ArtifactError as error:
                 raise self._of_release(error) from error
             for name, parameter in cell.parameters_dict().items():
@@ -140,6 +141,17 @@ def _with_operators(path: Path, manifest: Manifest) -> nn.GraphCell:
         # MindSpore copies unless it gets the only reference to the tensor.
         parameter.set_data(Tensor.from_numpy(values))
     return cell
+
+
+def _plain(path: Path, dec_key: bytes | None) -> nn.GraphCell:
+    """A graph of MindSpore's own operators. Raises ArtifactError for one that calls others."""
+    if has_custom_operators(path):
+        raise ArtifactError(
+            f"{path}: calls operators of a library that it names, which would be loaded from there,"
+            " and no manifest.json says that they are this project's",
+            "export the model again",
+        )
+    return _cell(path, dec_key)
 
 
 def _cell(path: Path, dec_key: bytes | None, copy: Path | None = None) -> nn.GraphCell:

@@ -12,7 +12,8 @@ from mindspore.train.mind_ir_pb2 import ModelProto
 
 from lite_runner.backends.engines.graph_cell import GraphCellEngine
 from lite_runner.errors import ArtifactError
-from lite_runner.mindir.manifest import Graph, GraphName, TensorSpec
+from lite_runner.mindir.manifest import Graph, GraphName, TensorSpec, read_manifest
+from tests.frozen_artifacts import FOLDER
 
 KEY = b"0123456789abcdef"
 
@@ -141,3 +142,11 @@ def test_inputs_that_the_graph_does_not_take(plain: Path) -> None:
     model.bind("model", [(3,)])
     with pytest.raises(ArtifactError, match=r"plain\.mindir: MindSpore .* cannot run it"):
         model.run("model")
+
+
+def test_a_library_that_a_graph_names_is_not_loaded() -> None:
+    """Nor this project's own, past the validation of its layers: a manifest has to announce it."""
+    path = FOLDER / "a16w8/auto_graph.mindir"
+    specs = read_manifest(FOLDER / "a16w8").graphs
+    with pytest.raises(ArtifactError, match="calls operators of a library that it names"):
+        GraphCellEngine({"model": path}, specs, threads=None, dec_key=None)
