@@ -12,7 +12,7 @@ from lite_runner.config.options import GenerateOptions
 from lite_runner.config.prompt import adapter_name
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.model.adapters import AdapterJob, check_adapters, open_wanted, pieces_of
+from lite_runner.model.adapters import AdapterJob, check_adapters, open_adapter_job, rank_adapters
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.merged_adapter import adapters_of
 from lite_runner.weights.lora.adapter import Adapter
@@ -55,7 +55,7 @@ class OpenAdapters:
             return None
         path = Path(config.adapter_path).expanduser()
         if is_sharded(path):
-            return open_wanted(config, files.model, names)
+            return open_adapter_job(config, files.model, names)
         of = (config.adapter_path, config.adapter_root)
         if of != self._of or not self._opened.keys() >= set(wanted):
             self._open(config, files, wanted)
@@ -105,7 +105,7 @@ class LoadedAdapters:
         if slots is None:
             return False
         try:
-            for piece in pieces_of(replace(job, adapters=new), config, model, ranks):
+            for piece in rank_adapters(replace(job, adapters=new), config, model, ranks):
                 slots.add(piece)
         except ConfigError:
             return False

@@ -45,7 +45,7 @@ class PreTrainedModel:
     @property
     def max_length(self) -> int:
         """Tokens of the longest sequence: the model's context length, or that of its graphs."""
-        given = self._loaded.files.given
+        given = self._loaded.files.exported
         return self._loaded.files.model.seq_length if given is None else given.manifest.seq_length
 
     def generate(

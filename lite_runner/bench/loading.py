@@ -50,6 +50,6 @@ def load(job: CellJob) -> Loaded:
 
 def _is_there(config: CellOptions, files: ModelFiles, work: Job) -> bool:
     """Whether what the backend loads need not be exported first."""
-    if config.backend != "mslite" or files.given is not None:
+    if config.backend != "mslite" or files.exported is not None:
         return True
     return folder_of_run(config, files, work.slots, work.length).is_dir()

@@ -42,7 +42,7 @@ def files(config: ModelOptions) -> Finding:
     found = locate_cached(config)
     if not found.is_here:
         return Finding("warn", f"{found.source}: not here yet", remedy=FETCHED)
-    if found.given is not None:
+    if found.exported is not None:
         return Finding("ok", found.location())
     tensors = found.resharded(ranks_of(config), vocab_parallel=config.vocab_parallel)
     return Finding("ok", f"{found.location()}, {len(tensors)} tensors, none missing")

@@ -30,7 +30,7 @@ def chosen_backend(
     length: int,
 ) -> Literal["ms", "mslite"]:
     """What backend=auto means: mslite where an exported model is there for this run."""
-    if files.given is not None:
+    if files.exported is not None:
         return "mslite"
     if min(ranks_of(config).data, ranks_of(config).tensor) > 1:
         return "ms"

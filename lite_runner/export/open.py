@@ -32,7 +32,7 @@ def open_offline(
     is exported first where there is none; for prompts with the options `each`. Each of several
     `ranks` opens its own graphs. Raises RunnerError.
     """
-    given = files.given
+    given = files.exported
     if given is not None:
         manifest, folder = given.manifest, given.folder
         check_fits(config, given, slots, length)

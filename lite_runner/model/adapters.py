@@ -1,4 +1,4 @@
-"""The adapters of a run: which prompt wants which, opened and checked before the base model."""
+"""The adapters of a run: which request uses which, validated before the base model is loaded."""
 
 from __future__ import annotations
 
@@ -20,54 +20,54 @@ from lite_runner.weights.lora.adapter_pieces import adapter_pieces
 from lite_runner.weights.lora.adapter_shards import cached_shards, open_shards
 
 # Below output_dir, not in the run's own folder: the next run finds them.
-CUT_FOLDER = Path("transformed_checkpoint", "slora")
+SHARDED_FOLDER = Path("transformed_checkpoint", "slora")
 
 
 @dataclass(frozen=True)
 class AdapterJob:
-    """Every adapter that a prompt wants, in the order of their first prompts."""
+    """The adapters that prompts use, in the order of their first use."""
 
     adapters: Sequence[Adapter]
-    of_prompts: Sequence[str | None]  # their names; None: the base model
-    cut: Path | None = None  # where an earlier run left their pieces; these are the first rank's
+    of_prompts: Sequence[str | None]  # adapter name of each prompt; None: the base model
+    sharded: Path | None = None  # folder of adapters stored as shards; `adapters` are rank 0's
 
     def name(self, prompt: int) -> str | None:
-        """Of a prompt's adapter; None: the base model."""
+        """The adapter of a prompt; None: the base model."""
         return self.of_prompts[prompt]
 
     def share(self, first: int, end: int) -> AdapterJob:
-        """The same for some of the prompts."""
+        """The same adapters, for the prompts `first` to `end`."""
         return replace(self, of_prompts=self.of_prompts[first:end])
 
 
-def open_wanted(
+def open_adapter_job(
     config: GenerateOptions, model: Decoder, names: Sequence[str | None]
 ) -> AdapterJob | None:
-    """The adapters that prompts want by name (None: the base model); None where the run has none.
+    """Open the adapters that prompts name (None: the base model); None for a run without adapters.
 
-    Only headers are read. Raises ArtifactError, for an unknown name with a suggestion.
+    Only headers are read. Raises ArtifactError; that for an unknown name has a suggestion.
     """
     if not config.adapter_path or config.merges_adapter:
         return None
     wanted = list(dict.fromkeys(name for name in names if name is not None))
     path = Path(config.adapter_path).expanduser()
-    cut = path if is_sharded(path) else None
-    if cut is not None:  # those of the first rank stand for all
+    sharded = path if is_sharded(path) else None
+    if sharded is not None:  # all ranks have the same shapes
         ranks, vocab_parallel = replace(ranks_of(config), rank=0), config.vocab_parallel
         opened = open_shards(path, model, ranks, wanted, vocab_parallel=vocab_parallel)
     else:
         opened = list(adapters_of(config, model, wanted).values())
-    return AdapterJob(opened, names, cut)
+    return AdapterJob(opened, names, sharded)
 
 
-def check_values(job: AdapterJob, files: ModelFiles) -> None:
-    """ArtifactError for an adapter that changes nothing, or that is of another base."""
-    if job.cut is None:  # or they were checked before they were cut
+def check_adapter_job(job: AdapterJob, files: ModelFiles) -> None:
+    """As `check_adapters`, unless the adapters were checked before they were sharded."""
+    if job.sharded is None:
         check_adapters(job.adapters, files)
 
 
 def check_adapters(adapters: Sequence[Adapter], files: ModelFiles) -> None:
-    """ArtifactError for one that changes nothing, or that is of another base."""
+    """Raise ArtifactError for an adapter without effect, or with tensors of another base model."""
     for adapter in adapters:
         adapter.check_effective()
     copied = [adapter for adapter in adapters if adapter.copies]
@@ -77,37 +77,37 @@ def check_adapters(adapters: Sequence[Adapter], files: ModelFiles) -> None:
             adapter.check_copies(base)
 
 
-def pieces_of(
+def rank_adapters(
     job: AdapterJob, config: ComputeOptions, model: Decoder, ranks: Ranks
 ) -> list[Adapter]:
-    """What this rank holds of each adapter: read already cut, cut now, or, with auto_trans_ckpt,
-    cut once for this and later runs."""
+    """This rank's shards of each adapter: read from disk, sharded now, or, with auto_trans_ckpt,
+    sharded and stored for later runs."""
     vocab_parallel = config.vocab_parallel
-    if job.cut is not None:
+    if job.sharded is not None:
         names = [one.name for one in job.adapters]
-        return open_shards(job.cut, model, ranks, names, vocab_parallel=vocab_parallel)
+        return open_shards(job.sharded, model, ranks, names, vocab_parallel=vocab_parallel)
     if config.auto_trans_ckpt and ranks.tensor > 1:
-        folder = Path(config.output_dir).expanduser() / CUT_FOLDER
+        folder = Path(config.output_dir).expanduser() / SHARDED_FOLDER
         return cached_shards(job.adapters, model, ranks, folder, vocab_parallel=vocab_parallel)
-    return _cut_now(job, config, model, ranks)
+    return _shard(job, config, model, ranks)
 
 
 def pool_bytes(
     job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks, slots: int, dtype: DType
 ) -> int:
-    """Bytes of as many adapter slots in each of `ranks`, each with room for the largest r.
+    """Bytes of `slots` adapter slots on each rank, all of the largest rank r.
 
-    Only shapes are looked at, of which all ranks have the same.
+    Only shapes are read; they are the same on all ranks.
     """
-    pieces = job.adapters if job.cut is not None else _cut_now(job, config, model, ranks)
+    pieces = job.adapters if job.sharded is not None else _shard(job, config, model, ranks)
     pairs = [item for adapter in pieces for item in adapter.pairs.items()]
     widths = {name: pair.a.shape[1] + pair.b.shape[0] for name, pair in pairs}
     largest = max((pair.rank for _, pair in pairs), default=0)
     return slots * largest * sum(widths.values()) * BYTES_OF[dtype]
 
 
-def _cut_now(job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks) -> list[Adapter]:
-    """What `ranks` holds of adapters that are whole; nothing is read."""
+def _shard(job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks) -> list[Adapter]:
+    """The shards of whole adapters that `ranks` holds; no values are read."""
     return [
         adapter_pieces(adapter, model, ranks, vocab_parallel=config.vocab_parallel)
         for adapter in job.adapters

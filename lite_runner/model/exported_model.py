@@ -1,7 +1,7 @@
-"""The exported model that the user gives: a folder, the paths of a pair, or that of one graph.
+"""The exported model that a config names: a folder, the paths of a pair, or that of one graph.
 
-With our manifest it is checked against that; any other is inspected, and taken where its inputs
-are of a layout that is known. Files are judged by their own names, never by those of folders.
+With a manifest it is validated against that; without one its graphs are inspected, and must have
+the inputs of a known layout. Names of files tell them apart, never names of folders.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ INCREMENT_ENDS = ("inc_graph.mindir", "inc.mindir")
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """An exported model that is there and known. `ge_files`: the config.ini beside it, if any."""
+    """A validated exported model. `ge_files`: the config.ini beside it, if any."""
 
     folder: Path
-    manifest: Manifest  # ours, or made of what the graphs tell
+    manifest: Manifest  # read, or inferred from the graphs
     ge_files: tuple[Path, ...]
 
     @property
     def graphs(self) -> Mapping[GraphName, Path]:
-        """Where each graph is."""
+        """The path of each graph."""
         return self.manifest.paths(self.folder)
 
 
 def exported_model(config: RunConfig) -> ExportedModel | None:
-    """The exported model that a run names; None where it names none.
+    """The exported model that a config names; None where it names none.
 
-    Raises ArtifactError: a file is missing or another one, half of a pair, ambiguous, no MindIR,
-    or not of the model that the config names.
+    Raises ArtifactError for a file that is missing, changed, half of a pair, ambiguous or no
+    MindIR, and for another model than the config names.
     """
     if not isinstance(config, ExportedOptions) or not config.runs_given_model:
         return None
     try:
-        return _found(config)
+        return _find(config)
     except OSError as error:
         where = config.infer.model_dir or config.infer.prefill_model_path
         raise ArtifactError(f"{where}: cannot be read: {error.strerror or error}") from error
 
 
-def _found(config: ExportedOptions) -> ExportedModel | None:
+def _find(config: ExportedOptions) -> ExportedModel | None:
     infer = config.infer
     if infer.model_dir:
         folder = Path(infer.model_dir).expanduser()
@@ -63,12 +63,12 @@ def _found(config: ExportedOptions) -> ExportedModel | None:
         if (folder / MANIFEST).is_file():
             manifest = read_manifest(folder)
         else:
-            only_yaml(folder)  # of several nobody knows whose sizes hold
-            manifest = _inspected(graphs_in(folder), config)
+            only_yaml(folder)  # with several yamls the sizes would be ambiguous
+            manifest = _inspect(graphs_in(folder), config)
     elif infer.prefill_model_path:
         paths = paths_of(infer.prefill_model_path, infer.increment_model_path)
         folder = common_folder(paths)
-        manifest = _manifest_of(folder, paths) or _inspected(paths, config)
+        manifest = _manifest_of(folder, paths) or _inspect(paths, config)
     else:
         return None
     if infer.model_type not in (None, manifest.model_type.lower()):
@@ -82,9 +82,9 @@ def _found(config: ExportedOptions) -> ExportedModel | None:
 
 
 def graphs_in(folder: Path) -> dict[GraphName, Path]:
-    """The MindIR files of a folder: a pair by the ends of their names, or a single one.
+    """The MindIR files of a folder: a pair, told apart by the ends of their names, or a single one.
 
-    Raises ArtifactError where they are not such.
+    Raises ArtifactError for any other content.
     """
     found = sorted(path for path in folder.iterdir() if path.suffix == ".mindir")
     names = ", ".join(path.name for path in found)
@@ -114,11 +114,11 @@ _MS_HINT = "a .ms tells nothing of its inputs: keep it with its manifest, or giv
 
 
 def paths_of(prefill: str, increment: str) -> dict[GraphName, Path]:
-    """The graphs at these paths; without the second it is a single one. Raises ArtifactError."""
-    first = _existing(prefill, "infer.prefill_model_path")
+    """The graphs at these paths; without `increment` a single one. Raises ArtifactError."""
+    first = _existing_file(prefill, "infer.prefill_model_path")
     if not increment:
         return {"model": first}
-    second = _existing(increment, "infer.increment_model_path")
+    second = _existing_file(increment, "infer.increment_model_path")
     if first.samefile(second):
         raise ArtifactError(
             f"{first}: the prefill and the increment graph are the same file",
@@ -127,9 +127,9 @@ def paths_of(prefill: str, increment: str) -> dict[GraphName, Path]:
     return {"prefill": first, "increment": second}
 
 
-def _existing(given: str, key: str) -> Path:
-    """The file at a path, or under the other name that an export may have given it: of x, MindSpore
-    writes x.mindir, and x_graph.mindir where it is above 1 GB."""
+def _existing_file(given: str, key: str) -> Path:
+    """The file at a path, or at its other name: an export to x writes x.mindir, and x_graph.mindir
+    if the model is above 1 GB."""
     path = Path(given).expanduser()
     if path.is_file():
         return path
@@ -149,8 +149,8 @@ def _existing(given: str, key: str) -> Path:
 
 
 def common_folder(paths: Mapping[GraphName, Path]) -> Path:
-    """Where what belongs to these graphs lies: in their folder, or in the one that holds both
-    folders, as those of run_mode=export are."""
+    """The folder with the manifest and config.ini of these graphs: their own, or the one above both
+    of their folders, as run_mode=export writes them."""
     folders = {path.parent for path in paths.values()}
     above = {folder.parent for folder in folders}
     if len(folders) > 1 and len(above) == 1 and (above_all := above.pop() / MANIFEST).is_file():
@@ -159,7 +159,7 @@ def common_folder(paths: Mapping[GraphName, Path]) -> Path:
 
 
 def _manifest_of(folder: Path, paths: Mapping[GraphName, Path]) -> Manifest | None:
-    """The manifest beside the graphs, if it is about them."""
+    """The manifest of these graphs, if there is one."""
     if not (folder / MANIFEST).is_file():
         return None
     graphs = read_manifest(folder, check_files=False).paths(folder)
@@ -180,8 +180,8 @@ def _manifest_of(folder: Path, paths: Mapping[GraphName, Path]) -> Manifest | No
     return None
 
 
-def _inspected(paths: Mapping[GraphName, Path], config: ExportedOptions) -> Manifest:
-    """What the graphs tell of themselves, held against the model that the config names."""
+def _inspect(paths: Mapping[GraphName, Path], config: ExportedOptions) -> Manifest:
+    """A manifest inferred from the graphs, which must be of the configured model."""
     for path in paths.values():
         if path.suffix == ".ms":
             raise ArtifactError(f"{path}: no {MANIFEST} names it", _MS_HINT)

@@ -12,7 +12,7 @@ from lite_runner.config.quantization import Quantization
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.sizing.need import readable
-from lite_runner.weights.checkpoint import PICKLES, with_lora
+from lite_runner.weights.checkpoint import PICKLES, open_with_lora
 from lite_runner.weights.lora.merge import merged
 from lite_runner.weights.quantization.quantize import with_quantization
 from lite_runner.weights.quantization.rounding import with_matrices_in
@@ -42,7 +42,7 @@ class ModelFiles:
     path: Path | None  # None: random weights, an exported model, or not fetched
     model: Decoder
     seed: int  # of random weights
-    given: ExportedModel | None = None  # an exported model, which needs no checkpoint
+    exported: ExportedModel | None = None  # an exported model, which needs no checkpoint
     strategy: Path | None = None  # layout of a sharded checkpoint that has no manifests
     auto_trans: bool = False  # whether a checkpoint with another layout is resharded
     base: Decoder | None = None  # with an adapter: the model that it is merged into
@@ -74,7 +74,7 @@ class ModelFiles:
         if self.path is None:
             tensors: Mapping[str, LazyTensor] = random_checkpoint(base, self.seed)
         elif self.adapter is not None and self.adapter.folder == self.path:
-            tensors, _ = with_lora(self.path, base)
+            tensors, _ = open_with_lora(self.path, base)
         else:
             tensors = whole_tensors(self.path, base, self.strategy)
         if self.adapter is not None:
@@ -90,12 +90,12 @@ class ModelFiles:
     @property
     def is_here(self) -> bool:
         """Whether nothing of it has to be fetched."""
-        return self.path is not None or self.given is not None or self.source == RANDOM
+        return self.path is not None or self.exported is not None or self.source == RANDOM
 
     def location(self) -> str:
         """Where the weights are, and the size of the files that hold them, for people."""
-        if self.given is not None:
-            return f"in the exported model {self.given.folder}"
+        if self.exported is not None:
+            return f"in the exported model {self.exported.folder}"
         if self.source == RANDOM:
             return RANDOM
         if not self.is_here:
@@ -133,8 +133,10 @@ class ModelFiles:
         return with_quantization(tensors, self.model, self.quantization)
 
     def _check_has_weights(self) -> None:
-        if self.given is not None:
-            raise ArtifactError(f"{self.given.folder}: an exported model, whose weights stay in it")
+        if self.exported is not None:
+            raise ArtifactError(
+                f"{self.exported.folder}: an exported model, whose weights stay in it"
+            )
         if self.quantization.quant != "none" and self.path and rank_folders(self.path):
             raise ArtifactError(
                 f"{self.path}: cut for several ranks, and quant={self.quantization} wants a whole "

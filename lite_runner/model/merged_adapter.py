@@ -12,7 +12,7 @@ from lite_runner.config.requests import adapter_names
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.files import ModelFiles
-from lite_runner.weights.checkpoint import with_lora
+from lite_runner.weights.checkpoint import open_with_lora
 from lite_runner.weights.lora.adapter import Adapter
 from lite_runner.weights.lora.adapter_config import lora_settings
 from lite_runner.weights.lora.adapter_reader import fitted, open_adapters
@@ -59,7 +59,7 @@ def with_pet_lora(files: ModelFiles, config: RunConfig) -> ModelFiles:
     if isinstance(config, AdapterOptions) and config.adapter_path:
         return with_adapter(files, config)
     assert path is not None  # random weights have no LoRA: config/checks.py
-    _, lora = with_lora(path, files.model)
+    _, lora = open_with_lora(path, files.model)
     if not lora:
         raise ArtifactError(
             f"{path}: pet_config.pet_type=lora, but the checkpoint holds no LoRA weights (names "

@@ -1,7 +1,7 @@
-"""The strategy files of a run on several ranks: how they lie on the ranks, for tools that cut.
+"""Strategy files: the layout of the tensors on the ranks, for tools that reshard checkpoints.
 
-They are where MindFormers puts them: `<output_dir>/strategy/ckpt_strategy_rank_N.ckpt`, the name
-and, where it has one, the folder as parallel.strategy_ckpt_save_file says.
+They lie where MindFormers writes them, `<output_dir>/strategy/ckpt_strategy_rank_N.ckpt`, or at
+the path that parallel.strategy_ckpt_save_file gives.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _NAME = "ckpt_strategy.ckpt"
 
 
 def write_strategy_files(config: RunConfig, model: Decoder) -> list[Path]:
-    """Write a file for each rank, unless it is there, and give their paths.
+    """Write a file for each rank, unless it exists, and return their paths.
 
-    Raises ConfigError where something else stands under one of the names: nothing is overwritten.
+    Raises ConfigError where one exists with other content: nothing is overwritten.
     """
     ranks = ranks_of(config)
     strategy = strategy_of(model, ranks, vocab_parallel=config.vocab_parallel)
     files = [_file(config, rank) for rank in range(ranks.size)]
-    missing = [file for file in files if not _is_there(file, strategy)]
+    missing = [file for file in files if not _exists(file, strategy)]
     make_folder(files[0].parent)
     for file in missing:
         write_strategy(file, strategy)
@@ -48,8 +48,8 @@ def _file(config: RunConfig, rank: int) -> Path:
     return folder / f"{stem}_rank_{rank}.ckpt"
 
 
-def _is_there(file: Path, strategy: Strategy) -> bool:
-    """Whether the file says the same. Raises ConfigError where it is another one."""
+def _exists(file: Path, strategy: Strategy) -> bool:
+    """Whether the file holds this strategy. Raises ConfigError where it holds anything else."""
     if not file.exists():
         return False
     try:

@@ -12,7 +12,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.model.files import RANDOM, ModelFiles
 from lite_runner.text.loading import holds_tokenizer, load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer, byte_tokenizer
-from lite_runner.weights.checkpoint import folder_of
+from lite_runner.weights.checkpoint import config_folder
 from lite_runner.weights.source import fetch, held
 
 DOWNLOADS = "checkpoint_download"  # MindFormers', in the current folder
@@ -30,7 +30,7 @@ def tokenizer_of(config: RunConfig, files: ModelFiles, *, fetching: bool = True)
         file = "processor.tokenizer.tokenizer_file"
         key = file if settings.tokenizer_file else "pretrained_model_dir"
         return load_tokenizer(_source_of(named, key, fetching=fetching), model_vocab=vocab)
-    exported = files.given
+    exported = files.exported
     if exported is not None and exported.manifest.tokenizer:
         return load_tokenizer(exported.folder, model_vocab=vocab)
     source = files.path if exported is None else exported.folder
@@ -63,7 +63,7 @@ def end_tokens(model: Decoder, tokenizer: Tokenizer) -> tuple[int, ...]:
 def tokenizer_place(checkpoint: Path) -> Path:
     """Where a checkpoint has its tokenizer, if it has one: in its folder, or in the GGUF."""
     in_file = checkpoint.suffix == ".gguf" and checkpoint.is_file()
-    return checkpoint if in_file else folder_of(checkpoint)
+    return checkpoint if in_file else config_folder(checkpoint)
 
 
 def downloaded_tokenizer(config: RunConfig) -> Path | None:

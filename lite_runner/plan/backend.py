@@ -19,8 +19,8 @@ def resolve_backend(config: Exported, files: ModelFiles, job: Job) -> Exported:
     """The config with backend=auto resolved."""
     if config.backend != "auto":
         return config
-    quantized = files.quantization.quant != "none" and files.given is None
-    needs_prompt_logits = job.needs_prompt_logits and files.given is None
+    quantized = files.quantization.quant != "none" and files.exported is None
+    needs_prompt_logits = job.needs_prompt_logits and files.exported is None
     if job.adapters is not None or quantized or needs_prompt_logits:
         return replace(config, backend="ms")
     from lite_runner.export.cache import chosen_backend

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.options import AdapterSlotOptions, ComputeOptions
 from lite_runner.config.ranks import Ranks
-from lite_runner.model.adapters import pieces_of, pool_bytes
+from lite_runner.model.adapters import pool_bytes, rank_adapters
 from lite_runner.native.lora_pool import LoraSize, pool_size
 from lite_runner.plan.job import Job
 from lite_runner.weights.lora.adapter import Adapter
@@ -28,7 +28,7 @@ def capacity_for(config: ComputeOptions, model: Decoder, job: Job, ranks: Ranks)
     """The capacity for a job, its adapters sharded for this rank. Raises ArtifactError."""
     if job.adapters is None or not isinstance(config, AdapterSlotOptions):
         return Capacity(job.slots, job.length)
-    adapters = pieces_of(job.adapters, config, model, ranks)
+    adapters = rank_adapters(job.adapters, config, model, ranks)
     if not adapters:
         return Capacity(job.slots, job.length)
     lora = pool_size(

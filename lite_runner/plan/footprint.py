@@ -149,7 +149,7 @@ def weights_dtype(config: ComputeOptions, files: ModelFiles, device: str, ranks:
     quantized = files.quantization.quant != "none"
     if quantized and (native or uses_integer_matmul(config, files, device, ranks)):
         return f"integers (quant={files.quantization})"
-    if not native or files.given is not None:
+    if not native or files.exported is not None:
         return config.compute_dtype(device)
     tensors = _tensors(config, files, ranks).values()
     names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -198,7 +198,7 @@ def hints(
 def _changes(
     config: ComputeOptions, files: ModelFiles, *, native: bool, slots: int, length: int
 ) -> Iterator[Change]:
-    if native and files.given is None and files.quantization.quant == "none":
+    if native and files.exported is None and files.quantization.quant == "none":
         for quant in ("a16w8", "a16w4"):
             changed = replace(config, quant=quant)
             quantized = replace(files, quantization=changed.quantization)

@@ -29,7 +29,7 @@ def plan_generation(config: GenerateOptions) -> Plan:
     files, job, ranks = inputs.files, inputs.job, inputs.ranks
     config = resolve_backend(inputs.config, files, job)
     first = share(config, job, ranks)  # the first replica has the most prompts
-    if ranks.size > 1 and config.backend == "ms" and files.given is None and not config.dry_run:
+    if ranks.size > 1 and config.backend == "ms" and files.exported is None and not config.dry_run:
         check_supported(config, files, device, ranks)
         files.tensors(ranks, vocab_parallel=config.vocab_parallel)
     plan = Plan(

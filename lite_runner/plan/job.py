@@ -15,7 +15,7 @@ from lite_runner.config.prompt import Request
 from lite_runner.config.ranks import Ranks
 from lite_runner.generation import Request as GenerationRequest
 from lite_runner.generation import check_lengths, max_sequence_of, truncate_left
-from lite_runner.model.adapters import AdapterJob, check_values, open_wanted
+from lite_runner.model.adapters import AdapterJob, check_adapter_job, open_adapter_job
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.tokenizer import end_tokens
 from lite_runner.text.tokenizer import Tokenizer
@@ -89,14 +89,14 @@ def prepare(
 
     Raises ConfigError, and ArtifactError for an adapter.
     """
-    adapters = open_wanted(config, files.model, [request.adapter for request in requests])
+    adapters = open_adapter_job(config, files.model, [request.adapter for request in requests])
     if config.chat:
         tokens = [tokenizer.encode_chat(request.chat(config.system)) for request in requests]
     else:
         tokens = [tokenizer.encode(request.text) for request in requests]
     job = fit(config, files, tokenizer, tokens, requests)
     if adapters is not None:
-        check_values(adapters, files)
+        check_adapter_job(adapters, files)
     return replace(job, adapters=adapters)
 
 
@@ -139,7 +139,7 @@ def estimate(config: GenerateOptions, files: ModelFiles, requests: Sequence[Requ
     each = options_of(generation, requests, len(requests))
     length = min(model.seq_length, max_sequence_of(sizes, each, model.seq_length))
     slots = slots_for(config, generation, len(requests))
-    adapters = open_wanted(config, model, [request.adapter for request in requests])
+    adapters = open_adapter_job(config, model, [request.adapter for request in requests])
     return Job(requests, [()] * len(requests), generation, slots, length, adapters=adapters)
 
 

@@ -31,7 +31,7 @@ def load(
     """
     ranks = ranks or Ranks()
     ascend_context.choose(AscendSettings.of(config.context), device, tell=ranks.rank == 0)
-    if files.source == RANDOM and files.given is None and files.held is None:
+    if files.source == RANDOM and files.exported is None and files.held is None:
         progress.note("load_checkpoint=random: the weights are noise, and so is the text")
     if isinstance(config, ExportedOptions) and config.backend == "mslite":
         from lite_runner.export.open import open_offline

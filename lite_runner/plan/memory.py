@@ -26,7 +26,7 @@ def job_memory(
     if device != "CPU":
         return footprint.device_memory(config, files, device, ranks, job.slots, job.length, pool)
     native = uses_native_operators(config, files, device, ranks)
-    if files.given is not None or config.backend == "mslite":
+    if files.exported is not None or config.backend == "mslite":
         return footprint.exported_memory(config, files, job.slots, job.length)
     return footprint.process_memory(
         config,

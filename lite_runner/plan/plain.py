@@ -14,7 +14,7 @@ from lite_runner.config.prompt import Request
 from lite_runner.config.quantization import Quantization
 from lite_runner.config.requests import read_requests
 from lite_runner.config.schema import RunConfig
-from lite_runner.model.adapters import open_wanted
+from lite_runner.model.adapters import open_adapter_job
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate
 from lite_runner.plan.job import Job
@@ -24,7 +24,7 @@ REOPENED = "opened by each rank"  # in place of paths
 
 def files_to_plain(files: ModelFiles) -> dict[str, Any] | str:
     """The files by their paths; REOPENED for an exported model, or one with a merged adapter."""
-    if files.given is not None or files.adapter is not None:
+    if files.exported is not None or files.adapter is not None:
         return REOPENED
     return {
         "source": files.source,
@@ -75,7 +75,7 @@ def job_from_plain(raw: Mapping[str, Any], config: RunConfig, files: ModelFiles)
     if isinstance(config, GenerateOptions):
         requests = tuple(read_requests(config))
         if raw["adapters"] is not None:
-            adapters = open_wanted(config, files.model, raw["adapters"])
+            adapters = open_adapter_job(config, files.model, raw["adapters"])
     return Job(
         requests,
         raw["tokens"],

@@ -23,7 +23,7 @@ def with_resources(plan: Plan, share: Job) -> Plan:
     """
     config, device, ranks, files = plan.config, plan.device, plan.ranks, plan.model
     assert isinstance(config, ComputeOptions)
-    online = files.given is None and config.backend == "ms"
+    online = files.exported is None and config.backend == "ms"
     hints = partial(memory_hints, config, files, share, device, ranks)
     need = job_memory(config, files, share, device, ranks)
     plan = replace(

@@ -1,4 +1,4 @@
-"""Open a checkpoint of any format: what lies at a path, told by its content."""
+"""Open a checkpoint of any format, which is detected from its content."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from lite_runner.weights.tensor import LazyTensor
 
 LFS_POINTER = b"version https://git-lfs."
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
-FILES = ".files"  # behind the name of a weights file: the folder of its config and tokenizer
+FILES = ".files"  # suffix of the folder with config and tokenizer of a weights file
 LORA = re.compile(r"(.+)\.(?:mindpet_delta_)?lora_([abAB])")  # MindFormers' names
-# What MindSpore saves beside the weights: its training, the caches of a network that was built with
-# use_past, and of gpt2 the causal masks that MindFormers' conversion takes along.
-_NO_WEIGHTS = re.compile(
+# What MindSpore saves beside the weights: optimizer and training state, the KV cache of a network
+# built with use_past, and the causal masks of gpt2 that MindFormers' conversion keeps.
+_TRAINING_STATE = re.compile(
     r"(adam_[mv]|moments?\d?|accu_grads)\..+"
     r"|global_step|epoch_num|step_num|loss_scale|learning_rate|scale_sense"
     r"|(current|last_overflow)_iterator_step"
@@ -53,13 +53,13 @@ _NO_WEIGHTS = re.compile(
 
 
 def open_checkpoint(path: Path, config: Decoder) -> dict[str, LazyTensor]:
-    """Every tensor of the model under its canonical name, still on disk.
+    """Every tensor of the model by its canonical name, not yet read.
 
     `path` is a file or a folder: Hugging Face safetensors or pytorch_model.bin (one file or shards
     with an index), MindSpore safetensors or .ckpt with MindFormers' names, GGUF, or what
-    run_mode=quantize wrote: matrices that are quantized read as F32, and have their integers
-    beside. Raises ArtifactError where it is none of them, is damaged, or does not hold exactly the
-    tensors of `config`.
+    run_mode=quantize wrote: quantized matrices read as F32, and have their integers too. Raises
+    ArtifactError where it is none of them, is damaged, or does not hold exactly the tensors of
+    `config`.
     """
     file = weights_file(path)
     if file.name.endswith(".index.json"):
@@ -72,8 +72,8 @@ def open_checkpoint(path: Path, config: Decoder) -> dict[str, LazyTensor]:
     left_out: list[str] = []
     found = _tensors_in(file, left_out)
     if left_out:
-        told = f"{', '.join(left_out[:3])}{' ...' if left_out[3:] else ''}"
-        progress.note(f"{file}: {len(left_out)} tensors are no weights and are left out: {told}")
+        names = f"{', '.join(left_out[:3])}{' ...' if left_out[3:] else ''}"
+        progress.note(f"{file}: {len(left_out)} tensors are no weights and are left out: {names}")
     lora = next((name for name in found if LORA.fullmatch(name)), None)
     if lora is not None:
         raise ArtifactError(
@@ -82,30 +82,32 @@ def open_checkpoint(path: Path, config: Decoder) -> dict[str, LazyTensor]:
             "model.model_config.pet_config in a yaml: pet_type: lora, lora_rank, lora_alpha and "
             "target_modules",
         )
-    return named(found, config, str(file))
+    return with_canonical_names(found, config, str(file))
 
 
-def with_lora(path: Path, config: Decoder) -> tuple[dict[str, LazyTensor], dict[str, LazyTensor]]:
-    """The model's tensors, as `open_checkpoint` has them, and MindFormers' LoRA weights, by the
-    names that they have in the file; none where it holds none."""
+def open_with_lora(
+    path: Path, config: Decoder
+) -> tuple[dict[str, LazyTensor], dict[str, LazyTensor]]:
+    """The model's tensors, as of `open_checkpoint`, and MindFormers' LoRA weights by their names in
+    the file, empty where it has none."""
     file = weights_file(path)
-    found = {} if _has_no_lora(file) else _tensors_in(file)
+    found = {} if _cannot_hold_lora(file) else _tensors_in(file)
     lora = {name: tensor for name, tensor in found.items() if LORA.fullmatch(name)}
     if not lora:
         return open_checkpoint(path, config), {}
     rest = {name: tensor for name, tensor in found.items() if name not in lora}
-    return named(rest, config, str(file)), lora
+    return with_canonical_names(rest, config, str(file)), lora
 
 
-def _has_no_lora(file: Path) -> bool:
-    """Whether it is of a kind that MindFormers does not train."""
+def _cannot_hold_lora(file: Path) -> bool:
+    """Whether it is of a format that MindFormers does not write."""
     indexed = file.name.endswith(".index.json")
     return indexed or looks_like_gguf(file) or read_quantization(file) is not None
 
 
 def check_file(path: Path) -> None:
-    """Raise ArtifactError where the checkpoint at `path` is missing, or no sound file of any
-    format; only its headers are read, and the model is not asked about."""
+    """Raise ArtifactError where the checkpoint at `path` is missing or malformed; only headers are
+    read, and no model is needed."""
     file = weights_file(path)
     if looks_like_gguf(file):
         open_gguf(file)
@@ -125,18 +127,18 @@ def gguf_at(path: Path) -> GGUFFile | None:
 
 
 def tensors_at(path: Path) -> dict[str, LazyTensor]:
-    """The weights of a file or folder, which is no GGUF and not quantized, under the names that it
-    gives them, whatever the model. Raises ArtifactError."""
+    """The weights of a file or folder by their stored names, whatever the model; not of a GGUF or a
+    quantized checkpoint. Raises ArtifactError."""
     file = weights_file(path)
     return open_index(file) if file.name.endswith(".index.json") else _tensors_in(file)
 
 
 def _tensors_in(file: Path, left_out: list[str] | None = None) -> dict[str, LazyTensor]:
-    """The weights of one file under the names that it gives them; those of what is beside them
-    there, but for buffers, are added to `left_out`."""
+    """The weights of one file by their stored names; names of other tensors, but for buffers, are
+    added to `left_out`."""
 
     def ignore(name: str) -> bool:
-        if not carries_no_weights(name):
+        if not is_not_weight(name):
             return False
         if left_out is not None and not is_buffer(name):
             left_out.append(name)
@@ -146,7 +148,7 @@ def _tensors_in(file: Path, left_out: list[str] | None = None) -> dict[str, Lazy
         return open_safetensors(file, ignore)
     if file.suffix in PICKLES or looks_like_torch(file):
         return open_torch(file, ignore)
-    # A damaged file keeps its suffix: its own reader says best what is wrong with it.
+    # A damaged file keeps its suffix: the reader of that format has the best error.
     if file.suffix == ".safetensors":
         return open_safetensors(file)
     if file.suffix == ".ckpt" or looks_like_ckpt(file):
@@ -158,11 +160,11 @@ def _tensors_in(file: Path, left_out: list[str] | None = None) -> dict[str, Lazy
     )
 
 
-def folder_of(path: Path) -> Path:
-    """Where config and tokenizer of the checkpoint at `path`, a file or folder, are to be found.
+def config_folder(path: Path) -> Path:
+    """The folder with config and tokenizer of the checkpoint at `path`, a file or folder.
 
-    That is the folder FILE.files beside the weights, as run_mode=convert writes it, so that
-    checkpoints of several models may share a folder; else the folder of the weights.
+    FILE.files beside the weights, as run_mode=convert writes it, so that checkpoints of several
+    models may share a folder; else the folder of the weights.
     """
     try:
         file = weights_file(path)
@@ -173,10 +175,10 @@ def folder_of(path: Path) -> Path:
 
 
 def weights_file(path: Path) -> Path:
-    """The file to read for `path`: itself, or the weights (or the index of shards) in a folder."""
+    """The file to read for `path`: itself, or the weights or index in a folder."""
     if not path.exists():
         raise ArtifactError(f"{path}: no such file or folder")
-    file = _file_in(path) if path.is_dir() else path
+    file = _weights_in(path) if path.is_dir() else path
     if first_bytes(file, len(LFS_POINTER)) == LFS_POINTER:
         raise ArtifactError(
             f"{file}: a pointer of Git LFS, not the file itself", "fetch it: git lfs pull"
@@ -189,14 +191,14 @@ def weights_file(path: Path) -> Path:
     return file
 
 
-def _file_in(path: Path) -> Path:
+def _weights_in(path: Path) -> Path:
     ranks = rank_folders(path)
     if ranks:
         raise ArtifactError(
             f"{path}: a checkpoint cut for {len(ranks)} ranks (rank_0 ...), expected a whole one",
             "merge it first: run_mode=shard parallel=single",
         )
-    # What is no pickle goes first.
+    # Pickles come last.
     for names, suffixes in (
         (("model.safetensors", INDEX), (".safetensors", ".ckpt", ".gguf")),
         (("pytorch_model.bin", TORCH_INDEX), PICKLES),
@@ -220,12 +222,12 @@ def _file_in(path: Path) -> Path:
     )
 
 
-def carries_no_weights(name: str) -> bool:
-    """Whether a tensor of this name is a buffer, a cache, or what training keeps beside weights."""
-    return is_buffer(name) or _NO_WEIGHTS.fullmatch(name) is not None
+def is_not_weight(name: str) -> bool:
+    """Whether a tensor of this name is a buffer, a cache, or training state."""
+    return is_buffer(name) or _TRAINING_STATE.fullmatch(name) is not None
 
 
-def own_name(name: str) -> str:
+def canonical_name(name: str) -> str:
     """The canonical name of a tensor that MindFormers wrote."""
     # Its BLOOM with a language-model head saves everything below `transformer.`, and its conversion
     # calls the head of Hugging Face's `head`.
@@ -233,10 +235,12 @@ def own_name(name: str) -> str:
     return "lm_head.weight" if name == "head.weight" else name
 
 
-def named(found: Mapping[str, LazyTensor], config: Decoder, where: str) -> dict[str, LazyTensor]:
-    """`found` under canonical names; which names the file uses, its tensors tell."""
+def with_canonical_names(
+    found: Mapping[str, LazyTensor], config: Decoder, where: str
+) -> dict[str, LazyTensor]:
+    """`found` by canonical names, whether stored by those of Hugging Face or of MindFormers."""
     canonical, theirs = expected_tensors(config), shapes_in_files(config)
-    ours = {own_name(name): name for name in found}
+    ours = {canonical_name(name): name for name in found}
     if sum(full_name(name, theirs) in theirs for name in found) > sum(n in canonical for n in ours):
         return from_hugging_face(found, config, where)
     tensors = {name: found[stored] for name, stored in ours.items()}
@@ -248,17 +252,17 @@ def named(found: Mapping[str, LazyTensor], config: Decoder, where: str) -> dict[
 
 
 def model_config_of(path: Path) -> Decoder | None:
-    """The model that a checkpoint says it holds; None where nothing in or beside it says so.
+    """The model that a checkpoint describes; None where nothing in or beside it does.
 
-    Read from GGUF metadata or a sharded set's manifests, else from the config.json of `folder_of`;
-    the special tokens of a generation_config.json win, as in transformers.
+    Read from GGUF metadata or the manifests of shards, else from the config.json of
+    `config_folder`; special tokens of a generation_config.json win, as in transformers.
     """
     if rank_folders(path):
         return shards_model(path) or model_config_in(path)
     file = weights_file(path)
     if looks_like_gguf(file):
         return config_of_gguf(open_gguf(file))
-    return model_config_in(folder_of(file))
+    return model_config_in(config_folder(file))
 
 
 def model_config_in(folder: Path) -> Decoder | None:

@@ -1,4 +1,4 @@
-"""Convert a checkpoint: read any format, write MindSpore's or Hugging Face's, bit for bit."""
+"""Convert a checkpoint of any format to MindSpore's or Hugging Face's, bit for bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lite_runner.config.hf import hf_from_model_config, is_transformers
 from lite_runner.config.release import Release
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.system.files import atomic_write, make_folder, sync_folder, temporary_folder
-from lite_runner.weights.checkpoint import FILES, folder_of, open_checkpoint
+from lite_runner.weights.checkpoint import FILES, config_folder, open_checkpoint
 from lite_runner.weights.derive import cast
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.hugging_face import INDEX, TOKENIZER_FILES, to_hugging_face
@@ -49,15 +49,15 @@ def convert(
     dtype: DType | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Write the checkpoint `source` of the model `config` to `target`, with the same bits.
+    """Convert the checkpoint `source` of the model `config` to `target`, bit for bit.
 
     "ckpt" and "safetensors" write one file with MindFormers' names, "huggingface" a folder with
     model.safetensors. The small files `beside` (content by name; None: config.json, and the
     tokenizer found beside the source) lie in that folder, or beside the file in TARGET.files.
     Quantized tensors become F32. An `adapter` is merged into the weights, which keep their type
     unless a `dtype` is given.
-    MindFormers' names are for its `release`: a head that it cannot tie is written, too. `target` is
-    complete or untouched.
+    MindFormers' names are for its `release`: a tied head is written for one that cannot tie it.
+    `target` is complete or untouched.
 
     Raises ConfigError for a target that exists (without `overwrite`) or has the wrong suffix,
     ArtifactError for the source, EnvironmentFault where the disk is too small or read-only.
@@ -77,7 +77,7 @@ def convert(
     if beside is None:
         beside = {**copied_files(source), **config_file(config)}
     if format == "huggingface":
-        with filled_folder(target, {INDEX, *COPIED_FILES}) as temporary:
+        with replaced_folder(target, {INDEX, *COPIED_FILES}) as temporary:
             theirs = to_hugging_face(tensors, config)
             write_safetensors(temporary / "model.safetensors", theirs, {"format": "pt"})
             _write_files(temporary, beside)
@@ -90,30 +90,28 @@ def convert(
 
 
 def config_file(config: Decoder) -> dict[str, bytes]:
-    """config.json of the model and its content; nothing for a family that Hugging Face lacks."""
+    """The config.json of the model, by name; empty for a family that transformers lacks."""
     if not is_transformers(config):
         return {}
     return {"config.json": (json.dumps(hf_from_model_config(config), indent=2) + "\n").encode()}
 
 
 def copied_files(source: Path, without: Collection[str] = ()) -> dict[str, bytes]:
-    """Config and tokenizer that lie beside a checkpoint, by name; `without` some of the files."""
-    folder = folder_of(source)
+    """Config and tokenizer beside a checkpoint by file name, but for those of `without`."""
+    folder = config_folder(source)
     found = (folder / name for name in COPIED_FILES if name not in without)
     return {file.name: file.read_bytes() for file in found if file.is_file()}
 
 
 def write_beside(target: Path, files: Mapping[str, bytes]) -> None:
-    """Write config and tokenizer of the weights file `target` to TARGET.files.
-
-    Raises EnvironmentFault where that is not possible.
-    """
-    with filled_folder(files_folder(target), {*COPIED_FILES}) as temporary:
+    """Write config and tokenizer of the weights file `target` to TARGET.files. Raises
+    EnvironmentFault."""
+    with replaced_folder(files_folder(target), {*COPIED_FILES}) as temporary:
         _write_files(temporary, files)
 
 
 def files_folder(target: Path) -> Path:
-    """The folder for config and tokenizer of a weights file that is to be written."""
+    """The folder for config and tokenizer of the weights file `target`."""
     return target.with_name(target.name + FILES)
 
 
@@ -124,7 +122,7 @@ def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def check_folder(target: Path, overwrite: bool) -> None:
-    """Raise ConfigError where `target` is a file, or (without `overwrite`) a folder not empty."""
+    """Raise ConfigError where `target` is a file, or, without `overwrite`, a non-empty folder."""
     if target.is_file():
         raise ConfigError(f"{target}: a file, expected a folder to write to")
     if not overwrite and target.is_dir() and any(target.iterdir()):
@@ -144,8 +142,7 @@ def check_target(target: Path, format: Format, overwrite: bool) -> None:
 
 
 def check_free(target: Path, overwrite: bool) -> None:
-    """Raise ConfigError where the file `target`, or the folder of its config and tokenizer, exists
-    already (without `overwrite`)."""
+    """Raise ConfigError where, without `overwrite`, the file `target` or TARGET.files exists."""
     for path in (target, files_folder(target)):
         if path.exists() and not overwrite:
             raise ConfigError(f"{path}: exists already", "choose another name, or overwrite=true")
@@ -154,7 +151,7 @@ def check_free(target: Path, overwrite: bool) -> None:
 def with_progress(
     tensors: Mapping[str, LazyTensor], report: Callable[[str], None]
 ) -> dict[str, LazyTensor]:
-    """The same tensors; a line is reported for every tenth of their values that was read."""
+    """The same tensors; every tenth of their values that is read is reported."""
     total = sum(_values(tensor) for tensor in tensors.values())
     done, reported = 0, 0
 
@@ -182,10 +179,10 @@ def _values(tensor: LazyTensor) -> int:
 
 
 @contextlib.contextmanager
-def filled_folder(target: Path, ours: Set[str]) -> Iterator[Path]:
-    """A folder to fill, whose files appear in `target` once all of them are written.
+def replaced_folder(target: Path, ours: Set[str]) -> Iterator[Path]:
+    """A temporary folder, whose files replace those of `target` once all are written.
 
-    Files of `ours` that were in `target` and are not written anew are removed from it.
+    Files of `ours` that `target` had and that are not written again are removed.
     """
     make_folder(target.parent)
     try:

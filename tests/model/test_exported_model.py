@@ -228,7 +228,7 @@ def test_the_files_of_a_given_model(ours: Path, capsys: pytest.CaptureFixture[st
     with pytest.raises(ArtifactError, match="weights stay in it"):
         files.tensors()
     auto = locate(config(here))
-    assert auto.given is not None and auto.model == auto.given.manifest.model
+    assert auto.exported is not None and auto.model == auto.exported.manifest.model
     other = locate(config("model=tiny_llama", here, "model.model_config.eos_token_id=7"))
     assert other.model.eos_token_id == (7,)
     with pytest.raises(ArtifactError, match="num_layers: the config says 3, the export 2"):

@@ -18,7 +18,7 @@ from lite_runner.weights.lora.adapter_config import NAMES
 from lite_runner.weights.lora.adapter_content import content
 from lite_runner.weights.lora.adapter_file import MINDFORMERS_FILE, PEFT_FILE
 from lite_runner.weights.lora.adapter_listing import LISTING
-from lite_runner.weights.write import check_folder, filled_folder
+from lite_runner.weights.write import check_folder, replaced_folder
 
 # What another conversion left in a folder and would be read in place of what is written.
 _OURS = {PEFT_FILE, MINDFORMERS_FILE, LISTING, *NAMES}
@@ -46,7 +46,7 @@ def write_adapters(
     names = release.adapter_names if format == "mindformers" else ()
     contents = {name: content(adapter, model, names) for name, adapter in adapters.items()}
     for name, (tensors, settings) in contents.items():
-        with filled_folder(folders[name], _OURS) as folder:
+        with replaced_folder(folders[name], _OURS) as folder:
             if format == "peft":
                 write_safetensors(folder / PEFT_FILE, tensors, {"format": "pt"})
             else:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.checkpoint import carries_no_weights, own_name
+from lite_runner.weights.checkpoint import canonical_name, is_not_weight
 from lite_runner.weights.formats.ckpt_file import open_ckpt
 from lite_runner.weights.formats.hugging_face import check_tied_head
 from lite_runner.weights.formats.safetensors_file import open_safetensors
@@ -38,11 +38,11 @@ def open_shard(file: Path, model: Decoder | None) -> dict[str, LazyTensor]:
     Without a model, the tensors of a MindSpore file as they are.
     """
     if file.suffix == ".safetensors":
-        stored = open_safetensors(file, carries_no_weights)
+        stored = open_safetensors(file, is_not_weight)
     else:
         stored = open_ckpt(file)
-    found = {own_name(name): tensor for name, tensor in stored.items()}
-    found = {name: tensor for name, tensor in found.items() if not carries_no_weights(name)}
+    found = {canonical_name(name): tensor for name, tensor in stored.items()}
+    found = {name: tensor for name, tensor in found.items() if not is_not_weight(name)}
     if model is not None and model.tie_word_embeddings and "lm_head.weight" in found:
         head, embedding = (
             found.pop("lm_head.weight"),

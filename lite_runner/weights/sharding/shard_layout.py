@@ -8,7 +8,7 @@ from pathlib import Path
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.checkpoint import own_name
+from lite_runner.weights.checkpoint import canonical_name
 from lite_runner.weights.layouts import expected_tensors
 from lite_runner.weights.sharding.shard_manifest import ShardManifest
 from lite_runner.weights.sharding.strategy import Layout, Strategy, read_strategy, strategy_of
@@ -57,7 +57,9 @@ def _given(folder: Path, held: tuple[Mapping[str, LazyTensor], ...], path: Path 
         raise ArtifactError(
             f"{folder}: {len(held)} ranks, but the strategy {path} is of {given.ranks}", hint
         )
-    return Strategy({own_name(name): one for name, one in given.layouts.items()}, given.stages)
+    return Strategy(
+        {canonical_name(name): one for name, one in given.layouts.items()}, given.stages
+    )
 
 
 def unsharded(tensor: LazyTensor) -> Layout:
