@@ -115,9 +115,10 @@ def open_gguf(path: Path) -> GGUFFile:
     alignment = header.metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
         raise header.fault(f"general.alignment {alignment!r}, expected a power of two")
-    start = -(-header.end // alignment) * alignment
+    start = _padded(header.end, alignment)
     data = np.frombuffer(header.data, np.uint8)
     tensors: dict[str, GGUFTensor] = {}
+    spans: list[tuple[int, int, str]] = []
     for entry in header.tensors:
         type_name = _type_name(header, entry)
         begin = start + entry.offset
@@ -126,9 +127,31 @@ def open_gguf(path: Path) -> GGUFFile:
             raise header.fault(
                 f"tensor {entry.name!r} lies at bytes {begin:,}..{end:,}, the file has "
                 f"{data.size:,}"
+                + (f" and aligns tensors to {alignment:,}" if entry.offset % alignment else "")
             )
+        spans.append((begin, end, entry.name))
         tensors[entry.name] = GGUFTensor(entry.shape, type_name, data[begin:end])
+    _check_spans(header, spans, start, alignment)
     return GGUFFile(header, tensors)
+
+
+def _check_spans(
+    header: GGUFHeader, spans: list[tuple[int, int, str]], start: int, alignment: int
+) -> None:
+    """The tensors must follow one another from `start` on, in any order of the table, with
+    nothing but the padding of each between them; some writers leave out that of the last."""
+    position = start
+    for begin, end, name in sorted(spans):
+        if begin != position:
+            kind = "overlaps the one before" if begin < position else "leaves a gap before it"
+            raise header.fault(f"tensor {name!r} at byte {begin:,}, expected {position:,}: {kind}")
+        position = _padded(end, alignment)
+    if len(header.data) > position:
+        raise header.fault(f"{len(header.data) - position:,} bytes follow the last tensor")
+
+
+def _padded(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
 
 
 def _type_name(header: GGUFHeader, entry: TensorEntry) -> str:

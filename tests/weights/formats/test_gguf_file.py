@@ -155,6 +155,76 @@ def test_hostile_arrays(kind: int, count: int, tmp_path: Path) -> None:
         open_gguf(tmp_path / "x.gguf")
 
 
+Table = list[tuple[str, int, int]]  # name, offset and count of float32 values
+
+
+def laid_out(path: Path, table: Table, data_bytes: int, alignment: int = 32) -> Path:
+    """A file whose table places float32 vectors as told, before `data_bytes` of data."""
+    key = b"general.alignment"
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(table), 1)
+    header += struct.pack("<Q", len(key)) + key + struct.pack("<II", 4, alignment)
+    for name, offset, count in table:
+        header += struct.pack("<Q", len(name)) + name.encode()
+        header += struct.pack("<IQIQ", 1, count, 0, offset)
+    padding = -len(header) % alignment
+    path.write_bytes(header + bytes(padding + data_bytes))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("table", "data_bytes"),
+    [
+        ([("a", 0, 5), ("b", 32, 8)], 64),
+        ([("b", 32, 8), ("a", 0, 5)], 64),  # the table is in another order than the data
+        ([("a", 0, 8), ("b", 32, 5)], 64),  # the last one padded
+        ([("a", 0, 8), ("b", 32, 5)], 52),  # and not padded
+        ([("a", 0, 0), ("b", 0, 5)], 32),  # no value, no byte
+        ([], 0),
+    ],
+)
+def test_tensors_with_nothing_but_padding_between(
+    table: Table, data_bytes: int, tmp_path: Path
+) -> None:
+    found = open_gguf(laid_out(tmp_path / "x.gguf", table, data_bytes)).tensors
+    assert {name: tensor.shape for name, tensor in found.items()} == {
+        name: (count,) for name, _, count in table
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "data_bytes", "message"),
+    [
+        (
+            [("a", 0, 9), ("b", 32, 8)],
+            64,
+            r"'b' at byte \d+, expected \d+: overlaps the one before",
+        ),
+        ([("a", 0, 8), ("b", 0, 8)], 32, r"'b' at byte .*: overlaps"),
+        ([("a", 32, 8), ("b", 64, 8)], 96, r"'a' at byte .*: leaves a gap before it"),
+        ([("a", 0, 8), ("b", 64, 8)], 96, r"'b' at byte .*: leaves a gap"),
+        ([("a", 0, 8), ("b", 32, 8)], 65, "1 bytes follow the last tensor"),
+        ([("a", 0, 8)], 32 + 4096, "4,096 bytes follow the last tensor"),
+        ([], 33, "33 bytes follow"),
+        ([("a", 0, 8), ("b", 36, 8)], 68, "'b' lies at .* aligns tensors to 32"),
+        ([("a", 2**64 - 32, 8)], 32, "'a' lies at bytes 18,446,744,073,709,551"),  # wraps to 0
+        ([("a", 0, 2**48 - 1)], 32, "'a' lies at bytes"),
+    ],
+)
+def test_tensors_that_overlap_or_leave_bytes_over(
+    table: Table, data_bytes: int, message: str, tmp_path: Path
+) -> None:
+    file = laid_out(tmp_path / "x.gguf", table, data_bytes)
+    with pytest.raises(ArtifactError, match=f"x.gguf: not a valid GGUF file: .*{message}"):
+        open_gguf(file)
+
+
+def test_a_file_of_another_alignment(tmp_path: Path) -> None:
+    table = [("a", 0, 8), ("b", 256, 8)]
+    assert open_gguf(laid_out(tmp_path / "x.gguf", table, 512, 256)).tensors.keys() == {"a", "b"}
+    with pytest.raises(ArtifactError, match=r"'b' at byte .*: leaves a gap"):
+        open_gguf(laid_out(tmp_path / "y.gguf", table, 512, 128))
+
+
 def test_truncation_is_noticed_at_every_length(tmp_path: Path) -> None:
     file = small(tmp_path / "x.gguf")
     whole = file.read_bytes()
