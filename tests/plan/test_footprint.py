@@ -122,7 +122,7 @@ def test_levers_are_those_that_help(monkeypatch: pytest.MonkeyPatch) -> None:
         config = config_of(*settings)
         files, job = estimated(config)
         found = memory_hints(config, files, job, "CPU", ranks_of(config))
-        return {lever.setting: lever.need.total for lever in found}
+        return {hint.setting: hint.need.total for hint in found}
 
     now = need_of().total
     found = settings_of()
