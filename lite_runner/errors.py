@@ -29,6 +29,10 @@ class RunnerError(Exception):
         return f"{self.message}\n  -> {self.hint}" if self.hint else self.message
 
 
+class NonFiniteError(RunnerError):
+    """The model computed NaN or infinity."""
+
+
 class ConfigError(RunnerError):
     """The config or the command line is wrong; lists every fault found, not the first."""
 

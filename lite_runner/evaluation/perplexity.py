@@ -13,7 +13,7 @@ import numpy as np
 from lite_runner import progress
 from lite_runner.backends.base import Backend
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.errors import RunnerError
+from lite_runner.errors import NonFiniteError, RunnerError
 from lite_runner.generation import Request, Scheduler, generate
 from lite_runner.output.report import Evaluation
 
@@ -63,9 +63,9 @@ def evaluate(backend: Backend, ids: NDArray[np.int32], size: int, stride: int) -
                 counted = found[window.first - window.start - 1 :]
                 if not np.isfinite(counted).all():
                     place = window.first + int(np.argmin(np.isfinite(counted)))
-                    raise RunnerError(
+                    raise NonFiniteError(
                         f"the likelihood of token {place} is {counted[place - window.first]}",
-                        "weights that overflow? model.model_config.compute_dtype=float32",
+                        "try another precision: model.model_config.compute_dtype=float32",
                     )
                 total += float(counted.sum())
                 scored += len(counted)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.errors import RunnerError
+from lite_runner.errors import NonFiniteError
 
 Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.integer[Any]]
@@ -43,7 +43,7 @@ class Sampler:
         self.scores: Floats = np.zeros(0, np.float32)  # the last logits, processed [vocab]
 
     def choose(self, logits: Floats) -> int:
-        """The next token. Raises RunnerError for non-finite `logits`."""
+        """The next token. Raises NonFiniteError for non-finite `logits`."""
         options = self._options
         self.scores = scores = process_logits(logits, self._seen, self._chosen, options)
         best = int(scores.argmax())  # NaN counts as the maximum
@@ -56,12 +56,12 @@ class Sampler:
 
 
 def check_finite(best: np.floating[Any], step: int, name: str) -> None:
-    """Raise RunnerError if the maximum score of a row is not finite."""
+    """Raise NonFiniteError if the maximum score of a row is not finite."""
     if not np.isfinite(best):
         what = "NaN" if np.isnan(best) else f"no finite value (the largest is {best})"
-        raise RunnerError(
+        raise NonFiniteError(
             f"the model's logits hold {what} at step {step} of {name or 'the prompt'}",
-            hint="try another precision (compute_dtype=float32), and check the checkpoint",
+            hint="try another precision (compute_dtype=float32)",
         )
 
 

@@ -10,6 +10,7 @@ from lite_runner import progress
 from lite_runner.backends.base import Backend
 from lite_runner.config.options import GenerateOptions
 from lite_runner.generation import Scheduler, generate
+from lite_runner.model.finite import explained_nonfinite
 from lite_runner.output.merge import RankResult, wait_for_all
 from lite_runner.output.printer import Printer
 from lite_runner.plan.job import Job, share
@@ -37,7 +38,7 @@ def complete_share(
     load_s = plan.seconds + time.perf_counter() - began
     backend.prepare()
     wait_for_all(ranks)
-    with closing(backend):
+    with closing(backend), explained_nonfinite(plan.model, ranks):
         return _complete(config, backend, tokenizer, job, load_s, plan.work.texts, interrupted)
 
 

@@ -13,6 +13,7 @@ from lite_runner.evaluation.options import EvalOptions
 from lite_runner.evaluation.options import eval_faults as faults
 from lite_runner.evaluation.perplexity import evaluate
 from lite_runner.evaluation.planning import plan_evaluation as plan
+from lite_runner.model.finite import explained_nonfinite
 from lite_runner.output.report import Result, RunFolder, Timing
 from lite_runner.plan.loading import load
 from lite_runner.plan.plan import Plan
@@ -35,7 +36,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
     size, stride = config.window_of(files.model)
     backend = load(config, files, plan.device, job, need=plan.memory)
     load_s = plan.seconds + time.perf_counter() - began
-    with closing(backend):
+    with closing(backend), explained_nonfinite(files):
         evaluation = evaluate(backend, ids, size, stride)
     evaluation = replace(evaluation, quant=str(files.quantization))
     result = Result(

@@ -125,5 +125,6 @@ def test_the_error_of_a_rank_is_the_jobs(jobs: dict[str, Done]) -> None:
     assert (failed.code, failed.out) == (1, "")
     error = failed.err[failed.err.index("error:") :]
     assert error.startswith("error: rank ") and error.count("error:") == 1
-    assert "logits hold NaN" in error
+    assert "logits hold NaN at step 0" in error
+    assert "model.norm_out.weight of the checkpoint is not finite" in error
     assert "rank_" in error[error.index("log: ") :]
