@@ -20,7 +20,7 @@ def explained_nonfinite(files: ModelFiles, ranks: Ranks | None = None) -> Iterat
     try:
         yield
     except NonFiniteError as error:
-        if files.given is not None:  # an export, whose weights are inside of its graphs
+        if files.exported is not None:  # an export, whose weights are inside of its graphs
             raise
         try:
             name = _first_nonfinite(files, ranks)

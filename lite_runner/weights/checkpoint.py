@@ -270,7 +270,10 @@ def model_config_in(folder: Path) -> Decoder | None:
     source = folder / "config.json"
     if not source.is_file():
         return None
-    config = model_config_from_hf(read_json_object(source), str(source))
+    described = read_json_object(source)
+    config = model_config_from_hf(described, str(source))
+    if described.get("auto_map"):
+        progress.note(f"{folder}: the Python code that auto_map names there is not run")
     generation = folder / "generation_config.json"
     if not generation.is_file():
         return config

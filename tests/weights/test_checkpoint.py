@@ -12,7 +12,12 @@ import pytest
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.hf import hf_from_model_config
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.checkpoint import model_config_of, open_checkpoint, weights_file
+from lite_runner.weights.checkpoint import (
+    model_config_in,
+    model_config_of,
+    open_checkpoint,
+    weights_file,
+)
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.hugging_face import INDEX, full_name, is_buffer, to_hugging_face
 from lite_runner.weights.formats.safetensors_file import open_safetensors, write_safetensors
@@ -269,3 +274,17 @@ def test_what_transformers_saved_survives_a_conversion(case: str, tmp_path: Path
     for name, tensor in original.items():
         assert restored[name].shape == tensor.shape
         assert restored[name].read().tobytes() == tensor.read().tobytes()
+
+
+def test_code_of_a_checkpoint_is_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = json.loads((REFERENCE / "llama/config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    (tmp_path / "modeling.py").write_text("raise SystemExit('run')")
+    plain = model_config_in(tmp_path)
+    assert "auto_map" not in capsys.readouterr().err
+    raw["auto_map"] = {"AutoModelForCausalLM": "modeling.Model"}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert model_config_in(tmp_path) == plain
+    assert "the Python code that auto_map names there is not run" in capsys.readouterr().err
