@@ -20,10 +20,9 @@ def variables(
 ) -> dict[str, str]:
     """HCCL's timeouts, unless the user has set them, and the visible devices.
 
-    These are the ones that the rank table has for this machine; msrun gives a rank the place in its
-    machine as DEVICE_ID, whatever the table says.
-    Raises ConfigError where the table is of other machines than `cluster`, and EnvironmentFault
-    where a device is not there.
+    The visible devices are those of this machine in the rank table: msrun sets DEVICE_ID to the
+    local rank, whatever the table says. Raises ConfigError if the table does not match `cluster`,
+    and EnvironmentFault if a device is missing.
     """
     found = timeouts(hccl_timeout, environ)
     if table is None:

@@ -1,14 +1,14 @@
 """This process's place in a job that another launcher started, read from its environment.
 
-Three kinds of starters set variables (MindSpore's documents and ascend-operator's source):
+Three kinds of launchers set variables (MindSpore's documents and ascend-operator's source):
 - msrun, and any that builds MindSpore's dynamic cluster: MS_ROLE (MS_SCHED or MS_WORKER),
   MS_WORKER_NUM, MS_SCHED_HOST, MS_SCHED_PORT, and for a worker MS_NODE_ID and RANK_ID, unless
-  the rank is given out only when all meet;
+  the rank is assigned at the rendezvous;
 - loops over a rank table: RANK_TABLE_FILE, RANK_ID, RANK_SIZE, DEVICE_ID, without a scheduler;
 - ascend-operator, for each container: those of the dynamic cluster, and MS_LOCAL_WORKER and
   MS_NODE_RANK in place of a rank: a container with one device is a rank, one with more a machine
   that starts its ranks.
-Without MS_ROLE or RANK_ID a process is nobody's member; the others may be left over.
+Without MS_ROLE or RANK_ID a process is in no job; the other variables may be left over.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Member:
     """A rank of a job, its scheduler, or a machine that starts several ranks."""
 
     size: int  # ranks of the job
-    rank: int | None = None  # None: given out when the ranks meet; of a machine its first rank
+    rank: int | None = None  # None: assigned at the rendezvous; of a machine: its first rank
     is_scheduler: bool = False
-    local_ranks: int = 1  # more than 1: a machine that is to start them
-    scheduler: Address | None = None  # None: the ranks of a rank table find each other
-    table: Path | None = None  # of a rank with a scheduler: not read yet
+    local_ranks: int = 1  # more than 1: a machine that starts them
+    scheduler: Address | None = None  # None: ranks of a rank table
+    table: Path | None = None  # with a scheduler: not read yet
     device_id: int | None = None  # DEVICE_ID
 
     @property
     def is_machine(self) -> bool:
-        """Whether this process is no rank, but is to start those of its machine."""
+        """Whether this process is no rank itself, but starts those of its machine."""
         return self.local_ranks > 1
 
     @property
@@ -59,7 +59,7 @@ class Member:
 
 
 def membership(environ: Mapping[str, str] = os.environ) -> Member | None:
-    """This process's place in a job that another launcher started; None where it is in none.
+    """This process's place in a job that another launcher started; None if it is in no job.
 
     Raises EnvironmentFault for variables that are missing or contradict each other, and
     ArtifactError for a broken rank table.
@@ -129,10 +129,10 @@ def _table_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def device_of(member: Member, default: int, environ: Mapping[str, str] = os.environ) -> int:
-    """The index of a rank's Ascend device, `default` where nothing says which it is.
+    """The index of a rank's Ascend device; `default` if neither table nor DEVICE_ID gives it.
 
-    Raises EnvironmentFault where the rank table is of another job, or its device is not there, and
-    ArtifactError for a broken one.
+    Raises EnvironmentFault if the rank table is of another job, or its device is missing, and
+    ArtifactError for a broken table.
     """
     by_hand = member.scheduler is None and member.device_id is not None  # not msrun's local rank
     if member.table is None or member.rank is None or by_hand:

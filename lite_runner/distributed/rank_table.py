@@ -1,8 +1,7 @@
-"""Rank tables: the JSON that tells Ascend which device of which machine is which rank.
+"""Rank tables: HCCL's JSON that maps ranks to Ascend devices of machines.
 
-The format is HCCL's; what is written is what MindFormers' hccl_tools.py writes. Every value is a
-text. Ranks count through the file from 0, so here a rank is a place in the list and nothing that is
-stored.
+Written as MindFormers' hccl_tools.py writes them. Every value is a string. Ranks count through the
+file from 0, so a rank is an index of the list here and is not stored.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Device:
     """A device by its number in the machine, N of /dev/davinciN, and its network addresses."""
 
     device_id: int
-    device_ip: str | None = None  # several are split by commas; None: not given
+    device_ip: str | None = None  # several are separated by commas; None: not given
     more: Mapping[str, Any] = field(default_factory=dict)  # the other keys of the file
 
     @property
@@ -45,7 +44,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Where other machines reach it; of a container its own address."""
+        """The address at which other machines reach it; a container has its own."""
         return str(self.more.get("container_ip") or self.more.get("host_ip") or self.server_id)
 
     @property
@@ -55,7 +54,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Node:
-    """The job as one of its machines starts its ranks."""
+    """The job from the view of one machine, which starts its ranks."""
 
     worker_num: int  # ranks on all machines
     local_worker_num: int  # ranks on this machine
@@ -78,13 +77,13 @@ class RankTable:
         return sum(len(server.devices) for server in self.servers)
 
     def device_of(self, rank: int) -> int:
-        """The physical number of a rank's device."""
+        """The physical device id of a rank."""
         return [device_id for server in self.servers for device_id in server.device_ids][rank]
 
     def clash(self) -> str:
-        """What two machines of the table share but may not, as a sentence; "" if nothing.
+        """What two machines of the table must not share, as a sentence; "" if nothing.
 
-        Reading does not ask for this: samples of the format write the same machine twice.
+        Not validated on reading: samples of the format list the same machine twice.
         """
         machines: set[str] = set()
         owners: dict[str, str] = {}
@@ -102,7 +101,7 @@ class RankTable:
         return ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as it stands in the file."""
+        """Plain data, as in the file."""
         ranks = iter(range(self.ranks))
         return {
             "version": self.version,

@@ -1,4 +1,4 @@
-"""The rank table of a config: which it is, and its validation errors."""
+"""The rank table that a run uses, and its validation errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lite_runner.system.ascend_devices import index_of
 
 
 def rank_table_faults(config: RunConfig) -> Iterator[Fault]:
-    """Why the rank table does not match the config.
+    """Validation errors of the config's rank table.
 
     Raises ArtifactError for a file that is missing or no rank table.
     """
@@ -41,10 +41,10 @@ def rank_table_faults(config: RunConfig) -> Iterator[Fault]:
 
 
 def with_rank_table(config: RunConfig) -> RunConfig:
-    """The config with the rank table that the environment names (RANK_TABLE_FILE, as operators of
-    Kubernetes set it) where it is wanted, and with the device of a table of one rank.
+    """The config with the rank table of the environment (RANK_TABLE_FILE, set by Kubernetes
+    operators) if the run needs one, and with the device of a table of one rank.
 
-    Raises ConfigError where that table is of another job, ArtifactError for a broken one.
+    Raises ConfigError if the table is of another job, ArtifactError for a broken one.
     """
     parallel, offered = config.parallel, os.environ.get("RANK_TABLE_FILE")
     on_ascend = config.on_ranks and _is_ascend(config)

@@ -1,4 +1,4 @@
-"""Reading rank tables, of whoever has written them.
+"""Reading and validating rank tables.
 
 Version 1.0 is that of MindFormers' hccl_tools.py, of CANN's documents and of MindCluster's
 ascend-operator; 1.2 adds the super pods of A3. What is required is what HCCL requires; other keys

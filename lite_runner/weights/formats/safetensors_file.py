@@ -39,7 +39,7 @@ NUMPY_TYPES: dict[DType, type[np.generic]] = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """What stands in a file: any type of the format, and the tensor's bytes."""
+    """A tensor of any type of the format, and its bytes in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor to write, whose bytes `chunks` gives when its turn comes."""
+    """A tensor to write; `chunks` yields its bytes when it is written."""
 
     name: str
     dtype: str
@@ -68,7 +68,7 @@ def open_safetensors(
     """Every tensor of the file as a read-only view of its bytes, in the file's order.
 
     Tensors whose name `ignore` accepts are left out; the others must be F32, F16 or BF16.
-    Raises ArtifactError for anything that does not follow the format to the letter.
+    Raises ArtifactError for any deviation from the format.
     """
     tensors: dict[str, LazyTensor] = {}
     for name, stored in stored_tensors(path).items():
@@ -87,7 +87,7 @@ def open_safetensors(
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
     """Every tensor of the file, of whatever type; its bytes are a read-only view.
 
-    Raises ArtifactError for anything that does not follow the format to the letter.
+    Raises ArtifactError for any deviation from the format.
     """
     data = map_file(path)
     start, header = _read_header(path, data)
@@ -219,9 +219,9 @@ def write_safetensors(
 ) -> None:
     """Write `tensors` one by one; memory is bounded by the largest.
 
-    Complete or absent under `path`; EnvironmentFault where the disk is too small or read-only.
+    The file is written atomically. Raises EnvironmentFault: disk too small, or read-only.
     """
-    # Larger items first keeps every tensor aligned, as the format's own library does.
+    # Largest item size first keeps every tensor aligned, as the format's own library does.
     names = sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].dtype], name))
     entries = [
         Entry(name, one.dtype, one.shape, partial(one.chunks, CHUNK))
@@ -231,9 +231,9 @@ def write_safetensors(
 
 
 def write_entries(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> None:
-    """Write tensors in their order, each read only when the one before is written.
+    """Write tensors in their order, each read only once the previous one is written.
 
-    Complete or absent under `path`; EnvironmentFault where the disk is too small or read-only.
+    The file is written atomically. Raises EnvironmentFault: disk too small, or read-only.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     position = 0

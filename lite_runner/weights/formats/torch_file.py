@@ -1,8 +1,8 @@
-"""PyTorch's files of weights (pytorch_model.bin): lazy views of tensors; no code of theirs runs.
+"""PyTorch checkpoints (pytorch_model.bin): lazy views of tensors; no code in them is executed.
 
-A file is a zip archive with ROOT/data.pkl, a pickle that says how the tensors lie in storages, and
-ROOT/data/KEY, the bytes of each storage, not compressed; or, before release 1.6, five pickles and
-the storages behind them. The pickles are interpreted by torch_pickle.py.
+A file is a zip archive with ROOT/data.pkl, a pickle of tensors as strided views of storages, and
+ROOT/data/KEY, the uncompressed bytes of each storage; or, before release 1.6, five pickles followed
+by the storages. The pickles are interpreted by torch_pickle.py.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def looks_like_torch(path: Path) -> bool:
 def open_torch(
     path: Path, ignore: Callable[[str], bool] = lambda name: False
 ) -> dict[str, LazyTensor]:
-    """Every tensor of a dictionary of tensors that torch.save wrote, still on disk.
+    """Every tensor of a dictionary of tensors that torch.save wrote, as lazy views.
 
     Tensors whose name `ignore` accepts are left out; the others must be F32, F16 or BF16. Raises
-    ArtifactError where the file is damaged, or holds anything but tensors.
+    ArtifactError if the file is damaged, or holds anything but tensors.
     """
     try:
         if first_bytes(path, 4) == _ZIP:
@@ -71,7 +71,7 @@ def open_torch(
 
 
 def refused(path: Path, reason: str) -> ArtifactError:
-    """The error about a pickle that is not read."""
+    """The error for a pickle that is refused."""
     return ArtifactError(
         f"{path}: a pickle, which can run any code when it is loaded: only plain tensors are taken "
         f"from one, and {reason}; nothing of it was run",
@@ -81,7 +81,7 @@ def refused(path: Path, reason: str) -> ArtifactError:
 
 
 class _Bounded(io.BufferedReader):
-    """A file of which no more is read than the pickles, or the directory, of a sound one take."""
+    """A file with a limit on the bytes read, which no valid pickle or zip directory exceeds."""
 
     left = MAX_READ
 
@@ -182,7 +182,7 @@ def _stored(
 
 
 def _lazy(tensor: Strided, dtype: DType, stored: NDArray[np.uint8]) -> LazyTensor:
-    """The tensor out of its storage; one that does not lie in the order of its values is copied."""
+    """The tensor as a view of its storage; a non-contiguous one is copied when read."""
     shape, item, count = tensor.shape, ITEM_BYTES[dtype], math.prod(tensor.shape)
     start = tensor.offset * item
     if tensor.strides == _contiguous(shape) or not count:

@@ -1,8 +1,8 @@
-"""What a pickle of PyTorch's weights describes, without unpickling it.
+"""Interprets the pickle of a PyTorch checkpoint, without unpickling it.
 
-Its opcodes are interpreted one by one against a list that knows dictionaries, tensors and their
-storages, and nothing else: no object is made, nothing is imported, no code is run. Whatever else is
-in the pickle - another name, another call, another opcode - is refused.
+An allowlist of opcodes, names and calls covers dictionaries, tensors and their storages: no other
+object is created, nothing is imported, no code is executed. Any other opcode, name or call is
+refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import IO, Any
 MAX_OPCODES = 4_000_000  # about a hundred thousand tensors
 _PICKLE_ERRORS = (ValueError, OverflowError, IndexError, struct.error)
 
-# PyTorch's class of a storage -> how safetensors calls the type of its values.
+# PyTorch's storage class -> safetensors' name of the dtype.
 STORAGES = {
     "BFloat16Storage": "BF16",
     "BoolStorage": "BOOL",
@@ -35,12 +35,12 @@ _NAMES = {_ORDERED_DICT, _TENSOR, _PARAMETER, *(f"torch.{name}" for name in STOR
 
 
 class NotTensors(Exception):
-    """The pickle is broken, or holds something else than tensors; the message says what."""
+    """The pickle is broken or holds anything but tensors; the message says what."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Where the values of tensors lie: `numel` values of type `dtype`, known by a `key`."""
+    """The memory of one or more tensors: `numel` values of type `dtype`, named `key`."""
 
     key: str
     dtype: str
@@ -60,18 +60,18 @@ class Strided:
 
 @dataclass(frozen=True)
 class _Name:
-    """A name of `_NAMES`: no object of this Python."""
+    """One of `_NAMES`; it is never resolved to a Python object."""
 
     text: str
 
 
 class _Ordered(dict[Any, Any]):
-    """What stands for an OrderedDict, whose attributes are left out."""
+    """An OrderedDict without its attributes."""
 
 
 def interpret(stream: IO[bytes]) -> Any:
-    """What the pickle that begins in `stream` describes: None, booleans, numbers, texts, tuples,
-    lists, dictionaries and `Strided`, in whatever nesting; the stream stands behind it then.
+    """The value of the next pickle in `stream`: None, booleans, numbers, strings, tuples, lists,
+    dictionaries and `Strided`, nested; afterwards the stream is positioned behind the pickle.
 
     Raises NotTensors.
     """
@@ -108,7 +108,7 @@ class _Machine:
         return self.stack.pop()
 
     def top(self, kind: type | tuple[type, ...] = object) -> Any:
-        """What a change is made to."""
+        """The top of the stack, which must be a `kind`."""
         value = self.pop()
         if not isinstance(value, kind):
             raise NotTensors(f"it changes a {type(value).__name__}")
@@ -183,8 +183,7 @@ class _Machine:
 
 
 def _strided(storage: Storage, offset: Any, shape: Any, strides: Any) -> Strided:
-    """A tensor whose values are all inside its storage, each in a place of its own or shared with
-    others, but not more of them than the storage has."""
+    """A tensor validated to lie inside its storage, and to have at most as many values."""
     plain = isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides)
     if not plain or len(shape) > 32:
         raise NotTensors("a tensor without a plain shape")

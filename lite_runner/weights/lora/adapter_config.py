@@ -1,7 +1,7 @@
-"""adapter_config.json: what an adapter says of itself, as PEFT or MindFormers writes it.
+"""adapter_config.json of an adapter, as PEFT or MindFormers writes it.
 
-Which modules it is for, and the rank and scale in each, are decided as PEFT does; MindFormers' four
-keys are a part of PEFT's. What would make peft compute anything but W x + scale B A x is refused.
+Target modules, and the rank and scale of each, are resolved as in PEFT; MindFormers' four keys are
+a subset of PEFT's. Anything other than W x + scale B A x is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ESCAPED = re.compile(r"\\.")
 _PART = re.compile(r"\[\^?\]?[^\]]*\]|\(\?|[*+]\??|\{\d*,\d*\}\??|[?()|]")
 _REPEATED_GROUP = re.compile(r"\)(?:[*+]|\{[\d,])")
 
-# Of no effect once an adapter is trained, or on how its weights are named only.
+# Of no effect on a trained adapter.
 _NO_EFFECT = {
     *("auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "fan_in_fan_out"),
     *("inference_mode", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core"),
@@ -40,8 +40,8 @@ _READ = {
     *("exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern"),
     *("alpha_pattern", "use_rslora"),
 }
-# The ways to begin that leave the base weights alone; the others subtract from them.
-_BEGINNINGS = (True, False, None, "gaussian", "orthogonal", "eva")
+# Initializations that leave the base weights alone; the others subtract from them.
+_INITIALIZATIONS = (True, False, None, "gaussian", "orthogonal", "eva")
 _ABSENT: tuple[Any, ...] = (None, False, 0, "", [], {})
 _WHAT = {
     "use_dora": "DoRA, which also changes the length of the weights",
@@ -52,7 +52,7 @@ _WHAT = {
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """One adapter_config.json, its values checked."""
+    """One validated adapter_config.json."""
 
     where: Path
     r: int
@@ -66,19 +66,19 @@ class LoraSettings:
     use_rslora: bool
 
     def rank(self, module: str) -> int:
-        """The rank in a module, by the first pattern that fits the end of its name."""
+        """The rank in a module: that of the first pattern that matches the end of its name."""
         return _by_pattern(self.rank_pattern, module, self.r)
 
     def scale(self, module: str) -> float:
-        """What B A is multiplied with: alpha / r, or alpha / sqrt(r) where rank-stabilized."""
+        """The factor of B A: alpha / r, or alpha / sqrt(r) if rank-stabilized."""
         rank = self.rank(module)
         alpha = _by_pattern(self.alpha_pattern, module, self.lora_alpha)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def targets(self, modules: Iterable[str], head: str) -> set[str]:
-        """Which of the model's `modules` the adapter is for; `head` is not of "all-linear".
+        """The adapter's target modules among the model's; "all-linear" leaves out `head`.
 
-        Raises ArtifactError where it is for one that the model has not, or for none.
+        Raises ArtifactError if the model lacks one of them, or none matches.
         """
         modules = list(modules)
         wanted = self.target_modules
@@ -124,9 +124,9 @@ class LoraSettings:
 
 
 def lora_settings(where: Path, r: int, alpha: float, targets: str | Sequence[str]) -> LoraSettings:
-    """Those of an adapter that has no file of its own; `where` is named in messages.
+    """Settings of an adapter without a config file; `where` is named in messages.
 
-    Raises ArtifactError for a pattern that is none.
+    Raises ArtifactError for an invalid pattern.
     """
     given = targets if isinstance(targets, str) else list(targets)
     return LoraSettings(
@@ -178,18 +178,18 @@ def read_settings(folder: Path) -> LoraSettings:
 
 
 def _check_kind(where: Path, raw: Mapping[str, Any]) -> None:
-    """Refuse whatever is no plain LoRA; a key that is not known must be off."""
+    """Raise ArtifactError for anything but plain LoRA; unknown keys must be off."""
     for key, kinds in (("peft_type", ("LORA",)), ("pet_type", ("lora", "slora"))):
         kind = raw.get(key)
         if kind is not None and kind not in kinds:
             raise _wrong(where, key, kind, " or ".join(kinds))
     if raw.get("bias", "none") not in ("none", None):
         raise _wrong(where, "bias", raw["bias"], "none: trained biases are not supported")
-    beginning = raw.get("init_lora_weights")
-    if beginning not in _BEGINNINGS or type(beginning) is int:
+    initialization = raw.get("init_lora_weights")
+    if initialization not in _INITIALIZATIONS or type(initialization) is int:
         raise ArtifactError(
-            f"{where}: init_lora_weights is {_short(beginning)}, which changes the base weights "
-            "before the adapter is added to them",
+            f"{where}: init_lora_weights is {_short(initialization)}, which changes the base "
+            "weights before the adapter is added to them",
             "convert it to plain LoRA with peft's save_pretrained("
             "path_initial_model_for_weight_conversion=...)",
         )
@@ -212,7 +212,7 @@ def _by_pattern(patterns: Mapping[str, Number], module: str, default: Number) ->
 
 
 def _matches(wanted: str | Collection[str], module: str) -> bool:
-    """A text is a regular expression for the whole name, an entry of a list its last part."""
+    """A string is a regular expression of the full name, an entry of a list its suffix."""
     if isinstance(wanted, str):
         return re.fullmatch(wanted, module) is not None
     return any(module == name or module.endswith(f".{name}") for name in wanted)
@@ -238,7 +238,7 @@ def _plain_names(where: Path, key: str, value: Any) -> tuple[str, ...]:
 
 
 def _pattern(where: Path, key: str, text: str) -> str:
-    """A regular expression that compiles and cannot take long on a module's name."""
+    """A valid regular expression that cannot backtrack for long on a module's name."""
     bare = _ESCAPED.sub("x", text)
     slow = _REPEATED_GROUP.search(bare) or _ways(bare) > _WAYS_OF_A_REPEAT**MAX_REPEATS
     if len(text) > MAX_PATTERN or slow:
@@ -253,9 +253,9 @@ def _pattern(where: Path, key: str, text: str) -> str:
 
 
 def _ways(bare: str) -> int:
-    """How many ways through a pattern (its escapes taken out) may be tried at most.
+    """Upper bound of the ways that matching a pattern (without escapes) may try.
 
-    Those of what stands in a row multiply, those of alternatives add up.
+    Those of a sequence multiply, those of alternatives add up.
     """
     others, ways = [0], [1]  # of each group that is open: alternatives before, and this one
     for part in _PART.findall(bare):
