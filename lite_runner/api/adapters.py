@@ -14,7 +14,7 @@ from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.adapters import AdapterJob, check_adapters, open_adapter_job, rank_adapters
 from lite_runner.model.files import ModelFiles
-from lite_runner.model.merged_adapter import adapters_of
+from lite_runner.model.merged_adapter import adapter_root_of, adapters_of
 from lite_runner.weights.lora.adapter import Adapter
 from lite_runner.weights.lora.adapter_listing import adapter_folders, is_sharded
 
@@ -66,8 +66,8 @@ class OpenAdapters:
 
     def _open(self, config: GenerateOptions, files: ModelFiles, wanted: Sequence[str]) -> None:
         found = adapters_of(config, files.model, wanted)
-        root = Path(config.adapter_root).expanduser() if config.adapter_root else None
-        listed = adapter_folders(Path(config.adapter_path).expanduser(), root)
+        path = Path(config.adapter_path).expanduser()
+        listed = adapter_folders(path, adapter_root_of(config))
         for name in listed:
             if name not in found:
                 try:

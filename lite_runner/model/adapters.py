@@ -12,7 +12,7 @@ from lite_runner.config.options import ComputeOptions, GenerateOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import DType, RunConfig
 from lite_runner.model.files import ModelFiles
-from lite_runner.model.merged_adapter import adapters_of
+from lite_runner.model.merged_adapter import adapter_root_of, adapters_of
 from lite_runner.sizing.need import BYTES_OF
 from lite_runner.weights.lora.adapter import Adapter
 from lite_runner.weights.lora.adapter_listing import is_sharded
@@ -30,6 +30,7 @@ class AdapterJob:
     adapters: Sequence[Adapter]
     of_prompts: Sequence[str | None]  # adapter name of each prompt; None: the base model
     sharded: Path | None = None  # folder of adapters stored as shards; `adapters` are rank 0's
+    root: Path | None = None  # that they must lie in; None: anywhere
 
     def name(self, prompt: int) -> str | None:
         """The adapter of a prompt; None: the base model."""
@@ -51,13 +52,13 @@ def open_adapter_job(
         return None
     wanted = list(dict.fromkeys(name for name in names if name is not None))
     path = Path(config.adapter_path).expanduser()
-    sharded = path if is_sharded(path) else None
+    sharded, root = path if is_sharded(path) else None, adapter_root_of(config)
     if sharded is not None:  # all ranks have the same shapes
         ranks, vocab_parallel = replace(ranks_of(config), rank=0), config.vocab_parallel
-        opened = open_shards(path, model, ranks, wanted, vocab_parallel=vocab_parallel)
+        opened = open_shards(path, model, ranks, wanted, vocab_parallel=vocab_parallel, root=root)
     else:
         opened = list(adapters_of(config, model, wanted).values())
-    return AdapterJob(opened, names, sharded)
+    return AdapterJob(opened, names, sharded, root)
 
 
 def check_adapter_job(job: AdapterJob, files: ModelFiles) -> None:
@@ -85,7 +86,9 @@ def rank_adapters(
     vocab_parallel = config.vocab_parallel
     if job.sharded is not None:
         names = [one.name for one in job.adapters]
-        return open_shards(job.sharded, model, ranks, names, vocab_parallel=vocab_parallel)
+        return open_shards(
+            job.sharded, model, ranks, names, vocab_parallel=vocab_parallel, root=job.root
+        )
     if config.auto_trans_ckpt and ranks.tensor > 1:
         folder = Path(config.output_dir).expanduser() / SHARDED_FOLDER
         return cached_shards(job.adapters, model, ranks, folder, vocab_parallel=vocab_parallel)

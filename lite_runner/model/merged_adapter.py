@@ -26,8 +26,13 @@ def adapters_of(
     where it is null. Raises ArtifactError."""
     if names is None and config.adapter_id is not None:
         names = adapter_names(config.adapter_id)
-    root = Path(config.adapter_root).expanduser() if config.adapter_root else None
-    return open_adapters(Path(config.adapter_path).expanduser(), model, names, root=root)
+    path = Path(config.adapter_path).expanduser()
+    return open_adapters(path, model, names, root=adapter_root_of(config))
+
+
+def adapter_root_of(config: AdapterOptions) -> Path | None:
+    """The folder that adapters must lie in; None: anywhere."""
+    return Path(config.adapter_root).expanduser() if config.adapter_root else None
 
 
 def with_adapter(files: ModelFiles, config: AdapterOptions) -> ModelFiles:

@@ -19,6 +19,7 @@ from lite_runner.weights.lora.adapter_config import NAMES, read_settings
 from lite_runner.weights.tensor import LazyTensor
 
 PEFT_FILE, MINDFORMERS_FILE = "adapter_model.safetensors", "adapter_model.ckpt"
+FILES = (*NAMES, PEFT_FILE, MINDFORMERS_FILE)  # that may be read in an adapter's folder
 PREFIX = "base_model.model."  # of every name in PEFT's files
 _PEFT = re.compile(r"(.+)\.(?:lora_([AB])\.weight|lora_embedding_([AB])|base_layer\.weight)")
 

@@ -48,6 +48,8 @@ def adapter_folders(path: Path, root: Path | None = None) -> dict[str, Path]:
         return {path.resolve().name: path}
     if path.is_dir():
         path = path / LISTING
+        if _is_inside(path.parent, root):
+            check_inside(root, path)
     if path.suffix != ".json":
         raise ArtifactError(
             f"adapter_path: {path}: expected {LISTING} or a folder", f"try {path.parent}"
@@ -68,8 +70,7 @@ def _folder(listing: Path, name: str, entry: object, root: Path | None) -> Path:
         raise ArtifactError(f"{listing}: {name}: got {entry!r}, expected the path of a folder")
     folder = listing.parent / entry  # an absolute path stays as it is
     try:
-        real = folder.resolve()
-        inside = root is None or real.is_relative_to(root.resolve())
+        inside = _is_inside(folder, root)
     except (OSError, RuntimeError) as error:  # a name too long, a link to itself
         raise ArtifactError(f"{listing}: {name}: {entry}: {error}") from error
     if not inside:
@@ -78,3 +79,24 @@ def _folder(listing: Path, name: str, entry: object, root: Path | None) -> Path:
             "move the adapter there, or name the folder that all of them are in: adapter_root=DIR",
         )
     return folder
+
+
+def check_inside(root: Path | None, *files: Path) -> None:
+    """Raise ArtifactError for the first of `files`, there or not, that a link leads out of `root`;
+    None: anywhere."""
+    for file in files:
+        try:
+            inside = _is_inside(file, root)
+        except (OSError, RuntimeError) as error:
+            raise ArtifactError(f"{file}: {error}") from error
+        if not inside:
+            raise ArtifactError(
+                f"{file}: leads to {file.resolve()}, which lies outside adapter_root={root}",
+                "copy the file in place of the link, or name a folder that has both: "
+                "adapter_root=DIR",
+            )
+
+
+def _is_inside(path: Path, root: Path | None) -> bool:
+    real = path.resolve()
+    return root is None or real.is_relative_to(root.resolve())

@@ -16,8 +16,13 @@ from lite_runner.weights.derive import derived
 from lite_runner.weights.formats.hugging_face import full_name, part_of_rows
 from lite_runner.weights.lora.adapter import Adapter, LoraPair
 from lite_runner.weights.lora.adapter_config import LoraSettings, read_settings
-from lite_runner.weights.lora.adapter_file import is_peft_file, open_weights, tensors_by_module
-from lite_runner.weights.lora.adapter_listing import adapter_folders, check_listed
+from lite_runner.weights.lora.adapter_file import (
+    FILES,
+    is_peft_file,
+    open_weights,
+    tensors_by_module,
+)
+from lite_runner.weights.lora.adapter_listing import adapter_folders, check_inside, check_listed
 from lite_runner.weights.lora.target_modules import HEAD, TargetModule, by_module
 from lite_runner.weights.tensor import LazyTensor
 
@@ -30,18 +35,20 @@ def open_adapters(
     """The adapters of `path` by name; only those of `names`, where they are given.
 
     `path` is lora_adapter.json ({name: folder}), the folder that holds it, or one adapter's folder,
-    whose name it takes. The folders must lie inside `root`, where it is given. Raises
-    ArtifactError for whatever is missing, broken, not plain LoRA, or of another base.
+    whose name it takes. The folders, and the files that are read in them, must lie inside `root`,
+    where it is given, links followed. Raises ArtifactError for whatever is missing, broken, not
+    plain LoRA, or of another base.
     """
     folders = adapter_folders(path, root)
     wanted = list(folders) if names is None else list(dict.fromkeys(names))
     check_listed(wanted, folders, path)
-    return {name: _open(name, folders[name], model) for name in wanted}
+    return {name: _open(name, folders[name], model, root) for name in wanted}
 
 
-def _open(name: str, folder: Path, model: Decoder) -> Adapter:
+def _open(name: str, folder: Path, model: Decoder, root: Path | None) -> Adapter:
     if not folder.is_dir():
         raise ArtifactError(f"adapter {name}: {folder}: no such folder")
+    check_inside(root, *(folder / file for file in FILES))
     settings = read_settings(folder)
     file, found = open_weights(folder)
     return fitted(name, folder, found, file, settings, model)

@@ -20,7 +20,7 @@ from lite_runner.system.json_file import read_json_object
 from lite_runner.weights.formats.safetensors_file import open_safetensors, write_safetensors
 from lite_runner.weights.lora.adapter import Adapter, LoraPair
 from lite_runner.weights.lora.adapter_file import digest
-from lite_runner.weights.lora.adapter_listing import check_listed
+from lite_runner.weights.lora.adapter_listing import check_inside, check_listed
 from lite_runner.weights.lora.adapter_pieces import adapter_pieces, piece_shapes
 from lite_runner.weights.sharding.shard_manifest import MANIFEST
 
@@ -73,12 +73,15 @@ def open_shards(
     names: Sequence[str],
     *,
     vocab_parallel: bool,
+    root: Path | None = None,
 ) -> list[Adapter]:
     """This rank's shards of the adapters of these names, verified against their manifest.
 
-    Raises ArtifactError: no such adapter, another layout, changed, or of another model.
+    Raises ArtifactError: no such adapter, another layout, changed, of another model, or outside
+    `root`, where it is given.
     """
     own = folder / f"rank_{ranks.rank}"
+    check_inside(root, own / MANIFEST)
     if not (own / MANIFEST).is_file():
         raise ArtifactError(f"{own}: no {MANIFEST} of adapters that are cut", _CUT_AGAIN)
     manifest = read_json_object(own / MANIFEST)
@@ -90,6 +93,7 @@ def open_shards(
     if manifest.get("schema") != SCHEMA or not isinstance(there, dict):
         raise ArtifactError(f"{own / MANIFEST}: no manifest of adapters", _CUT_AGAIN)
     check_listed(names, there, own)
+    check_inside(root, *(own / f"{name}.safetensors" for name in names))
     shapes = piece_shapes(model, ranks, vocab_parallel=vocab_parallel)
     return [_open(own, name, there[name], shapes) for name in names]
 

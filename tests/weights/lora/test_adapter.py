@@ -284,6 +284,42 @@ def test_the_folders_may_lie_anywhere_or_below_the_root_that_is_named(
     assert "lies outside adapter_root=" in refusal(listing, root=tmp_path / "lists")
 
 
+@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
+def test_files_that_links_lead_out_of_the_root(change: Change, tmp_path: Path, file: str) -> None:
+    root, link = change("all").parent / "root", tmp_path / "root/cache/snapshots/all" / file
+    link.parent.parent.mkdir(parents=True)
+    (tmp_path / "all").rename(link.parent)
+    blob = tmp_path / "root/cache/blobs/one"
+    blob.parent.mkdir()
+    link.rename(blob)
+    link.symlink_to(Path("../../blobs/one"))  # as Hugging Face's cache has it
+    listing = root / "lora_adapter.json"
+    listing.write_text('{"one": "cache/snapshots/all"}')
+    for path in (listing, root, link.parent):
+        assert len(open_adapters(path, model("llama"), root=root)) == 1
+    outside = tmp_path / "one"
+    blob.rename(outside)
+    link.unlink()
+    link.symlink_to(outside)
+    for path in (listing, root, link.parent):
+        said = refusal(path, root=root)
+        assert f"{link}: leads to {outside}, which lies outside adapter_root={root}" in said
+        assert len(open_adapters(path, model("llama"))) == 1
+    link.unlink()
+    link.symlink_to(link)
+    assert str(link) in refusal(listing, root=root)
+
+
+def test_a_listing_that_a_link_leads_out_of_the_root(change: Change, tmp_path: Path) -> None:
+    root = change("all")
+    listing = tmp_path / "listing.json"
+    listing.write_text(json.dumps({"one": str(root)}))
+    (root / "lora_adapter.json").symlink_to(listing)
+    assert f"{root}/lora_adapter.json: leads to {listing}" in refusal(root, root=root)
+    assert list(open_adapters(listing, model("llama"), root=root)) == ["one"]  # named as it is
+    assert list(open_adapters(root, model("llama"))) == ["one"]
+
+
 def test_files_that_are_missing_or_not_to_be_trusted(change: Change, tmp_path: Path) -> None:
     assert "no such file or folder" in refusal(tmp_path / "nothing.json")
     folder = change("all")

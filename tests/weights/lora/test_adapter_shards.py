@@ -85,6 +85,20 @@ def test_what_was_cut_is_read_again_until_something_changes(tmp_path: Path) -> N
     assert cut(adapters) != before
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "all.safetensors"])
+def test_links_out_of_the_root_are_refused(tmp_path: Path, name: str) -> None:
+    model, adapters = opened("llama")
+    root, ranks = tmp_path / "root", Ranks(1, 1, 2)
+    cached_shards(adapters[:1], model, ranks, root, vocab_parallel=True)
+    open_shards(root, model, ranks, ["all"], vocab_parallel=True, root=root)
+    link = root / "rank_1" / name
+    link.rename(tmp_path / name)
+    link.symlink_to(tmp_path / name)
+    open_shards(root, model, ranks, ["all"], vocab_parallel=True)
+    with pytest.raises(ArtifactError, match=f"{link}: leads to {tmp_path / name}, which lies out"):
+        open_shards(root, model, ranks, ["all"], vocab_parallel=True, root=root)
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     model, adapters = opened("llama")
     cached_shards(adapters[:1], model, Ranks(0, 1, 2), tmp_path, vocab_parallel=True)
