@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -9,10 +10,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -40,23 +43,38 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
+USERS_CACHE = "users"  # in the cache of a session a link to the user's, for downloads only
+
+# Why tests are left out. Of the first setup.sh says it, where there is no Python 3.7.
+NO_LITE = "without MindSpore Lite"
+NO_NETWORK = "without a network"
+DOWNLOADS = ("smollm2_gguf", "mindformers_package")  # the fixtures that need one
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """One cache for a session, which its workers inherit: what a user's cache holds decides
-    nothing, but a model that it has is not downloaded again, nor one that the tests download."""
+    nothing. See smollm2_gguf for what is downloaded."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts it in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # tests press Ctrl-C
     if hasattr(config, "workerinput"):
         return
-    from lite_runner.weights.source import cache_dir
+    from lite_runner.weights.source import PACKAGES, cache_dir
 
-    downloads = cache_dir() / "pypi"  # named by their sha256, and never written again
-    downloads.mkdir(parents=True, exist_ok=True)
+    users = cache_dir().absolute()
+    users.mkdir(parents=True, exist_ok=True)
     session = tempfile.TemporaryDirectory(prefix="lite_runner-tests-")
     config.add_cleanup(session.cleanup)
-    (Path(session.name) / "pypi").symlink_to(downloads)
+    (Path(session.name) / USERS_CACHE).symlink_to(users)
     os.environ["LITE_RUNNER_CACHE"] = session.name
     config.stash[left_behind.BEFORE] = left_behind.checkout()
+    config.stash[left_behind.DOWNLOADS] = left_behind.files(users / PACKAGES)
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """`-m "not network"` leaves out what is downloaded."""
+    for item in items:
+        if not set(DOWNLOADS).isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker("network")
 
 
 def pytest_collection_finish() -> None:
@@ -303,16 +321,55 @@ def other_operators(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
-    """SmolLM2-135M as a GGUF of 98 MB, from the cache; downloaded once where it is not there."""
-    from lite_runner.weights.source import fetch
+    """SmolLM2-135M as a GGUF of 98 MB: a link to what the user's cache has, where it is kept for
+    the next session if it has to be downloaded. Without a network the tests are left out."""
+    from lite_runner.errors import ArtifactError
+    from lite_runner.weights.source import cache_dir, fetch
 
     model = yaml.safe_load((ROOT / "conf/model/smollm2_135m.yaml").read_text(encoding="utf-8"))
     uri = model["model"]["model_config"]["checkpoint_name_or_path"]
-    return Path(fetch(uri, report=print))
+    session = cache_dir()
+    with mock.patch.dict(os.environ, LITE_RUNNER_CACHE=str(session / USERS_CACHE)):
+        try:
+            found = fetch(uri, report=print)
+        except ArtifactError as error:
+            if "pip could not download" in error.message:
+                pytest.skip(f"{NO_NETWORK}: {error}")
+            raise
+    link = session / found.relative_to(session / USERS_CACHE)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # of another worker
+        link.symlink_to(found.resolve())
+    return link
 
 
-# What setup.sh says where there is no Python 3.7, and the reason of the tests that are left out.
-NO_LITE = "without MindSpore Lite"
+@pytest.fixture(scope="session")
+def mindformers_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder configs/ of a release of mindformers, fetched once. Without a network the tests
+    are left out."""
+    folder = tmp_path_factory.mktemp("mindformers")
+
+    def configs(release: str) -> Path:
+        there = folder / release
+        if there.is_dir():
+            return there / "configs"
+        asked = ["--no-deps", "--only-binary=:all:", f"mindformers=={release}", "-d", str(folder)]
+        fetched = subprocess.run(
+            [sys.executable, "-m", "pip", "download", "--retries=0", "--timeout=15", *asked],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        wheel = next(folder.glob(f"mindformers-{release}-*.whl"), None)
+        if wheel is None:
+            said = fetched.stderr.strip().splitlines()[-1:]
+            pytest.skip(f"{NO_NETWORK}: mindformers=={release} could not be fetched: {said}")
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.startswith("configs/")]
+            archive.extractall(there, names)
+        return there / "configs"
+
+    return configs
 
 
 @pytest.fixture(scope="session")
@@ -331,32 +388,39 @@ def lite_python() -> Path:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tests that write to the checkout fail all of them: which one it was, no worker knows."""
-    before = session.config.stash.get(left_behind.BEFORE, None)
-    if before is not None:
-        changed = left_behind.changes(before, left_behind.checkout())
-        session.config.stash[left_behind.CHANGED] = changed
-        if changed:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    """Tests that write to the checkout, or to what the user has downloaded, fail all of them:
+    which one it was, no worker knows."""
+    from lite_runner.weights.source import PACKAGES, cache_dir
+
+    stash = session.config.stash
+    if left_behind.BEFORE not in stash:
+        return
+    changed = left_behind.changes(stash[left_behind.BEFORE], left_behind.checkout())
+    before = stash[left_behind.DOWNLOADS]
+    after = left_behind.files(cache_dir() / USERS_CACHE / PACKAGES)
+    changed += left_behind.changes(before, {path: after[path] for path in before if path in after})
+    stash[left_behind.CHANGED] = changed
+    if changed:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name what the tests changed in the checkout, and those that were left out for want of
-    MindSpore Lite, and what to do."""
+    """Name what the tests changed in the checkout, and those that were left out, and why."""
     changed = terminalreporter.config.stash.get(left_behind.CHANGED, [])
     if changed:
         terminalreporter.section("the checkout changed during the tests", red=True, bold=True)
     for line in changed:
         terminalreporter.line(line)
-    skipped = [
-        report
-        for report in terminalreporter.stats.get("skipped", [])
-        if isinstance(report.longrepr, tuple) and NO_LITE in report.longrepr[2]
-    ]
-    if not skipped:
-        return
-    terminalreporter.section(f"left out: {len(skipped)} tests, {NO_LITE}", red=True, bold=True)
-    for report in sorted(skipped, key=lambda report: report.nodeid):
-        terminalreporter.line(report.nodeid)
-    reason = skipped[0].longrepr[2].removeprefix("Skipped: ")
-    terminalreporter.line(reason.strip().replace("set-up:", ""))
+    for why in (NO_LITE, NO_NETWORK):
+        skipped = [
+            report
+            for report in terminalreporter.stats.get("skipped", [])
+            if isinstance(report.longrepr, tuple) and why in report.longrepr[2]
+        ]
+        if not skipped:
+            continue
+        terminalreporter.section(f"left out: {len(skipped)} tests, {why}", red=True, bold=True)
+        for report in sorted(skipped, key=lambda report: report.nodeid):
+            terminalreporter.line(report.nodeid)
+        reason = skipped[0].longrepr[2].removeprefix("Skipped: ")
+        terminalreporter.line(reason.strip().replace("set-up:", ""))

@@ -18,6 +18,7 @@ ENVIRONMENTS = (".venv", ".python")  # how their names begin
 # path -> time of the last change in ns and size; a link's target; "" for a folder
 State = dict[str, tuple[int, int] | str]
 BEFORE: pytest.StashKey[State] = pytest.StashKey()
+DOWNLOADS: pytest.StashKey[State] = pytest.StashKey()  # of the user's cache
 CHANGED: pytest.StashKey[list[str]] = pytest.StashKey()
 
 

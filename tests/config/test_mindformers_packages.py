@@ -1,13 +1,10 @@
 """Every yaml that comes in the mindformers packages for a model of ours runs, or says what is
 missing: the packages are fetched, and what came of each file last is in
-mindformers_yaml_outcomes.yaml. Without a network the tests are skipped."""
+mindformers_yaml_outcomes.yaml. Without a network the tests are left out."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,34 +28,6 @@ RANDOM = ("--load_checkpoint", "random", "--predict_data", "hello")
 Packages = Callable[[str], Path]
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Packages:
-    """The folder configs/ of a release, fetched once."""
-    folder = tmp_path_factory.mktemp("mindformers")
-
-    def configs(release: str) -> Path:
-        there = folder / release
-        if there.is_dir():
-            return there / "configs"
-        asked = ["--no-deps", "--only-binary=:all:", f"mindformers=={release}", "-d", str(folder)]
-        fetched = subprocess.run(
-            [sys.executable, "-m", "pip", "download", "--retries=0", "--timeout=15", *asked],
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        wheel = next(folder.glob(f"mindformers-{release}-*.whl"), None)
-        if wheel is None:
-            said = fetched.stderr.strip().splitlines()[-1:]
-            pytest.skip(f"the package mindformers=={release} could not be fetched: {said}")
-        with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if name.startswith("configs/")]
-            archive.extractall(there, names)
-        return there / "configs"
-
-    return configs
-
-
 def outcomes() -> dict[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load(OUTCOMES.read_text(encoding="utf-8"))
     return loaded
@@ -75,8 +44,10 @@ def files_of_ours(configs: Path) -> Iterator[tuple[str, bool]]:
 
 
 @pytest.mark.parametrize("release", outcomes()["sizes"])
-def test_each_file_is_taken_or_says_what_is_missing(package: Packages, release: str) -> None:
-    configs, found = package(release), {}
+def test_each_file_is_taken_or_says_what_is_missing(
+    mindformers_package: Packages, release: str
+) -> None:
+    configs, found = mindformers_package(release), {}
     for name, _ in files_of_ours(configs):
         try:
             given = ["--load_checkpoint", "x.ckpt", "--predict_data", "hello"]
@@ -94,9 +65,9 @@ def test_each_file_is_taken_or_says_what_is_missing(package: Packages, release: 
 
 @pytest.mark.parametrize("release", outcomes()["folder"])
 def test_each_file_of_a_folder_runs_or_says_what_the_model_is(
-    package: Packages, release: str, tmp_path: Path
+    mindformers_package: Packages, release: str, tmp_path: Path
 ) -> None:
-    configs, expected = package(release), outcomes()["folder"][release]
+    configs, expected = mindformers_package(release), outcomes()["folder"][release]
     assert {name for name, folder in files_of_ours(configs) if folder} == expected.keys()
     for name, kind in expected.items():
         folder = REFERENCE / kind
@@ -125,7 +96,7 @@ def test_each_file_of_a_folder_runs_or_says_what_the_model_is(
     ],
 )
 def test_some_files_really_run_with_small_sizes(
-    package: Packages, release: str, name: str, tmp_path: Path
+    mindformers_package: Packages, release: str, name: str, tmp_path: Path
 ) -> None:
     sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 4, "vocab_size": 320}
     if name.startswith(("llama2", "codellama")):
@@ -137,7 +108,7 @@ def test_some_files_really_run_with_small_sizes(
     flags = [
         word for key, value in sizes.items() for word in (f"--model.model_config.{key}", value)
     ]
-    line = ["--config", package(release) / f"{name}.yaml", *HERE, *RANDOM, *flags]
+    line = ["--config", mindformers_package(release) / f"{name}.yaml", *HERE, *RANDOM, *flags]
     more = ["processor.tokenizer.type=ByteTokenizer", f"output_dir={tmp_path}", "max_new_tokens=3"]
     more += ["processor.tokenizer.tokenizer_file=null"]
     assert main([*map(str, line), *more, "verbosity=0"]) == 0

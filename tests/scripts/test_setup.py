@@ -341,6 +341,28 @@ def test_tests_go_without_lite_where_there_is_no_python_for_it(
     assert done.returncode == 3 and "installing the packages failed" in done.stderr
 
 
+def test_tests_without_a_network_are_named(checkout: Path, tmp_path: Path) -> None:
+    tests = checkout / "tests"
+    shutil.copytree(ROOT / "conf", checkout / "conf")
+    tests.mkdir()
+    for name in ("conftest.py", "left_behind.py", "paths.py"):
+        shutil.copy(ROOT / "tests" / name, tests)
+    (tests / "test_some.py").write_text(
+        "def test_model(smollm2_gguf): pass\n"
+        "def test_yaml(mindformers_package): mindformers_package('1.0.2')\n"
+        "def test_other(): pass\n"
+    )
+    env = os.environ | {"PIP_NO_INDEX": "1", "LITE_RUNNER_CACHE": str(tmp_path / "empty")}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests"]
+    done = run(*command, cwd=checkout, env=env)
+    assert done.returncode == 0, done.stdout
+    told = done.stdout[done.stdout.index("left out: 2 tests, without a network") :]
+    names = ["tests/test_some.py::test_model", "tests/test_some.py::test_yaml"]
+    assert told.splitlines()[1:3] == names
+    done = run(*command, "-m", "not network", cwd=checkout, env=env)
+    assert "1 passed, 2 deselected" in done.stdout
+
+
 def test_tests_that_are_left_out_are_named(checkout: Path, no_python: dict[str, str]) -> None:
     tests = checkout / "tests"
     tests.mkdir()
