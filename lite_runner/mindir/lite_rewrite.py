@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.message import DecodeError
 from mindspore.train import mind_ir_pb2
 
 from lite_runner.errors import ArtifactError
+from lite_runner.system.protobuf import parse_message
 
 MINDIR_VERSION, IR_VERSION = 1, "0.1.1"
 PRIMITIVE = "REF::"  # a node's op_type: this and the name of an entry of `primitives`
@@ -47,10 +47,9 @@ def rewrite_for_lite(path: Path) -> None:
     Raises ArtifactError, leaving the file unchanged, if it is no MindIR or already rewritten, or
     has an operator outside the tables or an attribute that is not constant.
     """
-    model = mind_ir_pb2.ModelProto()
     try:
-        model.ParseFromString(path.read_bytes())
-    except DecodeError as error:
+        model = parse_message(mind_ir_pb2.ModelProto, path.read_bytes())
+    except ValueError as error:
         raise ArtifactError(f"{path}: no MindIR, or encrypted: {error}") from error
     if not model.graph.node:
         raise ArtifactError(f"{path}: no MindIR, or one without operators")

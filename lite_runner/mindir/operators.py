@@ -16,7 +16,6 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from google.protobuf.message import DecodeError
 from mindspore import Tensor, nn
 from mindspore.train import mind_ir_pb2
 from mindspore.train.mind_ir_pb2 import TensorProto
@@ -26,6 +25,7 @@ from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.mindir.writer import GRAPH_SUFFIX
 from lite_runner.native.packing import ALIGNMENT, aligned
 from lite_runner.system.files import temporary_folder
+from lite_runner.system.protobuf import parse_message
 
 LIBRARY = "operators.so"
 OPERATORS = ("Embedding", "Layers", "Head")
@@ -117,7 +117,7 @@ def resolve(path: Path, library: Path, target: Path) -> Resolved:
         _set_library(model.primitives, str(library))
         _check_nodes([model.graph, *model.functions])
         stored = {_short(one.name): _stored(one, path.parent) for one in model.graph.parameter}
-    except ValueError as error:
+    except (ValueError, OSError) as error:  # OSError: a location that no file can have
         raise ArtifactError(f"{path}: {error}", AGAIN) from error
     for one in model.graph.parameter:
         one.ClearField("external_data")
@@ -165,18 +165,16 @@ def _check_nodes(graphs: Iterable[Any]) -> None:
 
 
 def _read(path: Path) -> Any:
-    model = mind_ir_pb2.ModelProto()
     try:
         with path.open("rb") as file:
             content = file.read(MAX_GRAPH + 1)
         if len(content) > MAX_GRAPH:
             raise ArtifactError(f"{path}: more than {MAX_GRAPH} bytes without its parameters")
-        model.ParseFromString(content)
+        return parse_message(mind_ir_pb2.ModelProto, content)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}", AGAIN) from error
-    except DecodeError as error:
+    except ValueError as error:
         raise ArtifactError(f"{path}: no MindIR, or a damaged one: {error}", AGAIN) from error
-    return model
 
 
 def _stored(parameter: Any, folder: Path) -> Stored:

@@ -11,6 +11,7 @@ from mindspore.train import mind_ir_pb2
 
 from lite_runner.errors import ArtifactError
 from lite_runner.mindir.wire import fields, varint
+from lite_runner.system.protobuf import parse_message
 
 MAX_KEPT = 64 * 2**20  # bytes of a graph without its values
 MAX_NODE = 64 * 2**10  # a larger node is a table, whose values are not needed
@@ -31,12 +32,12 @@ def read_model(path: Path) -> Any:
                     f"{path}: encrypted, and without a manifest that describes it",
                     "give the folder with its manifest.json and infer.enc_key",
                 )
-            model = mind_ir_pb2.ModelProto.FromString(_model(data))
+            model = parse_message(mind_ir_pb2.ModelProto, _model(data))
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
     except _TooLarge as error:
         raise ArtifactError(f"{path}: more than {MAX_KEPT} bytes without its weights") from error
-    except ValueError as error:  # DecodeError is one; so is what mmap says of an empty file
+    except ValueError as error:  # also what mmap says of an empty file
         raise ArtifactError(f"{path}: no MindIR, or damaged: {error}") from error
     if not model.graph.input:
         raise ArtifactError(f"{path}: no MindIR, or without inputs")

@@ -149,12 +149,13 @@ def read_model(path: Path, *, space_after_special: bool = True) -> Vocabulary:
     model."""
     from sentencepiece import sentencepiece_model_pb2
 
-    proto = sentencepiece_model_pb2.ModelProto()
+    from lite_runner.system.protobuf import parse_message
+
     try:
-        proto.ParseFromString(path.read_bytes())
+        proto = parse_message(sentencepiece_model_pb2.ModelProto, path.read_bytes())
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error.strerror or error}") from error
-    except Exception as error:  # protobuf's DecodeError
+    except ValueError as error:
         raise ArtifactError(f"{path}: not a sentencepiece model: {error}") from error
     if not proto.pieces:
         raise ArtifactError(f"{path}: not a sentencepiece model: it has no pieces")

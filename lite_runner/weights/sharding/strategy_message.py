@@ -11,11 +11,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import atomic_write
 from lite_runner.system.json_file import parse_json
+from lite_runner.system.protobuf import parse_message
 
 HINT = "give src_strategy_path_or_dir= the ckpt_strategy_rank_N.ckpt that the training wrote"
 
@@ -60,7 +61,7 @@ def read(file: Path) -> Any:
     content = file.read_bytes()
     try:
         found = _of_json(parse_json(content)) if file.suffix == ".json" else _of_bytes(content)
-    except (message.DecodeError, ValueError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise ArtifactError(f"{file}: not a strategy file: {error}", HINT) from error
     if not found.IsInitialized() or not found.parallel_layout_item:
         raise ArtifactError(f"{file}: not a strategy file: it holds no layout", HINT)
@@ -94,9 +95,7 @@ def shards_optimizer(held: Any) -> bool:
 
 
 def _of_bytes(content: bytes) -> Any:
-    found = new("ParallelStrategyMap")
-    found.ParseFromString(content)
-    return found
+    return parse_message(_classes()["ParallelStrategyMap"], content)
 
 
 def _of_json(raw: Any) -> Any:

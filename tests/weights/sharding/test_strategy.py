@@ -125,6 +125,10 @@ def test_merging_again_leaves_the_merged_file_out(tmp_path: Path) -> None:
         (b"", "holds no layout"),
         (b"\xff" * 40, "not a strategy file"),
         (b"\x0a\x05hello", "not a strategy file"),
+        (
+            b"\x08\x00\x1a\x0f\x0a\x03w\xff\xfe\x12\x08\x28\x00\x30\x00\x38\x00\x0a\x00",
+            "UTF-8|utf-8",
+        ),
     ],
 )
 def test_what_is_no_strategy(tmp_path: Path, content: bytes, reason: str) -> None:
