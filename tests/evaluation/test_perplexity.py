@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
+from lite_runner import progress
 from lite_runner.errors import RunnerError
 from lite_runner.evaluation.perplexity import evaluate, windows
 from tests.evaluation.fake_backend import FakeBackend, logits_of_positions
@@ -62,6 +66,22 @@ def test_each_token_counts_with_its_own_window(
     assert found.perplexity == pytest.approx(math.exp(np.mean(losses)), rel=1e-6)
     assert (found.scored_tokens, found.tokens) == (len(losses), tokens)
     assert not found.interrupted
+
+
+@pytest.mark.parametrize(("stride", "shown"), [(10, [10, 10, 10, 10]), (4, [10, *[4] * 7, 2])])
+def test_progress_counts_every_token_once(
+    monkeypatch: pytest.MonkeyPatch, stride: int, shown: list[int]
+) -> None:
+    advanced: list[int] = []
+
+    @contextlib.contextmanager
+    def step(name: str, total: int, unit: str) -> Iterator[SimpleNamespace]:
+        assert total == 40
+        yield SimpleNamespace(advance=advanced.append)
+
+    monkeypatch.setattr(progress, "step", step)
+    evaluate(FakeBackend(), np.ones(40, np.int32), 10, stride)
+    assert advanced == shown
 
 
 def test_ctrl_c_keeps_the_windows_that_are_done() -> None:

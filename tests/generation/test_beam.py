@@ -10,6 +10,7 @@ import pytest
 
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError, RunnerError
+from lite_runner.generation.beam import _best_first as best_first
 from tests.generation.mock import generated
 
 CASES = json.loads(
@@ -51,6 +52,14 @@ def test_several_prompts_share_the_slots(backend: Callable[..., Any]) -> None:
         (prompt, ret) for prompt in range(5) for ret in range(2)
     ]
     assert [c.token_ids for c in together] == [c.token_ids for part in alone for c in part]
+
+
+def test_the_best_are_counted_and_in_order() -> None:
+    """Of equal ones the first; as many as there are at most."""
+    values = np.array([1.0, 3.0, 2.0, 3.0, 0.0])
+    assert best_first(values, 3).tolist() == [1, 3, 2]
+    assert best_first(values, 1).tolist() in ([1], [3])
+    assert best_first(values, 5).tolist() == best_first(values, 9).tolist() == [1, 3, 2, 0, 4]
 
 
 def test_hooks(backend: Callable[..., Any]) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from lite_runner.backends.base import Row
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.generation import Scheduler, check_lengths, generate
@@ -444,6 +446,30 @@ def test_timing_counts_tokens(backend: Backends) -> None:
     empty = generated(backend(), [], config).timing
     assert empty.prefill_tok_s is None and empty.decode_tok_s is None
     assert empty.time_to_first_token_s is None
+
+
+def test_times_are_those_of_the_steps(backend: Backends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second a token, shared equally; compiling counts for the first token alone."""
+    now, mock = 100.0, backend(slots=2)
+    forward = mock.forward
+
+    def slow(rows: Sequence[Row]) -> NDArray[np.float32]:
+        nonlocal now
+        now += 0.25 + sum(len(row.tokens) for row in rows)
+        mock.compile_s += 0.25
+        logits: NDArray[np.float32] = forward(rows)
+        return logits
+
+    monkeypatch.setattr(mock, "forward", slow)
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    names = ["a", None, "a"]
+    result = generated(mock, PROMPTS[:3], GenerationConfig(max_new_tokens=4), names)
+    timing = result.timing
+    assert (timing.prefill_s, timing.decode_s) == pytest.approx((10, 9))
+    assert (timing.prefill_tok_s, timing.decode_tok_s) == pytest.approx((1, 1))
+    first = sum(len(row.tokens) for row in mock.steps[0])
+    assert timing.time_to_first_token_s == pytest.approx(first + 0.25)
+    assert result.adapter_s == pytest.approx({"a": 3 + 6 + 2 * 3, None: 1 + 3})
 
 
 @pytest.mark.parametrize("adapter_slots", [1, 2])

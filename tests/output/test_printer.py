@@ -7,10 +7,11 @@ import json
 
 import pytest
 
+from lite_runner import progress
 from lite_runner.config.generation import FinishReason, GenerationConfig
 from lite_runner.config.prompt import Message, Request
 from lite_runner.generation import Completion
-from lite_runner.output.printer import Format, Printer, advice
+from lite_runner.output.printer import SPEED_INTERVAL_S, Format, Printer, Speedometer, advice
 from lite_runner.plan.job import Job
 from lite_runner.text.tokenizer import byte_tokenizer
 
@@ -111,3 +112,15 @@ def test_a_chat_model_that_has_nothing_to_say_is_asked_another_way() -> None:
     (line,) = rows_of(job(Request("a")), ("\n", "stop"))
     assert "chat=true" in line
     assert rows_of(job(Request("a")), ("x", "stop")) == []
+
+
+def test_the_speed_is_of_the_tokens_since_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, shown = 50.0, list[str]()
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr(progress, "status", shown.append)
+    speed = Speedometer()
+    for _ in range(3):
+        speed.count()
+        now += SPEED_INTERVAL_S / 2
+    rate = 2 / SPEED_INTERVAL_S
+    assert shown == [f"generate: 3 tokens, {rate:.1f} tokens/s"]

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.prompt import Request
-from lite_runner.plan.job import Job
+from lite_runner.config.ranks import Ranks
+from lite_runner.model.adapters import AdapterJob
+from lite_runner.plan.job import Job, fit, share
+from tests.models import model_named
 
 SHARED = GenerationConfig(max_new_tokens=4, seed=7)
 
@@ -32,3 +43,45 @@ def test_a_job_is_scored_where_one_prompt_asks_for_it() -> None:
     assert not job(Request("a"), Request("b", logprobs=5)).needs_prompt_logits
     assert job(Request("a"), Request("b", prompt_logprobs=0)).needs_prompt_logits
     assert Job((), (), SHARED, slots=1, length=9, all_logits=True).needs_prompt_logits
+
+
+@pytest.mark.parametrize(("tokenizers", "kept"), [(9, 9), (None, None), ("none", 256)])
+def test_a_prompt_that_is_cut_keeps_the_tokenizers_bos(
+    tokenizers: object, kept: int | None, resolve: Callable[..., Any]
+) -> None:
+    """Which may be another than the model's, or none; only without a tokenizer the model knows."""
+    model = replace(model_named("tiny_llama"), bos_token_id=256)
+    config = resolve("model=tiny_llama", "predict_data=x", "truncate=left", "max_new_tokens=6")
+    tokenizer = None
+    if tokenizers != "none":
+        tokenizer = SimpleNamespace(bos_token_id=tokenizers, eos_token_ids=(7,))
+    start = 256 if kept is None else kept
+    long = [start, *(number % 250 for number in range(400))]
+    job = fit(config, SimpleNamespace(model=model), tokenizer, [long, [start, 1]])  # type: ignore[arg-type]
+    longest = model.seq_length - 6
+    assert len(job.tokens[0]) == longest and job.tokens[1] == [start, 1]
+    if kept is None:
+        assert job.tokens[0] == long[-longest:]
+    else:
+        assert job.tokens[0] == [kept, *long[-longest + 1 :]]
+
+
+@pytest.mark.parametrize(("prompts", "cuts"), [(3, [0, 2, 3]), (4, [0, 2, 4]), (1, [0, 1, 1])])
+def test_a_replicas_prompts_have_their_own_adapters(
+    prompts: int, cuts: list[int], resolve: Callable[..., Any]
+) -> None:
+    config = resolve("model=tiny_llama", "predict_data=x")
+    names = ["en", None, "zh", "en"][:prompts]
+    requests = [Request(str(number)) for number in range(prompts)]
+    tokens = [[number + 1] for number in range(prompts)]
+    whole = Job(requests, tokens, SHARED, slots=2, length=9, adapters=AdapterJob((), names))
+    for replica, (first, end) in enumerate(pairwise(cuts)):
+        mine = share(config, whole, Ranks(replica, 2, 1))
+        assert mine.tokens == tokens[first:end] and mine.requests == requests[first:end]
+        assert mine.first_index == first and mine.length == 9
+        found = [mine.adapter_name(first + place) for place in range(end - first)]
+        assert found == names[first:end]
+        assert mine.adapters is not None and mine.adapters.of_prompts == names[first:end]
+        assert [one.adapter for one in mine.scheduler_requests()] == names[first:end]
+        drawn = [one.seed_key for one in mine.scheduler_requests()]
+        assert drawn == [(SHARED.seed, number) for number in range(first, end)]

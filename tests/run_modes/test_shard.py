@@ -87,6 +87,17 @@ def test_the_strategies_alone() -> None:
     assert read_strategy(folder) == strategy_of(model_named("tiny_llama"), Ranks(0, 1, 4))
 
 
+@pytest.mark.parametrize("alone", [["only_save_strategy=true"], ["load_checkpoint=random"]])
+def test_what_is_there_is_replaced_only_where_that_is_asked_for(alone: list[str]) -> None:
+    Path("mine").mkdir()
+    Path("mine/thesis.txt").write_text("years of work")
+    line = [*SHARD, TINY, "parallel=tp2", *alone, "shard_output=mine"]
+    refused(line, 2)
+    refused([*line, "dry_run=true"], 2)
+    assert main([*line, "overwrite=true"]) == 0
+    assert not Path("mine/thesis.txt").exists() and list(Path("mine").rglob("*.ckpt"))
+
+
 def test_rank_by_rank() -> None:
     cut = [TINY, "load_checkpoint=random", "parallel=tp2"]
     for rank in range(2):

@@ -139,3 +139,16 @@ def test_contradicting_vocabularies(sentencepiece_model: Model) -> None:
     twice = [*vocabulary.pieces[:-1], vocabulary.pieces[5]]
     with pytest.raises(ArtifactError, match=r"1 of \d+ pieces occur twice"):
         build_tokenizer(replace(vocabulary, pieces=twice), source="test")
+
+
+@pytest.mark.parametrize("first", ["bos", "eos", "pad", "unk"])
+def test_a_special_token_may_be_the_first_of_all(sentencepiece_model: Model, first: str) -> None:
+    """0 is an id as any other; -1 says that there is none."""
+    ids = {"bos": 1, "eos": 2, "unk": 3, "pad": -1} | {first: 0}
+    path = sentencepiece_model(**{f"{name}_id": id for name, id in ids.items()})
+    special = read_model(path).special
+    assert (special.bos, special.eos, special.unk) == ("<s>", ("</s>",), "<unk>")
+    assert special.pad == ("<pad>" if first == "pad" else None)
+    without = {"bos_id": -1, "eos_id": -1, "pad_id": -1, "unk_id": 0}
+    special = read_model(sentencepiece_model(**without)).special
+    assert (special.bos, special.eos, special.pad) == (None, (), None)

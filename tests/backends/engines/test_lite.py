@@ -269,6 +269,27 @@ def test_ge_files_are_given_as_they_are(
     assert all(build[5] is None for build in builds)
 
 
+@pytest.mark.parametrize("given", ["sections", "files"])
+def test_a_wheel_that_takes_no_ge_options_so(
+    lite: ModuleType, count: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """Neither a dict nor a file; a dict alone, which no file can be given in."""
+
+    def neither(self: object, model_path: str, model_type: object, context: object) -> None: ...
+    def dict_alone(
+        self: object, model_path: str, model_type: object, context: object, config_dict: object
+    ) -> None: ...
+
+    ini = tmp_path / "a.ini"
+    ini.write_text("[ascend_context]\n")
+    ge = GeConfig(sections=SECTIONS) if given == "sections" else GeConfig(files=(ini,))
+    build = neither if given == "sections" else dict_alone
+    monkeypatch.setattr(lite.Model, "build_from_file", build)
+    with pytest.raises(EnvironmentFault, match="takes no GE options"):
+        engine({"prefill": count, "increment": count}, ge=ge)
+    assert not [call for call in lite.calls if call[0] == "build"]
+
+
 def test_ge_options_that_do_not_fit(lite: ModuleType, count: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="only on Ascend, not on CPU"):
         engine({"model": count}, ge=GeConfig(sections=SECTIONS))

@@ -142,6 +142,23 @@ def test_shards_of_mindspore_are_read(
         same(shards.whole(), source)
 
 
+def test_one_rank_needs_no_strategy(
+    tmp_path: Path, configs: Configs, values: Values, same: Same
+) -> None:
+    """As a training on one device leaves it: with the model known, and without. Of two ranks
+    without a strategy nobody knows how they are cut."""
+    model = configs["llama"]
+    source = values(model)
+    write_ckpt(tmp_path / "set/rank_0/llama_rank_0-5_2.ckpt", source)
+    for known in (model, None):
+        shards = open_shards(tmp_path / "set", known)
+        assert shards.describe() == "tp=1 dp=1"
+        same(shards.whole(), source)
+    shutil.copytree(tmp_path / "set/rank_0", tmp_path / "set/rank_1")
+    with pytest.raises(ArtifactError, match="nothing says how its 2 ranks are cut"):
+        open_shards(tmp_path / "set", None)
+
+
 def test_a_set_in_stages_of_a_pipeline(
     tmp_path: Path, configs: Configs, values: Values, same: Same
 ) -> None:
