@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +31,8 @@ def check_tokenizer(backend: tokenizers.Tokenizer) -> None:
                     raise ValueError(f"the pattern {pattern[:80]!r}: {error}") from None
             if step.get("type") == "Replace":
                 growth *= _growth(step)
+            if step.get("type") == "Precompiled":
+                growth *= _charsmap_growth(step["precompiled_charsmap"])
             if len(str(step.get("prepend", ""))) > MAX_PREFIX:
                 raise ValueError(f"a prefix of more than {MAX_PREFIX} characters")
         if growth > MAX_GROWTH:
@@ -41,6 +44,14 @@ def _growth(replace: dict[str, Any]) -> float:
     pattern, content = replace["pattern"], len(replace["content"])
     taken = len(pattern.get("String", "")) or 1
     return max(1.0, content / taken, content + 1 if pattern.get("String") == "" else 0)
+
+
+def _charsmap_growth(encoded: str) -> float:
+    """The same of SentencePiece's map of characters: a trie's size, the trie, and what it leads to,
+    each with a NUL behind it."""
+    raw = base64.b64decode(encoded)
+    texts = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")
+    return max(1.0, *(len(text.decode("utf-8", "ignore")) for text in texts))
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -214,6 +215,12 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
+def _charsmap(text: str) -> dict[str, Any]:
+    """SentencePiece's map of characters, with an empty trie, to this text."""
+    raw = (8).to_bytes(4, "little") + bytes(8) + text.encode() + b"\0"
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(raw).decode()}
+
+
 def _sequence(steps: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "Sequence", "normalizers": steps}
 
@@ -234,6 +241,8 @@ def _sequence(steps: list[dict[str, Any]]) -> dict[str, Any]:
         ),
         ({"normalizer": _replace({"String": ""}, "a" * 99)}, "make a text 100 times as long"),
         ({"normalizer": {"type": "Prepend", "prepend": "a" * 99}}, "a prefix of more than 64"),
+        ({"normalizer": _charsmap("ä" * 99)}, "make a text 99 times as long"),
+        ({"normalizer": _sequence([_charsmap("a" * 18)] * 2)}, "make a text 324 times as long"),
     ],
 )
 def test_a_tokenizer_that_may_take_forever(
@@ -243,6 +252,13 @@ def test_a_tokenizer_that_may_take_forever(
     path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | changes))
     with pytest.raises(ArtifactError, match=rf"tokenizer\.json: not a tokenizer: .*{expected}"):
         load_tokenizer(path, model_vocab=None)
+
+
+def test_a_map_of_characters_is_taken(folder: Folder) -> None:
+    path = folder() / "tokenizer.json"
+    longest = _charsmap("\u0635\u0644\u0649 " * 4)  # of NFKC: U+FDFA becomes 18 characters
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"normalizer": longest}))
+    load_tokenizer(path, model_vocab=None)
 
 
 def test_a_tokenizer_that_panics_or_fails() -> None:
