@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
@@ -424,3 +424,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(report.nodeid)
         reason = skipped[0].longrepr[2].removeprefix("Skipped: ")
         terminalreporter.line(reason.strip().replace("set-up:", ""))
+
+
+@pytest.fixture
+def registry() -> Iterator[None]:
+    """What a test registers is gone behind it."""
+    from lite_runner.architectures import KNOWN
+    from lite_runner.mindir import pair_inputs, write_static_pair
+
+    tables: list[dict[Any, Any]] = [KNOWN, pair_inputs.MAPPING, write_static_pair.STEPS]
+    before = [dict(table) for table in tables]
+    yield
+    for table, old in zip(tables, before, strict=True):
+        table.clear()
+        table.update(old)

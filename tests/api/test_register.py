@@ -46,6 +46,8 @@ from lite_runner.weights.layouts import Parameter
 from lite_runner.weights.read_ahead import ReadAhead
 from lite_runner.weights.tensor import LazyTensor
 
+pytestmark = pytest.mark.usefixtures("registry")
+
 VOCAB, HIDDEN, HEADS, LAYERS, LENGTH = 300, 32, 4, 2, 48
 EPS = 1e-5
 Arrays = dict[str, NDArray[np.float32]]
@@ -150,17 +152,6 @@ class ForeignIncrement(ForeignPrefill):
     def construct(self, lengths: Tensor, tokens: Tensor) -> Tensor:
         lengths = lengths.astype(ms.int32)
         return self.network(tokens, lengths - 1, lengths, None)
-
-
-@pytest.fixture(autouse=True)
-def registry() -> Iterator[None]:
-    """What a test registers is gone behind it."""
-    tables: list[dict[Any, Any]] = [KNOWN, pair_inputs.MAPPING, write_static_pair.STEPS]
-    before = [dict(table) for table in tables]
-    yield
-    for table, old in zip(tables, before, strict=True):
-        table.clear()
-        table.update(old)
 
 
 def register_toy(**options: Any) -> None:
