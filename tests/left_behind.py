@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -15,8 +16,8 @@ EDITED = frozenset({".py", ".sh", ".md", ".cc", ".h", ".inl", ".yaml", ".toml", 
 CACHES = {".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
 ENVIRONMENTS = (".venv", ".python")  # how their names begin
 
-# path -> time of the last change in ns and size; a link's target; "" for a folder
-State = dict[str, tuple[int, int] | str]
+# path -> time of the last change in ns, size, SHA-256 or ""; a link's target; "" for a folder
+State = dict[str, tuple[int, int, str] | str]
 BEFORE: pytest.StashKey[State] = pytest.StashKey()
 DOWNLOADS: pytest.StashKey[State] = pytest.StashKey()  # of the user's cache
 CHANGED: pytest.StashKey[list[str]] = pytest.StashKey()
@@ -27,8 +28,9 @@ def checkout() -> State:
     return files(ROOT, EDITED)
 
 
-def files(root: Path, but: frozenset[str] = frozenset()) -> State:
-    """All files, links and folders below `root` but those of tools, and files that end in `but`."""
+def files(root: Path, but: frozenset[str] = frozenset(), *, contents: bool = False) -> State:
+    """All files, links and folders below `root` but those of tools, and files that end in `but`;
+    with `contents` their SHA-256 too."""
     found: State = {}
     for folder, folders, names in os.walk(root):
         folders[:] = [
@@ -40,7 +42,8 @@ def files(root: Path, but: frozenset[str] = frozenset()) -> State:
                 found[name] = str(path.readlink())
             elif path.is_file() and path.suffix not in but:
                 about = path.stat()
-                found[name] = (about.st_mtime_ns, about.st_size)
+                digest = hashlib.sha256(path.read_bytes()).hexdigest() if contents else ""
+                found[name] = (about.st_mtime_ns, about.st_size, digest)
             elif path.is_dir():
                 found[name] = ""
     return found

@@ -18,7 +18,7 @@ RUN_FOLDER = re.compile(
 def refused(words: Sequence[str], code: int) -> None:
     """The command line ends in `code`, and writes to the working folder nothing but the run's own:
     no result, no artifact or a part of one, and no change to what is there."""
-    before = left_behind.files(Path())
+    before = left_behind.files(Path(), contents=True)
     assert main(list(words)) == code
-    written = left_behind.changes(before, left_behind.files(Path()))
+    written = left_behind.changes(before, left_behind.files(Path(), contents=True))
     assert [one for one in written if not RUN_FOLDER.fullmatch(one.partition(": ")[2])] == []

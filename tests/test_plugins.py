@@ -14,6 +14,7 @@ from lite_runner.architectures import KNOWN
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.plugins import GROUP, register_from, register_plugins
 from lite_runner.text.tokenizer import byte_tokenizer
+from tests.refusals import refused
 
 MODEL = """
 import dataclasses
@@ -132,5 +133,5 @@ def test_a_yaml_cannot_name_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
     file = tmp_path / "c.yaml"
     for key in ("register_path", "plugins"):
         file.write_text(f"{key}: plugins\ntrainer: {{model_name: gpt2}}\n", encoding="utf-8")
-        assert main(["--config", str(file), "--predict_data", "hi"]) == 2
+        refused(["--config", str(file), "--predict_data", "hi"], 2)
         assert "taken from the command line only" in capsys.readouterr().err

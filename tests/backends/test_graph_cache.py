@@ -46,7 +46,6 @@ def test_the_second_run_compiles_nothing(
     second, told = predict()
     assert "compile the" not in told
     assert second["results"] == first["results"]
-    assert second["timing"]["compile_s"] < first["timing"]["compile_s"]
 
 
 def test_a_damaged_graph_is_compiled_anew(

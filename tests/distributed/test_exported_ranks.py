@@ -17,6 +17,7 @@ from lite_runner.app import main
 from lite_runner.mindir.manifest import read_manifest
 from lite_runner.mindir.writer import ASCEND_GROUP, name_group
 from tests.paths import ROOT
+from tests.refusals import refused
 
 JOB = ("model=tiny_llama", "max_new_tokens=6", "eos_token_id=[]", "context.device_target=CPU")
 PROMPTS = ("predict_data=[I love Beijing,what color]",)
@@ -104,7 +105,7 @@ def test_what_does_not_go_together(
 ) -> None:
     monkeypatch.chdir(folder)
     given = [] if "run_mode=export" in settings else [*PROMPTS, "infer.model_dir=x"]
-    assert main(["model=tiny_llama", "backend=mslite", *given, *settings]) == 2
+    refused(["model=tiny_llama", "backend=mslite", *given, *settings], 2)
     assert said in capsys.readouterr().err
 
 

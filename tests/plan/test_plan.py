@@ -16,6 +16,7 @@ from lite_runner.run_modes import from_dict, heads, resolve, run_mode
 from lite_runner.shared_plan import plan_for_ranks
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights import source
+from tests.refusals import refused
 
 WriteModel = Callable[..., Path]
 TEXT = "eval_data=text.txt"
@@ -68,7 +69,7 @@ def test_a_missing_checkpoint_is_found(
 ) -> None:
     options, _ = MODES[mode]
     line = ["model=tiny_llama", f"run_mode={mode}", "dry_run=true", *options]
-    assert main([*line, "load_checkpoint=tony"]) == 4
+    refused([*line, "load_checkpoint=tony"], 4)
     assert "near it: tiny" in capsys.readouterr().err
 
 
@@ -79,7 +80,7 @@ def test_what_would_be_fetched_is_told(here: Path, capsys: pytest.CaptureFixture
         (told,) = [row for row in capsys.readouterr().out.splitlines() if "would be" in row]
         assert told.startswith(f"checkpoint    {where}")
     # Its sizes lie there too: nothing can be told without them.
-    assert main([*line, "model=auto", "load_checkpoint=hf://some/thing"]) == 4
+    refused([*line, "model=auto", "load_checkpoint=hf://some/thing"], 4)
     assert "dry_run=true fetches nothing" in capsys.readouterr().err
 
 
@@ -90,7 +91,7 @@ def test_an_output_that_exists_is_found(here: Path, capsys: pytest.CaptureFixtur
         (here / "out/some").touch()
         (here / "out.safetensors").touch()
         line = ["model=auto", f"run_mode={mode}", "dry_run=true", *options]
-        assert main([*line, "load_checkpoint=tiny"]) == 2
+        refused([*line, "load_checkpoint=tiny"], 2)
         assert "exists already" in capsys.readouterr().err
 
 

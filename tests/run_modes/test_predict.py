@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -241,24 +242,42 @@ def test_a_checkpoint_without_tokenizer_ends_in_4_before_it_is_loaded(
     assert "processor.tokenizer.tokenizer_file=" in captured
 
 
+# A run whose fourth step waits for Ctrl-C.
+WAITS = """
+import sys, time
+from lite_runner.app import main
+from lite_runner.generation import Scheduler
+
+def step(self, step=Scheduler.step):
+    if self.timing.decode_tokens == 3:
+        print("waiting", file=sys.stderr, flush=True)
+        time.sleep(600)
+    return step(self)
+
+Scheduler.step = step
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "run_lite.py"), "model=tiny_llama", "predict_data=long"]
     process = subprocess.Popen(
-        [*command, "eos_token_id=[]", "max_new_tokens=250"],
+        [sys.executable, "-c", WAITS, "model=tiny_llama", "predict_data=long", "eos_token_id=[]"],
         cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        text=True,
     )
-    assert process.stdout is not None
-    process.stdout.read(1)  # the first text is out
+    assert process.stderr is not None
+    said = iter(process.stderr.readline, "waiting\n")
+    assert all(said)  # "" is the end of a run that did not come to wait
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    text, errors = process.communicate()
     result = json.loads((tmp_path / "outputs/latest/result.json").read_text(encoding="utf-8"))
     (row,) = result["results"]
-    if row["finish_reason"] == "length":  # it was done before the signal came
-        pytest.fail("the run was too quick to interrupt; ask for more tokens")
     assert process.returncode == 130, errors
-    assert row["finish_reason"] == "interrupted" and 0 < row["generated_tokens"] < 250
+    assert (row["finish_reason"], row["generated_tokens"]) == ("interrupted", 4)
+    assert text == f"{row['text']}\n"
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(

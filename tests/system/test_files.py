@@ -49,6 +49,50 @@ def orphaned(kind: str, folder: Path, *, kill: bool = True) -> subprocess.Popen[
     return child
 
 
+# Replaces the folder `set` by `other`, and is killed beside one of the system's renames.
+SWAP = """
+import os, shutil, signal, sys
+from pathlib import Path
+from lite_runner.system import files
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def rename(self, target, rename=Path.rename):
+    rename(self, target)
+    die()
+
+def exchange(one, other, exchange=files._exchange):
+    if sys.argv[1] == "before":
+        die()
+    done = exchange(one, other)
+    if done:
+        die()
+    return done
+
+files._exchange, Path.rename = exchange, rename
+with files.new_folder(Path("set")) as fresh:
+    shutil.copytree("other", fresh, dirs_exist_ok=True)
+"""
+
+
+@pytest.mark.parametrize(("when", "stands"), [("before", "set"), ("behind", "other")])
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_killed_while_names_are_swapped(tmp_path: Path, when: str, stands: str, kind: str) -> None:
+    """There is no moment in which neither stands there: two renames would have one."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/name").write_text("other")
+    old = tmp_path / "set"
+    if kind == "folder":
+        old.mkdir()
+        old = old / "name"
+    old.write_text("set")
+    died = subprocess.run([sys.executable, "-c", SWAP, when], cwd=tmp_path)
+    assert died.returncode == -signal.SIGKILL
+    now = tmp_path / "set" if (tmp_path / "set").is_file() else tmp_path / "set/name"
+    assert now.read_text() == stands
+
+
 def age(folder: Path) -> None:
     then = time.time() - 3600
     for path in folder.iterdir():

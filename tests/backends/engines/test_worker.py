@@ -200,10 +200,9 @@ def test_arrays_stay_readable_after_the_end(lite_python: Path, tiny_mindir: Path
     x = engine.bind("model", SHAPES)[0]
     x[...] = 3
     (_, product, _) = engine.run("model")
-    began = time.monotonic()
     engine.close()
     engine.close()
-    assert time.monotonic() - began < 2 and not is_running(engine.pid)
+    assert not is_running(engine.pid)
     assert (x == 3).all() and (product == 9).all()
     with pytest.raises(RunnerError, match="already closed"):
         engine.run("model")
