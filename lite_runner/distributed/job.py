@@ -17,8 +17,9 @@ import psutil  # type: ignore[import-untyped]
 from lite_runner import progress
 from lite_runner.config.cluster import Cluster
 from lite_runner.distributed import msrun
+from lite_runner.distributed.how_ended import exit_text, last_lines, scheduler_text, tail
 from lite_runner.distributed.monitor import RankFailure, RankMonitor
-from lite_runner.distributed.processes import has_ended, kill_all, scheduler_of
+from lite_runner.distributed.processes import exit_code, has_ended, kill_all, scheduler_of
 from lite_runner.distributed.stopping import STOP_FILE, STOP_S, StopFlags, stop_on_ctrl_c
 from lite_runner.errors import (
     EXIT_ARTIFACT,
@@ -39,7 +40,6 @@ MAX_UNANSWERED = 5  # polls in a row
 MSRUN_POLL_S = 2.0  # msrun polls its ranks once a second
 MSRUN_EXTRA_S = 30  # added to its timeout: our message names the rank, msrun's does not
 MESSAGE_LINES = 4
-LOG_LINES = 8  # of a log or traceback in a message
 STOPPING = "the ranks stop and write what there is; Ctrl-C once more ends them at once"
 _KINDS: dict[int, type[RunnerError]] = {
     EXIT_CONFIG: ConfigError,
@@ -169,6 +169,8 @@ class _Job:
             if status != shown:
                 progress.status(status)
                 shown = status
+            if self.cluster.is_master and self.scheduler is None:
+                self.scheduler = scheduler_of(self.process.pid)  # it may end before the next poll
             if time.monotonic() - polled > SCHEDULER_POLL_S:
                 if self.cluster.is_master:
                     self._check_scheduler()
@@ -186,15 +188,20 @@ class _Job:
             raise KeyboardInterrupt
 
     def _check_scheduler(self) -> None:
-        """The scheduler exits when a rank of any machine is lost; msrun and our ranks, which wait
-        for that rank, would not notice."""
-        self.scheduler = self.scheduler or scheduler_of(self.process.pid)
+        """The scheduler exits when a rank of any machine is lost, and may be killed; msrun and our
+        ranks, which wait for that rank, would not notice."""
         self.monitor.read(0)  # it also exits when all ranks are done
         if self.scheduler is None or not has_ended(self.scheduler) or self.monitor.all_done:
             return
         if self.monitor.failure is None:
-            lines = ["the scheduler has lost a rank", *self._log_lines(self._log("scheduler"))]
-            raise RunnerError("\n".join(lines), "see the logs of the other machines")
+            raise self._scheduler_ended(exit_code(self.scheduler.pid))
+
+    def _scheduler_ended(self, code: int | None) -> RunnerError:
+        text, kind = scheduler_text(code, tail(self._log("scheduler"))), RunnerError
+        hint = "see the logs of the other machines" if code is None or code >= 0 else ""
+        if lacking := memory.killed(code, self.kills_before):
+            text, kind, hint = f"{text}; {lacking}", EnvironmentFault, memory.TAKE_LESS
+        return kind("\n".join([text, *self._log_lines(self._log("scheduler"))]), hint)
 
     def _check_master(self) -> None:
         """Without the scheduler the ranks of this machine would wait forever."""
@@ -246,7 +253,7 @@ class _Job:
             message = "\n".join(message.splitlines()[:MESSAGE_LINES])
         lines = [
             f"rank {failure.rank}: {message}",
-            *_last_lines(failure.traceback),
+            *last_lines(failure.traceback),
             f"  log: {log}",
         ]
         return kind("\n".join(lines), failure.hint)
@@ -256,7 +263,7 @@ class _Job:
         ended, deadline = None, time.monotonic() + MSRUN_POLL_S
         while ended is None and self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(TICK_S)
-            ended = _RANK_ENDED.search(_tail(self.log_dir / "msrun.log"))
+            ended = _RANK_ENDED.search(tail(self.log_dir / "msrun.log"))
         if ended is None:
             if self.process.poll() is not None:  # and all its ranks ended with it
                 return self._msrun_ended()
@@ -267,20 +274,20 @@ class _Job:
         kind = RunnerError if code is None else _KINDS.get(code, RunnerError)
         lines = [
             f"rank {rank} ended without a message"
-            + ("" if code is None else f": {_exit_text(code)}")
+            + ("" if code is None else f": {exit_text(code)}")
         ]
         hint = ""
         if lacking := memory.killed(code, self.kills_before):
             kind, hint = EnvironmentFault, memory.TAKE_LESS
             lines[0] += f"; {lacking}"
-        elif code == -signal.SIGABRT and memory.says_so(_tail(self._log(f"worker_{rank}"))):
+        elif code == -signal.SIGABRT and memory.says_so(tail(self._log(f"worker_{rank}"))):
             kind, hint = EnvironmentFault, memory.TAKE_LESS
         return kind("\n".join([*lines, *self._log_lines(self._log(f"worker_{rank}"))]), hint)
 
     def _msrun_ended(self) -> RunnerError:
         code = self.process.wait()
         lines = [
-            f"msrun ended before its ranks were done: {_exit_text(code)}",
+            f"msrun ended before its ranks were done: {exit_text(code)}",
             *self._log_lines(self.log_dir / "msrun.log"),
         ]
         return RunnerError("\n".join(lines))
@@ -289,29 +296,4 @@ class _Job:
         return self.log_dir / f"{name}.log"
 
     def _log_lines(self, log: Path) -> list[str]:
-        return [*_last_lines(_tail(log)), f"  log: {log}"]
-
-
-def _exit_text(code: int) -> str:
-    """An exit code in words; negative: the signal that killed the process."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
-
-
-def _tail(log: Path) -> str:
-    """The last 64 KiB of a log; "" if there is none."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - (1 << 16)))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _last_lines(text: str) -> list[str]:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return [f"    {line}" for line in lines[-LOG_LINES:]]
+        return [*last_lines(tail(log)), f"  log: {log}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -43,6 +44,19 @@ def has_ended(process: psutil.Process) -> bool:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def exit_code(pid: int) -> int | None:
+    """The exit code of a zombie of this user, as subprocess has it; None if it is none.
+
+    Its parent alone can wait for it; the kernel shows the status to others, too (proc(5)).
+    """
+    try:
+        # The name of the program, in parentheses, may hold anything.
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return os.waitstatus_to_exitcode(int(rest[-1])) if state == "Z" else None
+    except (OSError, ValueError):
+        return None
 
 
 def kill_all(events: Path) -> None:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from lite_runner.distributed.events import MET, connect
@@ -20,12 +21,27 @@ FOREVER_S = 1000
 GENERATES = ("stops", "is deaf", "is interrupted and deaf")
 
 
+def lose_a_rank() -> None:
+    raise RuntimeError("The total number of timed out node is 1.")  # as MindSpore's
+
+
+ENDS_OF_SCHEDULERS: dict[str, Callable[[], None]] = {
+    "loses a rank": lose_a_rank,
+    "scheduler exits": lambda: sys.exit(3),
+    "scheduler is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "scheduler is terminated": lambda: os.kill(os.getpid(), signal.SIGTERM),
+}
+
+
 def main(fault: str, message: str) -> None:
     finished = Path(os.environ["LITE_RUNNER_EVENTS"]).with_name("finished")
     if os.environ["MS_ROLE"] == "MS_SCHED":
         where = (os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"]))
         with socket.create_server(where):
-            while fault != "loses its scheduler" and not finished.exists():
+            if fault in ENDS_OF_SCHEDULERS:
+                time.sleep(0.5)
+                ENDS_OF_SCHEDULERS[fault]()
+            while not finished.exists():
                 time.sleep(0.05)
             time.sleep(1)  # as MindSpore's, it ends later than the ranks
         return

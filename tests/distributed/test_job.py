@@ -18,6 +18,7 @@ import pytest
 from lite_runner.config.cluster import Cluster
 from lite_runner.distributed import job
 from lite_runner.distributed.job import Limits, run_ranks
+from lite_runner.distributed.processes import exit_code, has_ended
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
 
 HERE = Path(__file__).resolve().parent
@@ -116,17 +117,6 @@ def seconds_of_silence(message: str) -> int:
     return int(found[1])
 
 
-def test_the_end_of_a_log_is_told(tmp_path: Path) -> None:
-    """Its last lines, without those that are empty."""
-    lines = [f"line {number}" for number in range(20)]
-    assert job._last_lines("\n\n".join(lines)) == [f"    {line}" for line in lines[-8:]]
-    assert job._last_lines("\nalone\n \n") == ["    alone"]
-    log = tmp_path / "log"
-    assert job._tail(log) == ""
-    log.write_bytes(b"x" * 70_000 + b"\xff\nend")
-    assert len(job._tail(log)) == 1 << 16 and job._tail(log).endswith("\ufffd\nend")
-
-
 def test_ranks_that_never_meet(tmp_path: Path, marker: str) -> None:
     with pytest.raises(RunnerError, match="the ranks did not join within") as caught:
         run(tmp_path, marker, "never meets", Limits(5))
@@ -135,11 +125,39 @@ def test_ranks_that_never_meet(tmp_path: Path, marker: str) -> None:
     assert seconds_of_silence(str(caught.value)) <= 60
 
 
-def test_a_scheduler_that_gives_up(tmp_path: Path, marker: str) -> None:
-    with pytest.raises(RunnerError, match="the scheduler has lost a rank") as caught:
-        run(tmp_path, marker, "loses its scheduler")
+@pytest.mark.parametrize(
+    ("fault", "kind", "said"),
+    [
+        ("loses a rank", RunnerError, "the scheduler has lost a rank\n"),
+        ("scheduler exits", RunnerError, "the scheduler ended before its ranks were done: exit c"),
+        (
+            "scheduler is killed",
+            EnvironmentFault,
+            "the scheduler was ended by signal 9 (SIGKILL); only the system kills like that",
+        ),
+        ("scheduler is terminated", RunnerError, "was ended by signal 15 (SIGTERM)\n"),
+    ],
+)
+def test_a_scheduler_that_ends(
+    tmp_path: Path, marker: str, fault: str, kind: type[RunnerError], said: str
+) -> None:
+    with pytest.raises(RunnerError) as caught:
+        run(tmp_path, marker, fault)
     wait_until_gone(marker)
+    assert type(caught.value) is kind
+    assert said in str(caught.value)
     assert f"log: {tmp_path}/msrun/scheduler.log" in str(caught.value)
+
+
+def test_the_exit_code_of_a_process_that_is_not_waited_for() -> None:
+    for word, code in (("exit 3", 3), ("kill -9 $$", -9), ("kill -6 $$", -6)):
+        process = subprocess.Popen(["sh", "-c", word])
+        while not has_ended(psutil.Process(process.pid)):
+            time.sleep(0.01)
+        assert exit_code(process.pid) == code
+        assert process.wait() == code
+        assert exit_code(process.pid) is None
+    assert exit_code(os.getpid()) is None
 
 
 def test_a_port_that_is_taken(tmp_path: Path, marker: str) -> None:
