@@ -23,10 +23,13 @@ block = packing.matrix(weight).block()
 x = np.ones((8, 256), np.float32)
 expected = np.tile(weight.sum(1), (8, 1))
 
-def work():
-    out = np.zeros((8, 4096), np.float32)
+def multiply(out):
     pointers = [ctypes.c_void_p(array.ctypes.data) for array in (block, x, out)]
     operators.lite_runner_linear(pointers[0], pointers[1], ctypes.c_int64(8), pointers[2])
+
+def work():
+    out = np.zeros((8, 4096), np.float32)
+    multiply(out)
     np.testing.assert_allclose(out, expected, atol=1e-3)
 
 def threads():
@@ -92,11 +95,17 @@ def test_fewer_threads_than_wanted_do_the_work() -> None:
     """Where the memory for stacks ends, as elsewhere the number of processes does."""
     count = run("""
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (size + (100 << 20), size + (100 << 20)))
+out = np.zeros((8, 4096), np.float32)
+multiply(out)
+out[:] = 0
 before = threads()
+resource.setrlimit(resource.RLIMIT_AS, (size + (100 << 20), resource.RLIM_INFINITY))
 operators.lite_runner_set_threads(200)
-for _ in range(5): work()
+multiply(out)
 print(threads() - before)
+# NumPy needs memory to compare.
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+np.testing.assert_allclose(out, expected, atol=1e-3)
 """)
     assert 0 < int(count) < 100
 
