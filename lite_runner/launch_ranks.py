@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,15 +12,16 @@ from lite_runner.distributed import ascend_ranks
 from lite_runner.distributed.job import Limits, run_ranks
 from lite_runner.distributed.rank_table_file import read_rank_table
 from lite_runner.output.report import RunFolder
-from lite_runner.shared_plan import plan_for_ranks
+from lite_runner.shared_plan import plan_for_ranks, plan_text
 from lite_runner.system import environment
+from lite_runner.system.files import memory_file
 
 EXIT_S = 20.0  # for ranks that are done to exit by themselves
 RANK_PROGRAM = Path(__file__).with_name("rank.py")
 
 
 def launch_ranks(config: RunConfig, folder: RunFolder, plugins: Sequence[str]) -> None:
-    """Run the ranks of this machine, which read their plan from the run folder, to the end.
+    """Run the ranks of this machine, which read their plan from the memory of this process.
 
     Raises RunnerError, and KeyboardInterrupt.
     """
@@ -36,7 +36,7 @@ def launch_ranks(config: RunConfig, folder: RunFolder, plugins: Sequence[str]) -
     folder.write_config(kept(plan.config.without_secrets()))
     # Devices must be released, and other machines use the scheduler; on CPU nothing is left.
     exit_s = EXIT_S if on_ascend or cluster.local_worker_num < cluster.worker_num else 0.0
-    with folder.private("plan.json", json.dumps(plan.to_dict())) as plan_file:
+    with memory_file("plan", plan_text(plan).encode()) as plan_file:
         run_ranks(
             [
                 str(RANK_PROGRAM),

@@ -1,7 +1,8 @@
 """One rank of a job, started by msrun: its part of a run that is planned already.
 
-    python -m lite_runner.rank RUN_FOLDER/plan.json RUN_FOLDER [PLUGIN ...]
+    python -m lite_runner.rank PLAN RUN_FOLDER [PLUGIN ...]
 
+PLAN is the path of a file in the launcher's memory, so that no key in it is left on a disk.
 msrun sets the rank in the environment. It starts the same command once more as the scheduler,
 through which the ranks meet.
 """

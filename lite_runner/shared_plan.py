@@ -10,6 +10,7 @@ from typing import Any
 from lite_runner import progress
 from lite_runner.config.repeat import kept
 from lite_runner.config.schema import RunConfig
+from lite_runner.config.secret import read_keys, remember
 from lite_runner.config.seeds import with_seed
 from lite_runner.distributed.join import Joined
 from lite_runner.distributed.stopping import STOP_FILE, StopCondition, StopFlags
@@ -28,14 +29,22 @@ def plan_for_ranks(config: RunConfig) -> Plan:
     return run_mode(config.run_mode).plan(from_dict(kept(config)))
 
 
+def plan_text(plan: Plan) -> str:
+    """A plan as JSON for `read_plan` in other processes of this user, with the key itself: they
+    may have neither the variable nor the file that it is given by."""
+    raw = plan.to_dict()
+    return json.dumps({**raw, "keys": read_keys(raw["config"])})
+
+
 def read_plan(file: Path) -> Plan:
-    """The plan in a JSON file, as `Plan.to_dict` gives it. Raises RunnerError."""
+    """The plan in a file of `plan_text`. Raises RunnerError."""
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise EnvironmentFault(f"{file}: cannot be read: {error}") from error
     if not isinstance(raw, dict) or "config" not in raw:
         raise ConfigError(f"{file}: no plan of a run")
+    remember(raw.pop("keys", {}))
     return _from_dict(raw)
 
 

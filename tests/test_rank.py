@@ -162,7 +162,7 @@ def test_prompts_are_shared_evenly_and_in_order(prompts: int, copies: int) -> No
     parts = [share(config, whole, Ranks(rank, copies)) for rank in range(copies)]
     assert [one for part in parts for one in part.requests] == every
     assert max(len(part.tokens) for part in parts) - min(len(part.tokens) for part in parts) <= 1
-    assert [part.first for part in parts if part.requests] == [
+    assert [part.first_index for part in parts if part.requests] == [
         int(part.requests[0].text) for part in parts if part.requests
     ]
     assert len(parts[0].tokens) >= 1  # rank 0, which writes the results, always has work

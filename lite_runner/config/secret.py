@@ -1,16 +1,28 @@
-"""The key of an encrypted MindIR, which stands in no file that a run writes."""
+"""The key of an encrypted MindIR, which stands in no file that a run writes.
+
+The process that a user starts reads it, and gives it to the ranks that it starts. None of its
+processes has the environment variable that held the key.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lite_runner.config.suggest import NEAR_NAME, nearest
+from lite_runner.config.yaml_file import at
 from lite_runner.errors import ConfigError
 
 KEY = "infer.enc_key"
 LENGTHS = (16, 24, 32)  # bytes; what AES takes
 HIDDEN = "hidden: give it again"  # in place of a key in the config of a run
+
+_told: dict[str, bytes] = {}  # by what is given: keys that another process has read
+_pipes: dict[tuple[int, int] | None, bytes] = {}  # by device and inode: they are read once
+_variables: set[str] = set()  # of the environment, that held a key
 
 
 def encryption_key(given: str) -> bytes | None:
@@ -20,6 +32,8 @@ def encryption_key(given: str) -> bytes | None:
     """
     if not given:
         return None
+    if given in _told:
+        return _told[given]
     if given == HIDDEN:
         raise ConfigError(f"{KEY}: the config of a run does not hold the key", f"{KEY}=env:NAME")
     kind, _, name = given.partition(":")
@@ -28,10 +42,10 @@ def encryption_key(given: str) -> bytes | None:
         if value is None:
             raise ConfigError(f"{KEY}={given}: no environment variable {name}")
         key = value.encode()
+        _variables.add(name)
     elif kind == "file":
         try:
-            with Path(name).expanduser().open("rb") as file:
-                key = file.read(max(LENGTHS) + 2).rstrip(b"\r\n")
+            key = _in_file(Path(name).expanduser())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{KEY}={given}: cannot be read: {error}") from None
     else:
@@ -40,6 +54,35 @@ def encryption_key(given: str) -> bytes | None:
         lengths = ", ".join(map(str, LENGTHS))
         raise ConfigError(f"{KEY}: got {len(key)} bytes, expected one of {lengths}")
     return key
+
+
+def _in_file(path: Path) -> bytes:
+    found = path.stat()
+    pipe = (found.st_dev, found.st_ino) if stat.S_ISFIFO(found.st_mode) else None
+    if pipe in _pipes:
+        return _pipes[pipe]
+    with path.open("rb") as file:
+        key = file.read(max(LENGTHS) + 2).rstrip(b"\r\n")
+    if pipe is not None:
+        _pipes[pipe] = key
+    return key
+
+
+def read_keys(config: Mapping[str, Any]) -> dict[str, str]:
+    """The key of a config, as plain data, in hex by how it is given: for `remember` elsewhere."""
+    given = at(config, KEY) or ""
+    key = encryption_key(given)
+    return {given: key.hex()} if key else {}
+
+
+def remember(keys: Mapping[str, str]) -> None:
+    """Take keys from another process's `read_keys`: `encryption_key` reads them no more."""
+    _told.update((given, bytes.fromhex(key)) for given, key in keys.items())
+
+
+def without_keys(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for another process: without the variables that held a key."""
+    return {name: value for name, value in environ.items() if name not in _variables}
 
 
 def hidden(given: str) -> str:

@@ -79,12 +79,7 @@ def run_ranks(
     them STOP_S to write their partial results.
     """
     log_dir = log_dir or folder / "msrun"
-    try:
-        log_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EnvironmentFault(
-            f"cannot make the folder {log_dir}: {error.strerror}", "parallel.log_dir= names another"
-        ) from None
+    msrun.make_logs(log_dir, cluster)
     port = msrun.choose_port(cluster)
     command = msrun.command(
         program,
@@ -101,7 +96,7 @@ def run_ranks(
             flags = StopFlags.create(events.with_name(STOP_FILE), cluster.worker_num)
         with closing(RankMonitor(events, cluster.local_ranks)) as monitor:
             try:
-                with (log_dir / "msrun.log").open("wb") as log:
+                with (log_dir / msrun.LOG).open("wb") as log:
                     process = subprocess.Popen(
                         command,
                         stdin=subprocess.DEVNULL,

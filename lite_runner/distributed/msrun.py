@@ -10,11 +10,14 @@ from contextlib import closing
 from pathlib import Path
 
 from lite_runner.config.cluster import Cluster
+from lite_runner.config.secret import without_keys
 from lite_runner.distributed.events import SOCKET_VARIABLE
 from lite_runner.distributed.msrun_wrapper import PARENT_VARIABLE, SCHEDULES_VARIABLE
 from lite_runner.errors import EnvironmentFault
 from lite_runner.system import packages
+from lite_runner.system.files import GROUP_MAY_READ
 
+LOG = "msrun.log"
 WRAPPER = Path(__file__).with_name("msrun_wrapper.py")
 # Left over from another job, these would give a rank a wrong identity.
 _OF_OTHER_JOBS = (
@@ -62,10 +65,28 @@ def command(
     return [*words, _python_name(), str(WRAPPER), *program]
 
 
+def make_logs(log_dir: Path, cluster: Cluster) -> None:
+    """Create `log_dir` and the logs in it for the user and the group: msrun, which writes them,
+    leaves their mode. Raises EnvironmentFault."""
+    names = [LOG, *(f"worker_{rank}.log" for rank in cluster.local_ranks)]
+    if cluster.is_master:
+        names.append("scheduler.log")
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            os.close(os.open(log_dir / name, os.O_WRONLY | os.O_CREAT, GROUP_MAY_READ))
+    except OSError as error:
+        raise EnvironmentFault(
+            f"cannot write logs to the folder {log_dir}: {error.strerror}",
+            "parallel.log_dir= names another",
+        ) from None
+
+
 def environment(events: Path, cluster: Cluster, ascend: Mapping[str, str]) -> dict[str, str]:
     """This process's environment for msrun and its ranks; `events` is the launcher's socket,
     `ascend` adds the variables of `ascend_ranks`."""
-    kept = {name: value for name, value in os.environ.items() if name not in _OF_OTHER_JOBS}
+    own = without_keys(os.environ)
+    kept = {name: value for name, value in own.items() if name not in _OF_OTHER_JOBS}
     path = [str(Path(sys.executable).parent), *filter(None, [kept.get("PATH")])]
     return {
         **kept,

@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from lite_runner.config.secret import without_keys
 from lite_runner.distributed.liveness import is_alive
 from lite_runner.distributed.msrun_wrapper import PARENT_VARIABLE, SCHEDULES_VARIABLE
 
@@ -31,7 +32,7 @@ def start(folder: Path, size: int, timeout: int) -> int:
     with (folder / "scheduler.log").open("wb") as log:
         subprocess.Popen(
             [sys.executable, "-m", __name__, str(folder), str(size), str(port), str(timeout)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            env={**without_keys(os.environ), "PYTHONPATH": os.pathsep.join(path)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

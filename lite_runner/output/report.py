@@ -12,8 +12,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from io import TextIOWrapper
@@ -26,7 +26,7 @@ import yaml
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.system import memory
-from lite_runner.system.files import make_folder, temporary_folder
+from lite_runner.system.files import GROUP_MAY_READ, make_folder, temporary_folder
 from lite_runner.system.versions import versions
 
 if TYPE_CHECKING:
@@ -256,20 +256,6 @@ class RunFolder:
         self.write_text("text_generation_result.txt", str(answers))
         return self.write_text("result.json", result.to_json())
 
-    @contextmanager
-    def private(self, name: str, text: str) -> Iterator[Path]:
-        """A temporary file that only this user may read."""
-        path = self.path / name
-        try:
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(text)
-        except OSError as error:
-            raise _not_writable(path, error) from error
-        try:
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
-
     def write_text(self, name: str, text: str) -> Path:
         """Write a file atomically. Raises EnvironmentFault, e.g. for a full disk."""
         # An argument that was no UTF-8 holds lone surrogates; their escape is valid JSON.
@@ -350,7 +336,7 @@ def _write_synced(path: Path, content: bytes) -> None:
 
 def _opener(path: str, flags: int) -> int:
     """Prompts and texts are for the user and the group, whatever the umask allows."""
-    return os.open(path, flags, 0o640)
+    return os.open(path, flags, GROUP_MAY_READ)
 
 
 def _not_writable(path: Path, error: OSError) -> EnvironmentFault:

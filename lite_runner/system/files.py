@@ -22,6 +22,7 @@ from typing import IO
 
 from lite_runner.errors import EnvironmentFault
 
+GROUP_MAY_READ = 0o640  # the mode of files with texts and logs, less what the umask takes
 SUFFIX = ".lite_runner"
 _YOUNG_S = 10.0  # it may have been made a moment ago, and not be locked yet
 
@@ -158,6 +159,18 @@ def temporary_folder(name: str = "", parent: Path | None = None) -> Iterator[Pat
             yield Path(folder)
         finally:
             os.close(handle)
+
+
+@contextlib.contextmanager
+def memory_file(name: str, content: bytes) -> Iterator[Path]:
+    """A file in memory for other processes of this user, gone with this process at the latest.
+
+    Raises OSError.
+    """
+    with os.fdopen(os.memfd_create(name), "wb") as file:
+        file.write(content)
+        file.flush()
+        yield Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
 
 
 def temporary_beside(path: Path) -> Path:

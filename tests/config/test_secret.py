@@ -1,12 +1,23 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from lite_runner.backends.engines.lite_python import lite_environment
 from lite_runner.config.argv import parse
+from lite_runner.config.cluster import Cluster
 from lite_runner.config.help import config_text
-from lite_runner.config.secret import HIDDEN, encryption_key, hidden
+from lite_runner.config.secret import (
+    HIDDEN,
+    encryption_key,
+    hidden,
+    read_keys,
+    remember,
+    without_keys,
+)
+from lite_runner.distributed import msrun
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import heads, resolve, schemas
 
@@ -22,6 +33,45 @@ def test_a_key_comes_from_the_config_the_environment_or_a_file(
         assert encryption_key(given) == KEY.encode()
     assert encryption_key("") is None
     assert encryption_key(KEY * 2) == 2 * KEY.encode()
+
+
+def test_a_key_out_of_a_pipe_is_read_once() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, KEY.encode() + b"\n")
+    os.close(writer)
+    for _ in range(3):  # as when a config is validated, and then used
+        assert encryption_key(f"file:/dev/fd/{reader}") == KEY.encode()
+    os.close(reader)
+
+
+def test_a_file_is_read_again(tmp_path: Path) -> None:
+    for key in (KEY, KEY[::-1]):
+        (tmp_path / "key").write_text(key)
+        assert encryption_key(f"file:{tmp_path / 'key'}") == key.encode()
+
+
+def test_a_rank_has_the_key_of_its_launcher(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"\xff" * 16)
+    config = {"infer": {"enc_key": f"file:{tmp_path / 'key'}"}}
+    keys = read_keys(config)
+    assert read_keys({"infer": {"enc_key": ""}}) == read_keys({}) == {}
+    (tmp_path / "key").unlink()
+    remember(keys)
+    assert encryption_key(config["infer"]["enc_key"]) == b"\xff" * 16
+
+
+def test_the_variable_that_held_a_key_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELD_A_KEY", KEY)
+    monkeypatch.setenv("LITE_RUNNER_TEST", "kept")
+    assert "HELD_A_KEY" in without_keys(os.environ)
+    encryption_key("env:HELD_A_KEY")
+    for environ in (
+        without_keys(os.environ),
+        lite_environment(),
+        msrun.environment(Path("events"), Cluster(2, 2), {}),
+    ):
+        assert "HELD_A_KEY" not in environ
+        assert environ["LITE_RUNNER_TEST"] == "kept"
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,9 @@ def test_text_and_notes_of_rank_0_come_through(
     shown = capsys.readouterr()
     assert shown.out == f"{marker}\n"
     assert shown.err == "2 ranks, SIGINT blocked: False\n"
-    logs = {path.name for path in (tmp_path / "msrun").iterdir()}
-    assert logs == {"msrun.log", "scheduler.log", "worker_0.log", "worker_1.log"}
+    logs = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "msrun").iterdir()}
+    assert set(logs.values()) == {0o640}
+    assert logs.keys() == {"msrun.log", "scheduler.log", "worker_0.log", "worker_1.log"}
     wait_until_gone(marker)
 
 

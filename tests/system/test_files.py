@@ -165,3 +165,13 @@ def test_too_little_space(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free, total=total))
     with pytest.raises(EnvironmentFault, match=expected):
         require_space(tmp_path, 1 << 20)
+
+
+def test_a_file_in_memory_is_for_other_processes_and_gone_after_it() -> None:
+    with files.memory_file("plan", b"x" * 100_000) as path:
+        for _ in range(2):
+            shown = subprocess.run(["cat", path], capture_output=True, check=True)
+            assert shown.stdout == b"x" * 100_000
+        open_there = subprocess.run(["ls", "-l", "/proc/self/fd"], capture_output=True, check=True)
+        assert b"memfd:plan" not in open_there.stdout
+    assert not path.exists()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from lite_runner.config.secret import without_keys
 from lite_runner.errors import EnvironmentFault
 from lite_runner.weights.source import cache_dir
 
@@ -52,8 +53,8 @@ def lite_command(python: Path, script: str, *arguments: str) -> list[str]:
 
 
 def lite_environment() -> dict[str, str]:
-    """This process's environment without MindSpore's additions to LD_LIBRARY_PATH."""
-    environment = dict(os.environ)
+    """This process's environment without keys and MindSpore's additions to LD_LIBRARY_PATH."""
+    environment = without_keys(os.environ)
     path = environment.pop("LD_LIBRARY_PATH", "")
     kept = [folder for folder in path.split(":") if folder and "/mindspore/lib" not in folder]
     if kept:
