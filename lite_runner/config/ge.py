@@ -214,6 +214,8 @@ def _reason(error: configparser.Error) -> str:
         return f"line {error.lineno}: the section [{error.section}] is given twice"
     if isinstance(error, configparser.DuplicateOptionError):
         return f"line {error.lineno}: {error.option} is given twice in [{error.section}]"
+    if isinstance(error, configparser.MissingSectionHeaderError):  # a bracket that nothing closes
+        return f"line {error.lineno}: got {show(error.line.strip())}, expected [section]"
     if isinstance(error, configparser.ParsingError):
         line, text = error.errors[0]
         return f"line {line}: got {text[:80]}, expected name=value"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from lite_runner.architectures import from_settings
+from lite_runner.architectures.fields import MAX_LAYERS
 from lite_runner.architectures.spec import Decoder, RopeScaling
 from lite_runner.config import hccl
 from lite_runner.config.fields import Range
@@ -66,7 +67,7 @@ class DecoderSettings(Settings):
 
     seq_length: Count
     hidden_size: Count
-    num_layers: Count
+    num_layers: Annotated[int, Range(1, MAX_LAYERS)]
     num_heads: Count
     vocab_size: Count
     tie_word_embeddings: bool

@@ -18,6 +18,7 @@ from lite_runner.text.vocab_merges import MERGES, read_vocab_and_merges
 _JSON, _MODEL, _CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 _VOCAB = "vocab.json"  # slow GPT-2-style tokenizer, needs merges.txt
 _MAX_FILE_BYTES = 512 * 2**20
+_MAX_IDS = 1 << 24
 _HINT = (
     f"give processor.tokenizer.tokenizer_file= a folder with {_JSON} or {_MODEL}, one of these "
     "files, or a .gguf"
@@ -31,6 +32,12 @@ def load_tokenizer(path: Path, *, model_vocab: int | None) -> Tokenizer:
     ArtifactError if it is missing, broken, too large or of an unknown kind.
     """
     tokenizer = _load(path)
+    if tokenizer.vocab_size > _MAX_IDS:
+        raise ArtifactError(
+            f"{tokenizer.source}: a tokenizer of {tokenizer.vocab_size:,} ids, at most "
+            f"{_MAX_IDS:,} are expected",
+            hint="use the tokenizer that was published with the model",
+        )
     if model_vocab is not None and tokenizer.vocab_size > model_vocab:
         raise ArtifactError(
             f"{tokenizer.source}: the tokenizer has {tokenizer.vocab_size} ids, "

@@ -79,7 +79,10 @@ def build_tokenizer(vocabulary: Vocabulary, *, source: str) -> tokenizers.Tokeni
             byte_fallback=byte_fallback,
         )
     backend = tokenizers.Tokenizer(model)
-    _set_normalizer(backend, vocabulary)
+    try:
+        _set_normalizer(backend, vocabulary)
+    except Exception as error:  # the library has no class of its own for it
+        raise ArtifactError(f"{source}: not a sentencepiece model: {error}") from error
     backend.decoder = sentencepiece_decoder(vocabulary.add_space_prefix)
     special = [vocabulary.pieces[id] for id in unknown + vocabulary.ids_of(PieceType.CONTROL)]
     backend.add_special_tokens(

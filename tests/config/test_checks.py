@@ -101,6 +101,7 @@ MODEL = "model.model_config"
             ],
             "layer_types: got 1 layers, expected num_layers=2",
         ),
+        ([f"{MODEL}.num_layers=4097"], "num_layers: got 4097"),
         ([f"{MODEL}.head_dim=7"], "head_dim: got 7, expected an even number"),
         (
             [f"{MODEL}.head_dim=null", f"{MODEL}.hidden_size=66"],

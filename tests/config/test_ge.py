@@ -273,10 +273,11 @@ def test_what_lite_reads_is_what_we_read(tmp_path: Path) -> None:
         (b"[a]\nx=1\nx=2\n", "line 3: x is given twice in [a]"),
         (b"[a]\n[b]\n[a]\n", "line 3: the section [a] is given twice"),
         (b"[a]\nno value\n", "line 2: got 'no value', expected name=value"),
+        (b"[a\nx=1\n", "line 1: got '[a', expected [section]"),
         (b"[a]\nx=\xff\n", "not a text in UTF-8"),
         (b"#" * (MAX_FILE_BYTES + 1), f"more than {MAX_FILE_BYTES} bytes"),
     ],
-    ids=["before", "lines", "option", "section", "value", "bytes", "size"],
+    ids=["before", "lines", "option", "section", "value", "bracket", "bytes", "size"],
 )
 def test_a_broken_file(content: bytes, expected: str, tmp_path: Path, faults: Faults) -> None:
     file = tmp_path / "broken.ini"

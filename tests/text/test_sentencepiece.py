@@ -136,6 +136,8 @@ def test_contradicting_vocabularies(sentencepiece_model: Model) -> None:
     vocabulary = read_model(sentencepiece_model())
     with pytest.raises(ArtifactError, match="three must be of one length"):
         build_tokenizer(replace(vocabulary, scores=[0.0]), source="test")
+    with pytest.raises(ArtifactError, match=r"test: not a sentencepiece model: .*charsmap"):
+        build_tokenizer(replace(vocabulary, character_map=b"\1"), source="test")
     twice = [*vocabulary.pieces[:-1], vocabulary.pieces[5]]
     with pytest.raises(ArtifactError, match=r"1 of \d+ pieces occur twice"):
         build_tokenizer(replace(vocabulary, pieces=twice), source="test")

@@ -128,6 +128,16 @@ def test_a_larger_vocabulary_than_the_model_s(folder: Folder) -> None:
     assert error.value.exit_code == 4
 
 
+def test_ids_that_no_vocabulary_has(tmp_path: Path) -> None:
+    """To write such a vocabulary, the library counts to its highest id."""
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 2**31}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    with pytest.raises(
+        ArtifactError, match=r"vocab.json: .* 2,147,483,649 ids, at most 16,777,216"
+    ):
+        load_tokenizer(tmp_path, model_vocab=None)
+
+
 def test_the_highest_id_counts_not_the_number_of_tokens(tmp_path: Path) -> None:
     backend = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 500}, []))
     backend.save(str(tmp_path / "tokenizer.json"))

@@ -49,7 +49,7 @@ def open_torch(
             found, storages = _read_zip(path)
         else:
             found, storages = _read_legacy(path)
-    except (NotTensors, zipfile.BadZipFile, NotImplementedError, OSError) as error:
+    except (NotTensors, zipfile.BadZipFile, NotImplementedError, OSError, ValueError) as error:
         raise refused(path, str(error)) from error
     if not isinstance(found, dict) or not found:
         raise refused(path, f"it holds a {type(found).__name__}, expected a dictionary of tensors")

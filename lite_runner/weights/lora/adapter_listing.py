@@ -71,6 +71,7 @@ def _folder(listing: Path, name: str, entry: object, root: Path | None) -> Path:
     folder = listing.parent / entry  # an absolute path stays as it is
     try:
         inside = _is_inside(folder, root)
+        folder.is_dir()  # to resolve a name that is too long is no error
     except (OSError, RuntimeError) as error:  # a name too long, a link to itself
         raise ArtifactError(f"{listing}: {name}: {entry}: {error}") from error
     if not inside:

@@ -257,7 +257,10 @@ def damaged(kind: str) -> bytes:
         return sound[:-30]
     entry = sound.rindex(b"PK\x01\x02")  # of the storage, in the directory
     changed = bytearray(sound)
-    if kind == "overlapping":  # the storage claims to begin where the pickle does
+    if kind == "name":
+        changed[entry + 8 : entry + 10] = (1 << 11).to_bytes(2, "little")  # says that it is UTF-8
+        changed[entry + 46] = 0xFF
+    elif kind == "overlapping":  # the storage claims to begin where the pickle does
         changed[entry + 42 : entry + 46] = bytes(4)
     elif kind == "beyond":
         changed[entry + 20 : entry + 28] = (1 << 20).to_bytes(4, "little") * 2
@@ -272,6 +275,7 @@ def damaged(kind: str) -> bytes:
         ("two pickles", "2 files data.pkl"),
         ("cut off", "not a zip file"),
         ("overlapping", "overlaps another member"),
+        ("name", "can't decode byte 0xff"),
         ("beyond", "reaches beyond the archive"),
     ],
 )

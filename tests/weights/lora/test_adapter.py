@@ -255,6 +255,7 @@ def test_an_unknown_name_has_a_suggestion() -> None:
         ('{"a": "../x"}', "x: no such folder"),
         ('{"a": "link"}', "no adapter_config.json"),
         ('{"a": "round"}', "round"),
+        (f'{{"a": "{"x" * 300}"}}', "File name too long"),
     ],
 )
 def test_a_listing_that_is_broken(tmp_path: Path, text: str, expected: str) -> None:
