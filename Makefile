@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite lint reference reference-mindformers bench bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-stall bench-prefix bench-loop lock clean
+.PHONY: help run test lite lint reference reference-mindformers bench bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-stall bench-prefix bench-loop fuzz lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -116,6 +116,10 @@ bench-prefix:  ## measure 64 prompts that begin alike, with the prefix cache and
 bench-loop:  ## measure what choosing the tokens costs, without a model
 	@scripts/setup.sh run
 	@.venv/bin/python benchmarks/token_loop.py $(ARGS)
+
+fuzz:  ## read damaged files of every format for SECONDS=120; ARGS="--seed 7" repeats one
+	@scripts/setup.sh dev
+	@.venv/bin/python -m fuzz --seconds $(or $(SECONDS),120) $(ARGS)
 
 lock:  ## resolve requirements/lock.txt anew from setup.cfg, with Python 3.10
 	@scripts/lock.sh

@@ -20,7 +20,7 @@ PYTHON_FILES = [
     *MODULES,
     *(
         path
-        for name in ("benchmarks", "examples", "scripts", "tests")
+        for name in ("benchmarks", "examples", "fuzz", "scripts", "tests")
         for path in (ROOT / name).rglob("*.py")
     ),
 ]
@@ -173,6 +173,7 @@ MANY_IMPORTS = {
 # tests/NAME holds the tests of these folders, and every other one those of lite_runner/NAME.
 TESTED = {
     "benchmarks": ROOT / "benchmarks",
+    "fuzz": ROOT / "fuzz",
     "scripts": ROOT / "scripts",
     "native": PACKAGE / "native/src",
 }
