@@ -180,7 +180,7 @@ TESTED = {
 # The tests of no single module: from the command line or across parts, and what others made.
 END_TO_END = {
     ".": "architecture bad_input docs examples first_hour frozen frozen_artifacts frozen_runs"
-    " left_behind package packaging real_mindformers smollm2",
+    " interrupted_writers left_behind package packaging real_mindformers smollm2",
     "api": "memory",
     "ascend": "lite operators rank_environment rank_tables soc strategies",
     "backends": "damaged_layers growing parallel",

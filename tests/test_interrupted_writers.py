@@ -1,0 +1,134 @@
+"""What a run leaves that is killed, or for which the disk is too small: no part of a file."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from lite_runner.app import main
+from tests.paths import FIXTURES, REFERENCE
+
+CONVERT = ("run_mode=convert", "load_checkpoint=model")
+ADAPTERS = ("run_mode=convert", "load_checkpoint=model", "adapter_path=adapters")
+SHARD = ("run_mode=shard", "model=auto", "load_checkpoint=model")
+# What writes, and the key of where.
+WRITERS = {
+    "safetensors": (*CONVERT, "convert_output=new/m.safetensors"),
+    "ckpt": (*CONVERT, "convert_format=ckpt", "convert_output=new/m.ckpt"),
+    "huggingface": (*CONVERT, "convert_format=huggingface", "convert_output=new"),
+    "quantize": (
+        "run_mode=quantize",
+        "load_checkpoint=model",
+        "quant=a16w8",
+        "quantize_output=new",
+    ),
+    "shard": (*SHARD, "parallel=tp2", "shard_output=new"),
+    "merge": ("run_mode=shard", "model=auto", "load_checkpoint=cut", "shard_output=new/m.ckpt"),
+    "peft": (*ADAPTERS, "convert_format=peft", "convert_output=new"),
+    "merged": (
+        *ADAPTERS[:2],
+        "adapter_path=adapters/all",
+        "merge=true",
+        "convert_output=new/m.safetensors",
+    ),
+}
+IN_ONE = {"quantize", "shard"}  # a folder that is replaced as a whole; of others, file by file
+LARGEST = 4096  # bytes of a file, where the disk is full
+
+
+def forked(action: Callable[[], int]) -> int:
+    """How a child that runs `action` ends: its exit code, or minus the signal."""
+    pid = os.fork()
+    if pid == 0:
+        code = 70
+        try:
+            code = action()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def write(words: Sequence[str]) -> int:
+    return main([*words, "overwrite=true", "verbosity=0"])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of a folder, but those that a killed run left for the next to remove."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and ".lite_runner" not in str(path)
+    }
+
+
+def change_weights() -> None:
+    """The model and the adapters as another training left them."""
+    for path in (*Path("model").glob("*.safetensors"), *Path("adapters").rglob("*.safetensors")):
+        data = bytearray(path.read_bytes())
+        for place in range(10 + int.from_bytes(data[:8], "little"), len(data), 400):
+            data[place] ^= 32  # of a mantissa
+        path.write_bytes(data)
+
+
+@pytest.fixture(params=WRITERS)
+def writer(request: pytest.FixtureRequest) -> str:
+    """A writer; in the current folder what it reads, and in `new` what it wrote before."""
+    name: str = request.param
+    shutil.copytree(REFERENCE / "llama", "model")
+    shutil.copytree(FIXTURES / "adapters/llama", "adapters")
+    if name == "merge":
+        assert forked(lambda: write((*SHARD, "parallel=tp2", "shard_output=cut"))) == 0
+    assert forked(lambda: write(WRITERS[name])) == 0
+    change_weights()
+    if name == "merge":
+        assert forked(lambda: write((*SHARD, "parallel=tp2", "shard_output=cut"))) == 0
+    return name
+
+
+def test_a_full_disk_leaves_what_there_was(writer: str) -> None:
+    old = contents(Path("new"))
+
+    def full() -> int:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, LARGEST))
+        return write(WRITERS[writer])
+
+    assert max(map(len, old.values())) > LARGEST
+    assert forked(full) == 3
+    assert contents(Path("new")) == old
+    assert not list(Path("new").glob(".*")) and not list(Path().glob(".*"))
+
+
+@pytest.mark.parametrize("synced", [1, 3])
+def test_a_killed_run_leaves_what_there_was_or_what_is_new(writer: str, synced: int) -> None:
+    """Killed when it makes sure that the n-th file or folder is on the disk."""
+    old = contents(Path("new"))
+
+    def killed() -> int:
+        left, fsync = synced, os.fsync
+
+        def counted(handle: int) -> None:
+            nonlocal left
+            if (left := left - 1) == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            fsync(handle)
+
+        os.fsync = counted
+        return write(WRITERS[writer])
+
+    how = forked(killed)
+    assert how in (-signal.SIGKILL, 0)
+    found = contents(Path("new"))
+    assert forked(lambda: write(WRITERS[writer])) == 0
+    new = contents(Path("new"))
+    assert old.keys() == new.keys() and old != new
+    if writer in IN_ONE or how == 0:
+        assert found in (old, new)
+    assert found.keys() == old.keys()
+    assert all(data in (old[name], new[name]) for name, data in found.items())
