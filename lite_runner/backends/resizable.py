@@ -47,12 +47,15 @@ class ResizableBackend:
             can_continue=not model.length_dependent,
         )
         self.compile_s = 0.0
-        names = [spec.name for spec in manifest.graphs["model"].inputs]
-        wanted = [spec.name for spec in dynamic_inputs(model)]
-        if names != wanted:
+        inputs, wanted = manifest.graphs["model"].inputs, dynamic_inputs(model)
+        if inputs != wanted:
+            pairs = zip(inputs, wanted, strict=False)
+            got, expected = next(
+                (pair for pair in pairs if pair[0] != pair[1]), (len(inputs), len(wanted))
+            )
             raise ArtifactError(
-                f"{manifest.model_name}: the graph's inputs are {', '.join(names[:9])}, "
-                f"expected {', '.join(wanted[:9])}, ... ({len(wanted)} in all)",
+                f"{manifest.model_name}: the graph's inputs are not those of the model: got {got}, "
+                f"expected {expected}",
                 "export the model again",
             )
         self._filled = np.zeros(slots, np.int64)  # positions written per slot

@@ -2,8 +2,9 @@
 
 A dataclass says all there is to say: the types, the choices (`Literal`), the ranges
 (`Annotated[int, Range(1)]`), sections (a nested dataclass) and variants (a union of
-dataclasses, told apart by their field `type`, or by their names where they have none) and free
-mappings (`Mapping[str, Any]`: scalars under any names, nested at will).
+dataclasses, told apart by their field `type`, or by their names where they have none), mappings
+(`Mapping[Name, Entry]`) and free ones (`Mapping[str, Any]`: scalars under any names, nested at
+will).
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ def read(value: Any, annotation: Any, key: str, faults: list[Fault]) -> Any:
     if _is_section(annotation):
         return _read_section(value, annotation, key, faults)
     if origin is Mapping:
-        return _read_free(value, annotation, key, faults)
+        free = get_args(annotation)[1] is Any
+        return (_read_free if free else _read_mapping)(value, annotation, key, faults)
     if annotation is float and type(value) in (int, float):
         try:
             number = float(value)
@@ -181,6 +183,16 @@ def _read_free(value: Any, annotation: Any, key: str, faults: list[Fault]) -> An
         else:
             found[name] = read(entry, Scalar, where, faults)
     return found if len(faults) == before else None
+
+
+def _read_mapping(value: Any, annotation: Any, key: str, faults: list[Fault]) -> Any:
+    if not isinstance(value, Mapping):
+        return _misfit(value, annotation, key, faults)
+    names, entries = get_args(annotation)
+    return {
+        read(name, names, f"{key}: a name", faults): read(entry, entries, f"{key}.{name}", faults)
+        for name, entry in value.items()
+    }
 
 
 def is_name(name: Any) -> bool:

@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 from mindspore.train.mind_ir_pb2 import AttributeProto, TensorProto
 
-from lite_runner.architectures import architecture_of
+from lite_runner.architectures import architecture_of, custom_network
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
+from lite_runner.mindir.dynamic_inputs import INPUTS as DYNAMIC
 from lite_runner.mindir.graph_check import has_names_of, mismatches
-from lite_runner.mindir.manifest import Graph, GraphName, Layout, Manifest, TensorSpec
+from lite_runner.mindir.manifest import MANIFEST, Graph, GraphName, Layout, Manifest, TensorSpec
 from lite_runner.mindir.pair_inputs import (
     COMMON,
     LLAMA,
@@ -30,7 +31,6 @@ from lite_runner.mindir.pair_inputs import (
 )
 from lite_runner.mindir.resizable_inputs import dynamic_inputs
 from lite_runner.mindir.skim import read_model
-from lite_runner.mindir.write_dynamic import INPUTS as DYNAMIC
 
 # MindFormers' network input names that differ from its documentation.
 _OTHER_NAMES = {"input_position": "current_index", "batch_valid_length": "valid_length"}
@@ -147,6 +147,36 @@ def foreign_manifest(
         versions={"mindspore": first.producer},
         sampled=sampled == {True},
     )
+
+
+def check_graphs(paths: Mapping[GraphName, Path], manifest: Manifest) -> None:
+    """Hold a manifest against the graphs themselves, which are not encrypted.
+
+    Raises ArtifactError where inputs, parameters, KV cache or outputs have other shapes or types.
+    Of shards, and of a custom network, only the inputs are known.
+    """
+    model, batch, length = manifest.model, manifest.batch_size, manifest.seq_length
+    known = manifest.ranks == 1 and custom_network(model) is None
+    rows = {"dynamic": 1, "no_cache": batch, "static_pair": batch}.get(manifest.layout)
+    has_cache = manifest.layout in ("dynamic", "static_pair")
+    for name, path in paths.items():
+        graph, faults = read_graph(path), []
+        if not _matches(graph.inputs, wanted := manifest.graphs[name].inputs):
+            faults.append(f"it takes {_texts(graph.inputs)}, expected {_texts(wanted)}")
+        if known:
+            cache_rows = batch * length if has_cache else None
+            faults += mismatches(model, graph.parameters, cache_rows=cache_rows)
+        if not faults and known and manifest.layout == "dynamic":
+            cache = _cache_of(graph, model, manifest.model_name)
+            if cache != (batch, length):
+                faults.append(f"KV cache [rows, positions]: got {cache}, expected {batch, length}")
+        if not faults and known and rows and _samples(graph, rows, model) != manifest.sampled:
+            faults.append("it returns " + ("logits" if manifest.sampled else "tokens"))
+        if faults:
+            raise ArtifactError(
+                f"{path}: not the graph that {MANIFEST} describes: {'; '.join(faults)}",
+                "copy the whole folder again, or export the model again",
+            )
 
 
 def _pair(

@@ -6,27 +6,32 @@ A folder is an artifact if it holds a manifest and every file that it lists, wit
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from lite_runner.architectures.plain import from_plain, to_plain
+from lite_runner.architectures.plain import FlatModel, StoredDecoder, decoder_of, to_plain
 from lite_runner.architectures.spec import Decoder
+from lite_runner.config import manifest_file
+from lite_runner.config.fields import Range
+from lite_runner.config.manifest_file import FileName, FilePath, Sha256, write_manifest
 from lite_runner.config.model_dir import MANIFEST as MANIFEST
 from lite_runner.config.quantization import CacheType, Quant, Quantization
 from lite_runner.errors import ArtifactError
 from lite_runner.native.packing import FORMAT
 from lite_runner.system.files import sha256_of
-from lite_runner.system.json_file import read_json
 
 SCHEMA = 1
 MAX_BYTES = 1 << 20
 MAX_CAPACITY = 1 << 16  # tokens of a step
+MAX_ROWS = 1 << 16
+MAX_LENGTH = 1 << 24  # positions of a row
+AGAIN = "export the model again"
 
 Layout = Literal["resizable", "dynamic", "static_pair", "no_cache"]  # the last is not exported
 GraphName = Literal["model", "prefill", "increment"]
+DTypeName = Literal["float32", "float16", "bfloat16", "int32", "int64", "bool"]
 
 
 @dataclass(frozen=True)
@@ -34,18 +39,18 @@ class TensorSpec:
     """An input or output of a graph; -1 in a shape is a dynamic axis."""
 
     name: str
-    shape: tuple[int, ...]
-    dtype: str  # NumPy's name: int32, int64, float32, float16, bool
+    shape: tuple[Annotated[int, Range(-1)], ...]
+    dtype: str  # NumPy's name, of DTypeName in a manifest
 
 
 @dataclass(frozen=True)
 class Graph:
     """One graph of an artifact."""
 
-    file: str  # below the manifest's folder; of a model above 1 GB the .._graph.mindir
+    file: FilePath  # below the manifest's folder; of a model above 1 GB the .._graph.mindir
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    others: tuple[str, ...] = ()  # files of the ranks behind the first that share the model
+    others: tuple[FilePath, ...] = ()  # files of the ranks behind the first that share the model
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -57,38 +62,38 @@ class Graph:
 class Operators:
     """A graph of the native kernels, which are not part of the artifact."""
 
-    format: int  # of the packed weights: the oldest that has their layers, which more can read
+    format: Annotated[int, Range(1)]  # the oldest version of the packing that has its layers
     quant: Quant
-    quant_group: int  # columns of a group of 4 bits; 0 with 8 bits
+    quant_group: Annotated[int, (0, 32, 64, 128)]  # columns of a group of 4 bits; 0 with 8 bits
     kv_cache: CacheType
-    capacity: int  # tokens of a step
+    capacity: Annotated[int, Range(1, MAX_CAPACITY)]  # tokens of a step
 
     @property
     def quantization(self) -> Quantization:
         return Quantization(self.quant, self.quant_group)
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """An exported model: source, layout, graphs and files."""
+@dataclass(frozen=True, kw_only=True)
+class _Description:
+    """The fields of a manifest but the model."""
 
     layout: Layout
     model_name: str
-    model: Decoder
     source: str  # the checkpoint, as the config named it
     target: Literal["CPU", "Ascend"]
     model_type: Literal["MINDIR", "MINDIR_LITE"]
-    precision: str  # of the weights: float32 or float16
-    batch_size: int
-    seq_length: int  # positions a row has at most, prompt and new tokens together
+    precision: Literal["float32", "float16", "bfloat16"]  # of the weights
+    batch_size: Annotated[int, Range(1, MAX_ROWS)]
+    # Positions a row has at most, prompt and new tokens together.
+    seq_length: Annotated[int, Range(1, MAX_LENGTH)]
     graphs: Mapping[GraphName, Graph]
-    files: Mapping[str, str]  # every file of the artifact, and its sha256
-    tokenizer: tuple[str, ...]  # those of the files that are the tokenizer's
+    files: Mapping[FilePath, Sha256]  # every file of the artifact, and its sha256
+    tokenizer: tuple[FileName, ...]  # those of the files that are the tokenizer's
     versions: Mapping[str, str]
     encrypted: bool = False
     sampled: bool = False  # the graphs return the argmax token, not logits
     adapter: str = ""  # name of the LoRA adapter that is merged into the weights
-    adapter_sha256: str = ""  # of its config and weights
+    adapter_sha256: Literal[""] | Sha256 = ""  # of its config and weights
     operators: Operators | None = None  # None: MindSpore's own compute it
 
     @property
@@ -100,88 +105,100 @@ class Manifest:
         """Where the graphs of a rank are, of an artifact in `folder`."""
         return {name: folder / graph.files[rank] for name, graph in self.graphs.items()}
 
+
+@dataclass(frozen=True, kw_only=True)
+class _Stored(_Description):
+    model: StoredDecoder | FlatModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(_Description):
+    """An exported model: source, layout, graphs and files."""
+
+    model: Decoder
+
     def write(self, folder: Path) -> None:
         """Write manifest.json into a folder that holds all the files."""
         plain = {"schema": SCHEMA, **dataclasses.asdict(self), "model": to_plain(self.model)}
-        text = json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
-        (folder / MANIFEST).write_text(text, encoding="utf-8")
+        write_manifest(folder / MANIFEST, plain)
 
 
 def read_manifest(folder: Path, *, check_files: bool = True) -> Manifest:
     """The manifest of an artifact, its files compared with it.
 
-    Raises ArtifactError where it is missing or broken, or a file is missing or another one.
+    Raises ArtifactError where it is missing, broken or edited, or a file is missing or another one.
     """
     path = folder / MANIFEST
     if not path.exists():
         raise ArtifactError(f"{folder}: no {MANIFEST}")
-    raw = read_json(path, "a manifest", most=MAX_BYTES)
+    what = f"a manifest of this version (schema {SCHEMA})"
+    stored = manifest_file.read_manifest(
+        path, _Stored, what, schema=SCHEMA, most=MAX_BYTES, hint=AGAIN
+    )
     try:
-        manifest = _from_plain(raw)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ArtifactError(
-            f"{path}: not a manifest of this version (schema {SCHEMA}): {error!r}",
-            "export the model again",
-        ) from error
-    if manifest.operators and manifest.operators.format not in range(1, FORMAT + 1):
-        raise ArtifactError(
-            f"{path}: weights packed in format {manifest.operators.format}, but the operators here "
-            f"read formats 1 to {FORMAT}",
-            "export the model again",
-        )
-    names = [*manifest.files, *(file for graph in manifest.graphs.values() for file in graph.files)]
-    if len({len(graph.files) for graph in manifest.graphs.values()}) != 1:
-        raise ArtifactError(f"{path}: its graphs are of different numbers of ranks")
-    for name in names:
-        inside = (folder / name).resolve().is_relative_to(folder.resolve())
-        if not inside or name not in manifest.files:
-            raise ArtifactError(f"{path}: names the file {name!r}, which is not the artifact's")
+        given = {field.name: getattr(stored, field.name) for field in dataclasses.fields(stored)}
+        manifest = Manifest(**{**given, "model": decoder_of(stored.model)})
+        _check_consistent(manifest)
+        _check_inside(manifest, folder)
+    except ValueError as error:
+        raise ArtifactError(f"{path}: {error}", AGAIN) from error
     if check_files:
         for name, expected in manifest.files.items():
             _check_file(folder / name, expected)
     return manifest
 
 
+def _check_consistent(manifest: Manifest) -> None:
+    """Raise ValueError where the numbers of a manifest contradict each other."""
+    graphs, operators = manifest.graphs, manifest.operators
+    if operators and operators.format > FORMAT:
+        raise ValueError(
+            f"weights packed in format {operators.format}, but the operators here read formats 1 "
+            f"to {FORMAT}"
+        )
+    expected = {"prefill", "increment"} if manifest.layout == "static_pair" else {"model"}
+    if graphs.keys() != expected:
+        raise ValueError(
+            f"graphs {', '.join(sorted(graphs))}, expected {', '.join(sorted(expected))} with "
+            f"layout {manifest.layout}"
+        )
+    if len({len(graph.files) for graph in graphs.values()}) != 1:
+        raise ValueError("its graphs are of different numbers of ranks")
+    if manifest.seq_length > manifest.model.seq_length:
+        raise ValueError(
+            f"seq_length {manifest.seq_length}, but the model supports at most "
+            f"{manifest.model.seq_length}"
+        )
+    for graph in graphs.values():
+        for one in (*graph.inputs, *graph.outputs):
+            if one.dtype not in get_args(DTypeName):
+                raise ValueError(f"{one.name} is of the type {one.dtype!r}, which no graph has")
+        logits = graph.outputs[0] if graph.outputs and not manifest.sampled else None
+        if logits and logits.shape[-1:] != (manifest.model.vocab_size,):
+            raise ValueError(
+                f"logits {list(logits.shape)} of a model with a vocabulary of "
+                f"{manifest.model.vocab_size}"
+            )
+
+
+def _check_inside(manifest: Manifest, folder: Path) -> None:
+    """Raise ValueError for the name of a file that is not listed, or a link out of the folder."""
+    graphs = (file for graph in manifest.graphs.values() for file in graph.files)
+    for name in (*graphs, *manifest.tokenizer):
+        if name not in manifest.files:
+            raise ValueError(f"names the file {name!r}, which is not the artifact's")
+    for name in manifest.files:
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"names the file {name!r}, which is not the artifact's")
+
+
 def _check_file(path: Path, expected: str) -> None:
     if not path.is_file():
-        raise ArtifactError(f"{path}: missing, but the manifest names it", "export the model again")
+        raise ArtifactError(f"{path}: missing, but the manifest names it", AGAIN)
     found = sha256_of(path)
     if found != expected:
         raise ArtifactError(
             f"{path}: another file than the one exported: sha256 {found[:16]}..., "
             f"expected {expected[:16]}...",
-            "export the model again",
+            AGAIN,
         )
-
-
-def _from_plain(raw: Any) -> Manifest:
-    fields = dict(raw)
-    if fields.pop("schema") != SCHEMA:
-        raise ValueError(f"schema {raw['schema']!r}")
-    fields["model"] = from_plain(fields["model"])
-    fields["graphs"] = {
-        name: Graph(
-            graph["file"],
-            _specs(graph["inputs"]),
-            _specs(graph["outputs"]),
-            tuple(map(str, graph.get("others", ()))),
-        )
-        for name, graph in fields["graphs"].items()
-    }
-    fields["tokenizer"] = tuple(fields["tokenizer"])
-    if (operators := fields.get("operators")) is not None:
-        fields["operators"] = _operators(operators)
-    return Manifest(**fields)
-
-
-def _operators(raw: Mapping[str, Any]) -> Operators:
-    found = Operators(**raw)
-    if found.quant not in get_args(Quant) or found.kv_cache not in get_args(CacheType):
-        raise ValueError(f"quant {found.quant!r}, kv_cache {found.kv_cache!r}")
-    if not 1 <= int(found.capacity) <= MAX_CAPACITY:
-        raise ValueError(f"capacity {found.capacity}")
-    return found
-
-
-def _specs(raw: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(one["name"], tuple(one["shape"]), one["dtype"]) for one in raw)

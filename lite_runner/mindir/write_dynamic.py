@@ -13,17 +13,11 @@ import numpy as np
 from mindspore import Tensor
 
 from lite_runner.architectures.spec import Decoder
+from lite_runner.mindir.dynamic_inputs import INPUTS
 from lite_runner.mindir.manifest import Graph, GraphName, TensorSpec
 from lite_runner.mindir.writer import check_length, write_mindir
 from lite_runner.networks.layers import BuildOptions, CacheSize, Weights
 from lite_runner.networks.steps import Prefill, network_of
-
-INPUTS = (
-    TensorSpec("tokens", (1, -1), "int32"),
-    TensorSpec("position", (1,), "int32"),  # position id of the first token
-    TensorSpec("length", (1,), "int32"),  # sequence length of the row, with these tokens
-    TensorSpec("slot", (1,), "int32"),
-)
 
 
 def export_dynamic(

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lite_runner.architectures.plain import from_plain, to_plain
+from lite_runner.architectures.plain import StoredDecoder, decoder_of, to_plain
+from lite_runner.config.fields import read
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.options import GenerateOptions
 from lite_runner.config.prompt import Request
@@ -44,7 +45,7 @@ def files_from_plain(raw: Mapping[str, Any] | str, config: RunConfig) -> ModelFi
     return ModelFiles(
         raw["source"],
         None if raw["path"] is None else Path(raw["path"]),
-        from_plain(raw["model"]),
+        decoder_of(read(raw["model"], StoredDecoder, "model", [])),  # ours: no faults
         raw["seed"],
         strategy=None if raw["strategy"] is None else Path(raw["strategy"]),
         auto_trans=raw["auto_trans"],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lite_runner.architectures.plain import from_plain, to_plain
+from lite_runner.architectures.plain import FlatModel, StoredDecoder, decoder_of, to_plain
 from lite_runner.architectures.spec import (
     Attention,
     Block,
@@ -18,6 +18,7 @@ from lite_runner.architectures.spec import (
     RopeScaling,
     Rotary,
 )
+from lite_runner.config.fields import Fault, read
 from tests import frozen
 
 RMS = Norm("rms", 1e-6)
@@ -28,6 +29,15 @@ FULL = Block(
 )
 SLIDING = replace(FULL, attention=replace(FULL.attention, window=7))
 MIXED = Decoder("llama", 96, 32, 64, (FULL, SLIDING, SLIDING), RMS, False, eos_token_id=(1, 2))
+
+
+def from_plain(plain: Any) -> Decoder:
+    """As manifests are read."""
+    faults: list[Fault] = []
+    stored = read(plain, StoredDecoder | FlatModel, "model", faults)
+    if faults:
+        raise ValueError(faults[0].text)
+    return decoder_of(stored)
 
 
 @pytest.mark.parametrize("model", [MIXED, *map(frozen.description, frozen.cases())])
@@ -69,3 +79,40 @@ def test_a_number_of_layers_that_no_model_has(layers: Any) -> None:
     plain["blocks"][0]["layers"] = layers
     with pytest.raises(ValueError, match="layers"):
         from_plain(plain)
+
+
+SIZES = {
+    "family": "llama",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "n_kv_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "seq_length": 64,
+    "norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"num_layers": 10**12}, "layers"),
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"n_kv_heads": 3}, "do not divide"),
+        ({"head_dim": 7}, "even"),
+        ({"family": "gpt2", "hidden_size": 64}, "4 heads of 8 make 32"),
+        ({"family": "zzz"}, "'zzz' is not known"),
+        ({"norm_eps": -1.0}, "eps"),
+        ({"theta": 0.0}, "theta"),
+        ({"intermediate_size": -2}, "width"),
+        ({"eos_token_id": [-7]}, "special token"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_sizes_that_no_model_has(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        from_plain({**SIZES, **change})

@@ -1,19 +1,212 @@
-"""manifest.json: what it names belongs to the exported model, and nothing else does."""
+"""manifest.json of exports: what is wrong in one is told in a line, whatever it is."""
 
 from __future__ import annotations
 
+import copy
+import json
+import random
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lite_runner.errors import ArtifactError
-from lite_runner.mindir.manifest import Graph, Manifest, TensorSpec, read_manifest
+from lite_runner.backends.engines.start import EngineOptions
+from lite_runner.backends.exported import open_exported
+from lite_runner.config.manifest_file import CHECKSUM
+from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.mindir.manifest import MANIFEST, Graph, Manifest, TensorSpec, read_manifest
 from lite_runner.system.files import sha256_of
 from tests.models import model_named
+from tests.mutations import mutated
+from tests.paths import ROOT
+
+FROZEN = ROOT / "tests/fixtures/frozen/artifacts"  # in the flat form, and without a checksum
+MUTATIONS = 400
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return copied("dynamic", tmp_path)
+
+
+def copied(name: str, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(FROZEN / name, tmp_path / name))
+
+
+def change(folder: Path, how: Change) -> None:
+    path = folder / MANIFEST
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    how(raw)
+    path.write_text(json.dumps(raw), encoding="utf-8")
+
+
+def opened(folder: Path) -> None:
+    manifest = read_manifest(folder)
+    engine = EngineOptions("graph-cell")
+    open_exported(manifest.paths(folder), manifest, engine, slots=1).close()
+
+
+def test_every_one_that_users_may_have_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    for path in sorted(FROZEN.glob(f"*/{MANIFEST}")):
+        assert read_manifest(path.parent).files
+    assert "before manifests had a checksum" in capsys.readouterr().err
+
+
+def test_what_is_written_is_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = read_manifest(folder)
+    capsys.readouterr()
+    manifest.write(folder)
+    assert read_manifest(folder) == manifest
+    assert not capsys.readouterr().err
+    assert len(json.loads((folder / MANIFEST).read_text())[CHECKSUM]) == 64
+
+
+def set_(*path: str | int) -> Callable[[object], Change]:
+    """`set_("model", "theta")(500.0)` gives that field this value."""
+
+    def to(value: object) -> Change:
+        def how(raw: dict[str, Any]) -> None:
+            inside: Any = raw
+            for one in path[:-1]:
+                inside = inside[one]
+            inside[path[-1]] = value
+
+        return how
+
+    return to
+
+
+SHA = "0" * 64
+FILE = set_("graphs", "model", "file")
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (FILE(True), "graphs.model.file: got true, expected a text"),
+        (FILE("a\0b"), "graphs.model.file"),
+        (FILE("../auto_graph.mindir"), "naming a file of the artifact"),
+        (FILE("manifest.json"), "names the file 'manifest.json', which is not the artifact's"),
+        (set_("graphs", "model", "others")(["b.mindir"]), "names the file 'b.mindir'"),
+        (set_("source")("\ud800"), "surrogate"),
+        (set_("model", "theta")(float("inf")), "Infinity"),
+        (set_("model", "theta")(0), "theta is 0"),
+        (set_("files", "auto_graph.mindir")(5), "files.auto_graph.mindir: got 5"),
+        (set_("files", "auto_graph.mindir")("ab"), "64 hexadecimal digits"),
+        (set_("files", "/etc/passwd")(SHA), "naming a file of the artifact"),
+        (set_("files")({}), "which is not the artifact's"),
+        (set_("batch_size")("2"), "batch_size: got '2', expected an integer"),
+        (set_("batch_size")(10**9), "batch_size: got 1000000000"),
+        (set_("seq_length")(10**9), "seq_length: got 1000000000"),
+        (set_("seq_length")(4096), "seq_length 4096, but the model supports at most"),
+        (set_("layout")("zzz"), "layout: got 'zzz', expected one of resizable"),
+        (set_("layout")("static_pair"), "expected increment, prefill with layout static_pair"),
+        (set_("model_type")(5), "model_type: got 5"),
+        (set_("target")("GPU"), "target: got 'GPU'"),
+        (set_("precision")("int8"), "precision: got 'int8'"),
+        (set_("model", "num_layers")(-1), "-1 layers"),
+        (set_("model", "num_layers")(10**12), "layers, expected 1 to"),
+        (set_("model", "n_kv_heads")(3), "do not divide"),
+        (set_("model", "vocab_size")(95), "vocabulary of 95"),
+        (set_("model", "family")("zzz"), "'zzz' is not known"),
+        (set_("model")(None), "model: got null"),
+        (set_("tokenizer")(["../../etc/passwd"]), "tokenizer[0]"),
+        (set_("tokenizer")(["other.json"]), "names the file 'other.json'"),
+        (set_("versions")({"mindspore": 2}), "versions.mindspore: got 2"),
+        (set_("encrypted")(1), "encrypted: got 1"),
+        (set_("adapter_sha256")("x"), "adapter_sha256"),
+        (set_("graphs")({}), "expected model with layout dynamic"),
+        (set_("graphs", "zzz")({}), "graphs: a name: got 'zzz'"),
+        (set_("graphs", "model", "inputs", 0, "dtype")("zzz"), "type 'zzz', which no graph has"),
+        (set_("graphs", "model", "inputs", 0, "shape")([1.5]), "shape[0]: got 1.5"),
+        (set_("graphs", "model", "inputs", 0, "shape")([-2]), "shape[0]: got -2"),
+        (set_("schema")(2), "schema 2, expected 1"),
+        (set_("unknown")(1), "unknown: no such key"),
+    ],
+)
+def test_what_is_wrong_is_told(folder: Path, how: Change, told: str) -> None:
+    change(folder, how)
+    with pytest.raises(ArtifactError) as error:
+        read_manifest(folder)
+    assert told in error.value.message
+    assert str(folder / MANIFEST) in error.value.message
+    assert error.value.hint == "export the model again" and error.value.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        set_("model", "rope_scaling")(None),
+        set_("model", "blocks", 0, "attention", "rotary", "theta")(500.0),
+        set_("versions", "mindspore")("2.3.0"),
+        set_(CHECKSUM)(SHA),
+        set_(CHECKSUM)(None),
+    ],
+)
+def test_the_checksum_finds_every_edit(folder: Path, how: Change) -> None:
+    read_manifest(folder).write(folder)
+    change(folder, how)
+    with pytest.raises(ArtifactError, match=r"edited or damaged|rope_scaling"):
+        read_manifest(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "told"),
+    [
+        ("dynamic", set_("model", "hidden_size")(128), "hidden_size: got"),
+        ("dynamic", set_("model", "num_layers")(1), "num_layers: got 2, expected 1"),
+        ("dynamic", set_("model", "head_dim")(8), "expected"),
+        ("dynamic", set_("batch_size")(4), "elements of a layer's cache"),
+        ("dynamic", set_("seq_length")(16), "elements of a layer's cache"),
+        ("dynamic", set_("sampled")(True), "it returns logits"),
+        ("dynamic", set_("graphs", "model", "inputs", 1, "shape")([2]), "it takes"),
+        ("dynamic", set_("model", "intermediate_size")(12), "feed-forward"),
+        ("pair", set_("seq_length")(16), "elements of a layer's cache"),
+        ("pair", set_("model", "num_layers")(1), "num_layers"),
+        ("pair", set_("graphs", "prefill", "inputs", 0, "dtype")("int64"), "it takes"),
+        ("resizable", set_("model", "num_layers")(1), "num_layers|inputs are not those"),
+    ],
+)
+def test_numbers_are_held_against_the_graph(
+    tmp_path: Path, name: str, how: Change, told: str
+) -> None:
+    folder = copied(name, tmp_path)
+    change(folder, how)
+    with pytest.raises(ArtifactError, match=told):
+        opened(folder)
+
+
+@pytest.mark.parametrize("name", ["dynamic", "pair", "a16w8", "ms"])
+@pytest.mark.parametrize("is_flat", [True, False])
+def test_mutations_are_refused_or_read(tmp_path: Path, name: str, is_flat: bool) -> None:
+    folder = copied(name, tmp_path)
+    path = folder / MANIFEST
+    whole: Manifest = read_manifest(folder)
+    if not is_flat:
+        whole.write(folder)
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    raw.pop(CHECKSUM, None)
+    generator = random.Random(name)
+    for _ in range(MUTATIONS):
+        changed = mutated(copy.deepcopy(raw), generator)
+        path.write_text(json.dumps(changed), encoding="utf-8")
+        try:
+            found = read_manifest(folder)
+        except (ArtifactError, ConfigError) as error:
+            assert str(folder) in error.message
+        else:
+            found.write(folder)
+            assert read_manifest(folder) == found
+
+
+# -- What it names. --------------------------------------------------------------------------------
 
 TOKENS = TensorSpec("tokens", (-1, -1), "int32")
-LOGITS = TensorSpec("logits", (-1, 256), "float32")
+LOGITS = TensorSpec("logits", (-1, 320), "float32")
 
 
 @pytest.fixture
@@ -56,7 +249,9 @@ def test_a_graph_outside(manifest: Manifest, tmp_path: Path, name: str, listed: 
     files = {**manifest.files, name: sha256_of(outside)} if listed else manifest.files
     replace(manifest, graphs=graphs, files=files).write(folder)
     for checked in (True, False):
-        with pytest.raises(ArtifactError, match=r"names the file .*mindir"):
+        with pytest.raises(
+            ArtifactError, match=r"names the file .*mindir|naming a file of the artifact"
+        ):
             read_manifest(folder, check_files=checked)
 
 
@@ -74,7 +269,9 @@ def test_a_graph_that_the_files_do_not_list(manifest: Manifest, tmp_path: Path, 
 def test_a_file_outside_that_no_graph_is_in(manifest: Manifest, tmp_path: Path) -> None:
     outside = {"../outside.mindir": sha256_of(tmp_path / "outside.mindir")}
     replace(manifest, files={**manifest.files, **outside}).write(tmp_path / "exported")
-    with pytest.raises(ArtifactError, match=r"names the file '\.\./outside\.mindir'"):
+    with pytest.raises(
+        ArtifactError, match=r"'\.\./outside\.mindir', expected a text naming a file"
+    ):
         read_manifest(tmp_path / "exported")
 
 

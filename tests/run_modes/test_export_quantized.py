@@ -75,6 +75,7 @@ def test_operators_of_another_format_end_in_4(run: Run, capsys: pytest.CaptureFi
     path = FOLDER / "manifest.json"
     manifest = json.loads(path.read_text(encoding="utf-8"))
     assert manifest["operators"]["format"] == 1  # what is no newer is read by older ones too
+    del manifest["checksum"]
     manifest["operators"]["format"] = FORMAT + 1
     path.write_text(json.dumps(manifest), encoding="utf-8")
     refused(GIVEN, 4)
@@ -96,6 +97,7 @@ def test_a_damaged_layer_ends_in_4(run: Run, capsys: pytest.CaptureFixture[str])
     damaged[64:72] = (1 << 40).to_bytes(8, "little")  # the first word of the first layer
     data.write_bytes(damaged)
     manifest = json.loads(path.read_text(encoding="utf-8"))
+    del manifest["checksum"]
     manifest["files"]["tiny_llama_variables/data_0"] = hashlib.sha256(damaged).hexdigest()
     path.write_text(json.dumps(manifest), encoding="utf-8")
     refused(GIVEN, 4)

@@ -125,7 +125,10 @@ def start_engine(
         return WorkerEngine(graphs, threads=threads)
     environment.import_mindspore()
     from lite_runner.backends.engines.graph_cell import GraphCellEngine
+    from lite_runner.mindir.inspect import check_graphs
 
+    if not manifest.encrypted and manifest.operators is None:
+        check_graphs(graphs, manifest)
     return GraphCellEngine(
         graphs,
         manifest.graphs,
