@@ -147,6 +147,7 @@ def _exports(folder: Path) -> Iterator[Case]:
     for name in ("dynamic", "a16w8", "pair"):
         exported = _copied(EXPORTED / name, folder / f"exported_{name}")
         for file, mutation in (
+            ("manifest.json", formats.json_text),
             ("tokenizer.json", formats.json_text),
             ("auto.yaml", formats.yaml_text),
         ):
