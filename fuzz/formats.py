@@ -259,5 +259,7 @@ def torch_zip(data: bytes, random: Random) -> bytes:
         chosen = next(name for name in names if name.endswith("data.pkl") or random.random() < 0.1)
         for name in names:
             content = old.read(name)
-            new.writestr(name, flip_bytes(content, random) if name == chosen else content)
+            # a ZipInfo of its own has a fixed time; a name alone would be stamped with the clock
+            entry = zipfile.ZipInfo(name)
+            new.writestr(entry, flip_bytes(content, random) if name == chosen else content)
     return made.getvalue()
