@@ -3,8 +3,8 @@
 A dataclass says all there is to say: the types, the choices (`Literal`), the ranges
 (`Annotated[int, Range(1)]`), sections (a nested dataclass) and variants (a union of
 dataclasses, told apart by their field `type`, or by their names where they have none), mappings
-(`Mapping[Name, Entry]`) and free ones (`Mapping[str, Any]`: scalars under any names, nested at
-will).
+(`Mapping[Name, Entry]`; an `object` is left to another reader) and free ones (`Mapping[str, Any]`:
+scalars under any names, nested at will).
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def read(value: Any, annotation: Any, key: str, faults: list[Fault]) -> Any:
         except OverflowError:
             number = math.inf
         return number if math.isfinite(number) else _misfit(value, annotation, key, faults)
-    if type(value) is annotation:
+    if annotation is object or type(value) is annotation:
         return value
     return _misfit(value, annotation, key, faults)
 

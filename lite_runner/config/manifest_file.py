@@ -68,12 +68,20 @@ def write_manifest(path: Path, plain: Mapping[str, Any]) -> None:
 
 
 def read_manifest(
-    path: Path, section: type[_T], what: str, *, schema: int, most: int, hint: str
+    path: Path,
+    section: type[_T],
+    what: str,
+    *,
+    schema: int,
+    most: int,
+    hint: str,
+    artifact: Path | None = None,
 ) -> _T:
     """The manifest in a file, as the dataclass `section`.
 
-    One without a checksum, as earlier releases wrote them, is read with a note to the user. Raises
-    ArtifactError, "{path}: not {what}: ...", with `hint`: broken, edited, or of another schema.
+    One without a checksum, as earlier releases wrote them, is read with a note to the user, which
+    is given once of an `artifact` (None: the file's folder). Raises ArtifactError,
+    "{path}: not {what}: ...", with `hint`: broken, edited, or of another schema.
     """
     raw = read_json_object(path, what, most=most, hint=hint)
     has_checksum = CHECKSUM in raw
@@ -88,7 +96,7 @@ def read_manifest(
         texts = "; ".join(fault.text for fault in faults[:MAX_FAULTS])
         raise ArtifactError(f"{path}: not {what}: {texts}{more}", hint)
     if not has_checksum:
-        _note_unchecked(what, path)
+        _note_unchecked(what, artifact or path.parent)
     elif checksum != _checksum(raw):
         raise ArtifactError(
             f"{path}: edited or damaged: its checksum is not that of what it says", hint
@@ -101,9 +109,9 @@ def _checksum(plain: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@functools.cache  # of a set of them, and of one that is read again, the user is told once
-def _note_unchecked(what: str, path: Path) -> None:
+@functools.cache
+def _note_unchecked(what: str, artifact: Path) -> None:
     progress.note(
-        f"note: {path}: written before manifests had a checksum of themselves, so that a change in "
-        "it goes unseen; writing it again adds one"
+        f"note: {artifact}: {what}, without a checksum of itself: an earlier release wrote it, and "
+        "a change in it goes unseen; writing it again adds one"
     )

@@ -51,7 +51,7 @@ def test_one_without_a_checksum_is_noted_once(
     path = tmp_path / "m.json"
     path.write_text(json.dumps(PLAIN))
     assert read(path) == read(path) == _Section(3, {"a": SHA, "b/c": SHA}, "é.json")
-    assert capsys.readouterr().err.count("before manifests had a checksum") == 1
+    assert capsys.readouterr().err.count("without a checksum of itself") == 1
 
 
 @pytest.mark.parametrize("change", [{"count": 4}, {"checksum": SHA}, {"checksum": 5}])

@@ -6,26 +6,46 @@ Every rank writes its own, the manifest last; shards that do not match the manif
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from lite_runner.architectures.spec import Decoder
+from lite_runner.config.fields import Range
 from lite_runner.config.hf import hf_from_model_config
+from lite_runner.config.manifest_file import Sha256, read_manifest, write_manifest
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
-from lite_runner.system.files import atomic_write, make_folder, sha256_of
-from lite_runner.system.json_file import read_json_object
+from lite_runner.system.files import make_folder, sha256_of
 from lite_runner.weights.formats.safetensors_file import open_safetensors, write_safetensors
 from lite_runner.weights.lora.adapter import Adapter, LoraPair
 from lite_runner.weights.lora.adapter_file import digest
 from lite_runner.weights.lora.adapter_listing import check_inside, check_listed
 from lite_runner.weights.lora.adapter_pieces import adapter_pieces, piece_shapes
-from lite_runner.weights.sharding.shard_manifest import MANIFEST
+from lite_runner.weights.sharding.shard_manifest import MANIFEST, MAX_RANKS
 
 SCHEMA = 1
+MAX_BYTES = 64 << 20
 _CUT_AGAIN = "cut them again: adapter_path= the whole adapters, auto_trans_ckpt=true"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One adapter: its file is named after it."""
+
+    source: Sha256  # of the whole adapter
+    sha256: Sha256  # of the file
+    scale: Mapping[str, float]  # of each weight
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    tensor_index: Annotated[int, Range(0, MAX_RANKS - 1)]
+    tp: Annotated[int, Range(1, MAX_RANKS)]
+    vocab_parallel: bool
+    model: Mapping[str, object]  # a config.json
+    adapters: Mapping[str, _Entry]
 
 
 def cached_shards(
@@ -42,7 +62,9 @@ def cached_shards(
     cut = _cut(model, ranks, vocab_parallel)
     kept = _kept(own, cut)
     wanted = {adapter.name: digest(adapter) for adapter in adapters}
-    stale = [one for one in adapters if kept.get(one.name, {}).get("source") != wanted[one.name]]
+    stale = [
+        one for one in adapters if one.name not in kept or kept[one.name].source != wanted[one.name]
+    ]
     if stale:
         make_folder(own)
         for adapter in stale:
@@ -54,14 +76,10 @@ def cached_shards(
                 for half, tensor in (("a", pair.a), ("b", pair.b))
             }
             write_safetensors(file, tensors, {})
-            kept[adapter.name] = {
-                "source": wanted[adapter.name],
-                "sha256": sha256_of(file),
-                "scale": {name: pair.scale for name, pair in pieces.pairs.items()},
-            }
-        with atomic_write(own / MANIFEST) as file_:
-            plain = {"schema": SCHEMA, **cut, "adapters": kept}
-            file_.write((json.dumps(plain, indent=1) + "\n").encode())
+            scale = {name: pair.scale for name, pair in pieces.pairs.items()}
+            kept[adapter.name] = _Entry(wanted[adapter.name], sha256_of(file), scale)
+        listed = {name: asdict(entry) for name, entry in kept.items()}
+        write_manifest(own / MANIFEST, {"schema": SCHEMA, **cut, "adapters": listed})
     names = [adapter.name for adapter in adapters]
     return open_shards(folder, model, ranks, names, vocab_parallel=vocab_parallel)
 
@@ -84,31 +102,28 @@ def open_shards(
     check_inside(root, own / MANIFEST)
     if not (own / MANIFEST).is_file():
         raise ArtifactError(f"{own}: no {MANIFEST} of adapters that are cut", _CUT_AGAIN)
-    manifest = read_json_object(own / MANIFEST)
+    manifest = _read(own)
     for key, value in _cut(model, ranks, vocab_parallel).items():
-        if manifest.get(key) != value:
-            shown = "is another" if key == "model" else f"is {manifest.get(key)}, expected {value}"
+        if (got := getattr(manifest, key)) != value:
+            shown = "is another" if key == "model" else f"is {got}, expected {value}"
             raise ArtifactError(f"{own}: cut for other ranks: {key} {shown}", _CUT_AGAIN)
-    there = manifest.get("adapters")
-    if manifest.get("schema") != SCHEMA or not isinstance(there, dict):
-        raise ArtifactError(f"{own / MANIFEST}: no manifest of adapters", _CUT_AGAIN)
+    there = manifest.adapters
     check_listed(names, there, own)
     check_inside(root, *(own / f"{name}.safetensors" for name in names))
     shapes = piece_shapes(model, ranks, vocab_parallel=vocab_parallel)
     return [_open(own, name, there[name], shapes) for name in names]
 
 
-def _open(own: Path, name: str, entry: Any, shapes: Mapping[str, tuple[int, int]]) -> Adapter:
+def _open(own: Path, name: str, entry: _Entry, shapes: Mapping[str, tuple[int, int]]) -> Adapter:
     """One adapter of a manifest whose names were checked, [in, out] of each weight in `shapes`."""
     file = own / f"{name}.safetensors"
-    scales = entry.get("scale") if isinstance(entry, dict) else None
-    if file.parent != own or not file.is_file() or not isinstance(scales, dict) or not scales:
+    if file.parent != own or not file.is_file() or not entry.scale:
         raise ArtifactError(f"{own}: the adapter {name!r} is not as {MANIFEST} says", _CUT_AGAIN)
-    if sha256_of(file) != entry.get("sha256"):
+    if sha256_of(file) != entry.sha256:
         raise ArtifactError(f"{file}: has changed since it was written", _CUT_AGAIN)
     found = open_safetensors(file)
     pairs = {}
-    for weight, scale in scales.items():
+    for weight, scale in entry.scale.items():
         a, b = found.get(f"{weight}.lora_a"), found.get(f"{weight}.lora_b")
         fits = (
             weight in shapes
@@ -117,11 +132,10 @@ def _open(own: Path, name: str, entry: Any, shapes: Mapping[str, tuple[int, int]
             and len(a.shape) == len(b.shape) == 2
             and (a.shape[1], b.shape[0]) == shapes[weight]
             and a.shape[0] == b.shape[1]
-            and type(scale) in (int, float)
         )
         if not fits or a is None or b is None:
             raise ArtifactError(f"{file}: {weight}: no pair of A and B that fits", _CUT_AGAIN)
-        pairs[weight] = LoraPair(a, b, float(scale))
+        pairs[weight] = LoraPair(a, b, scale)
     return Adapter(name, own, pairs)
 
 
@@ -135,16 +149,29 @@ def _cut(model: Decoder, ranks: Ranks, vocab_parallel: bool) -> dict[str, Any]:
     }
 
 
-def _kept(own: Path, cut: Mapping[str, Any]) -> dict[str, Any]:
+def _kept(own: Path, cut: Mapping[str, Any]) -> dict[str, _Entry]:
     """The valid entries of the manifest: same layout, files unchanged."""
     try:
-        manifest = read_json_object(own / MANIFEST)
-        if manifest["schema"] != SCHEMA or any(manifest[key] != cut[key] for key in cut):
+        manifest = _read(own)
+        if any(getattr(manifest, key) != cut[key] for key in cut):
             return {}
         return {
             name: entry
-            for name, entry in manifest["adapters"].items()
-            if sha256_of(own / f"{name}.safetensors") == entry["sha256"]
+            for name, entry in manifest.adapters.items()
+            if sha256_of(own / f"{name}.safetensors") == entry.sha256
         }
-    except (ArtifactError, OSError, KeyError, TypeError, AttributeError):
+    except (ArtifactError, OSError, ValueError):  # ValueError: a name with a NUL
         return {}
+
+
+def _read(own: Path) -> _Manifest:
+    what = f"the manifest of adapters that are cut (schema {SCHEMA})"
+    return read_manifest(
+        own / MANIFEST,
+        _Manifest,
+        what,
+        schema=SCHEMA,
+        most=MAX_BYTES,
+        hint=_CUT_AGAIN,
+        artifact=own.parent,
+    )

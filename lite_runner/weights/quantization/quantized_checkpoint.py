@@ -8,23 +8,25 @@ where MindFormers holds [in, out] too. The model's sizes are in config.json.
 
 from __future__ import annotations
 
-import json
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner import progress
 from lite_runner.architectures import Parameter, parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.quantization import Quant, QuantGroup, Quantization, Scheme
+from lite_runner.config.manifest_file import Sha256, read_manifest, write_manifest
+from lite_runner.config.quantization import QuantGroup, Quantization, Scheme
 from lite_runner.errors import ArtifactError
-from lite_runner.system.files import atomic_write
-from lite_runner.system.json_file import read_json_object
+from lite_runner.system.files import sha256_of
 from lite_runner.weights.formats.safetensors_file import (
     Entry,
     StoredTensor,
@@ -35,12 +37,23 @@ from lite_runner.weights.formats.safetensors_file import (
 from lite_runner.weights.layouts import check_tensors
 from lite_runner.weights.quantization.quantize import dequantized, schemes
 from lite_runner.weights.quantization.quantized import QuantizedTensor, check_columns
-from lite_runner.weights.tensor import LazyIntegers, LazyTensor
+from lite_runner.weights.tensor import Index, LazyIntegers, LazyTensor
 
 MANIFEST, WEIGHTS = "quantization.json", "model.safetensors"
 SCHEMA = 1
 MAX_BYTES = 16 << 20
+_LARGE = 1 << 28  # bytes of a file whose hashing takes long enough to be shown
+_HASHING = threading.Lock()
 _HINT = "write it again (run_mode=quantize), or copy the whole folder again"
+
+
+@dataclass(frozen=True)
+class _Stored:
+    quant: Literal["a16w8", "a16w4", "a8w8"]
+    group: int
+    source: str
+    tensors: Mapping[str, Scheme]
+    sha256: Sha256 | None = None
 
 
 @dataclass(frozen=True)
@@ -50,60 +63,50 @@ class QuantizationManifest:
     quantization: Quantization
     source: str  # the checkpoint that was quantized
     schemes: Mapping[str, Scheme]  # of each matrix, by canonical name
+    sha256: str | None = None  # of the weights; None where an earlier release wrote them
 
     def write(self, folder: Path) -> None:
-        """Write quantization.json."""
+        """Write quantization.json beside the weights, with their sha256."""
         plain = {
             "schema": SCHEMA,
             "quant": self.quantization.quant,
             "group": self.quantization.group,
             "source": self.source,
-            "tensors": {
-                name: {"bits": scheme.bits, "group": scheme.group}
-                for name, scheme in self.schemes.items()
-            },
+            "sha256": sha256_of(folder / WEIGHTS),
+            "tensors": {name: asdict(scheme) for name, scheme in self.schemes.items()},
         }
-        with atomic_write(folder / MANIFEST) as file:
-            file.write((json.dumps(plain, indent=1) + "\n").encode())
+        write_manifest(folder / MANIFEST, plain)
 
 
 def read_quantization(path: Path) -> QuantizationManifest | None:
     """The manifest beside the weights at `path`, file or folder; None where there is none.
 
-    Raises ArtifactError where it is broken.
+    Raises ArtifactError where it is broken or edited.
     """
     manifest = (path if path.is_dir() else path.parent) / MANIFEST
     if not manifest.is_file() or (path.is_file() and path.name != WEIGHTS):
         return None
     what = f"the manifest of a quantized checkpoint (schema {SCHEMA})"
-    raw = read_json_object(manifest, what, most=MAX_BYTES, hint=_HINT)
+    stored = read_manifest(manifest, _Stored, what, schema=SCHEMA, most=MAX_BYTES, hint=_HINT)
     try:
-        return _from_plain(raw)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ArtifactError(f"{manifest}: not {what}: {error!r}", _HINT) from error
+        _check(stored)
+    except ValueError as error:
+        raise ArtifactError(f"{manifest}: not {what}: {error}", _HINT) from error
+    quantization = Quantization(stored.quant, stored.group)
+    return QuantizationManifest(quantization, stored.source, stored.tensors, stored.sha256)
 
 
-def _from_plain(raw: dict[str, Any]) -> QuantizationManifest:
-    if type(raw["schema"]) is not int or raw["schema"] != SCHEMA:
-        raise ValueError(f"schema {raw['schema']!r}")
-    quant, group = raw["quant"], raw["group"]
-    groups = get_args(QuantGroup) if quant == "a16w4" else (0,)
-    known = isinstance(quant, str) and quant in get_args(Quant) and quant != "none"
-    if not known or type(group) is not int or group not in groups:
-        raise ValueError(f"quant {quant!r} with group {group!r}")
-    quantization = Quantization(quant, group)
-    if not isinstance(raw["source"], str):
-        raise ValueError(f"source {raw['source']!r}")
-    found = {}
-    for name, entry in raw["tensors"].items():
-        scheme = Scheme(entry["bits"], entry["group"])
-        allowed = {quantization.linear, quantization.table}
-        # Blocks of 8 bits that the source had were taken as they are.
-        integers = type(scheme.bits) is type(scheme.group) is int
-        if not integers or (scheme not in allowed and scheme != Scheme(8, 32)):
-            raise ValueError(f"{name}: {entry!r} with quant={quantization}")
-        found[name] = scheme
-    return QuantizationManifest(quantization, raw["source"], found)
+def _check(stored: _Stored) -> None:
+    """Raise ValueError for groups or matrices that the quantization does not have."""
+    groups = get_args(QuantGroup) if stored.quant == "a16w4" else (0,)
+    if stored.group not in groups:
+        raise ValueError(f"quant {stored.quant!r} with group {stored.group}")
+    quantization = Quantization(stored.quant, stored.group)
+    # Blocks of 8 bits that the source had were taken as they are.
+    allowed = (quantization.linear, quantization.table, Scheme(8, 32))
+    for name, scheme in stored.tensors.items():
+        if scheme not in allowed:
+            raise ValueError(f"{name}: {scheme} with quant={quantization}")
 
 
 def open_quantized(
@@ -112,9 +115,11 @@ def open_quantized(
     """Every tensor of the model by its canonical name; matrices give their integers and, as F32,
     what these stand for.
 
-    Raises ArtifactError where the file does not hold exactly what the manifest and `config` say.
+    Raises ArtifactError where the file does not hold exactly what the manifest and `config` say;
+    its bytes are compared with the manifest's sha256 before the first of them is used.
     """
     stored, table = stored_tensors(file), parameters(config)
+    source = _Weights(file, manifest.sha256)
     wanted = schemes(config, manifest.quantization)
     if manifest.schemes.keys() != wanted.keys():
         odd = sorted(manifest.schemes.keys() ^ wanted.keys())
@@ -135,7 +140,37 @@ def open_quantized(
         if stored[name].dtype != dtype:
             got = stored[name].dtype
             raise ArtifactError(f"{file}: tensor {name} is {got}, expected {dtype}", _HINT)
-    return {one.name: _tensor(one, manifest.schemes.get(one.name), stored, file) for one in table}
+    return {one.name: _tensor(one, manifest.schemes.get(one.name), stored, source) for one in table}
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """The file of the weights and its expected SHA-256; None: nobody knows it."""
+
+    file: Path
+    sha256: str | None
+
+    def check(self) -> None:
+        """Raise ArtifactError where the bytes are others than those written."""
+        if self.sha256 is None:
+            return
+        state = self.file.stat()
+        with _HASHING:  # tensors are read by several threads: the first one hashes for all
+            found = _sha256_of(self.file, state.st_size, state.st_mtime_ns)
+        if found != self.sha256:
+            raise ArtifactError(
+                f"{self.file}: another file than the one that was written: sha256 {found[:16]}..., "
+                f"{MANIFEST} says {self.sha256[:16]}...",
+                _HINT,
+            )
+
+
+@lru_cache(maxsize=16)
+def _sha256_of(file: Path, size: int, changed_ns: int) -> str:
+    """Once a process for each state of a file; the bytes are read from the page cache then."""
+    large = size >= _LARGE
+    with progress.step(f"verify {file.name}") if large else nullcontext():
+        return sha256_of(file)
 
 
 def _layout(parameter: Parameter, scheme: Scheme | None) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -157,28 +192,45 @@ def _out_in(parameter: Parameter) -> tuple[int, int]:
 
 
 def _tensor(
-    parameter: Parameter, scheme: Scheme | None, stored: Mapping[str, StoredTensor], file: Path
+    parameter: Parameter,
+    scheme: Scheme | None,
+    stored: Mapping[str, StoredTensor],
+    source: _Weights,
 ) -> LazyTensor:
     name = parameter.name
     if scheme is None:
-        return view_tensor(stored[name].data, "F32", parameter.shape)
-    integers = LazyIntegers(scheme, partial(_integers, name, scheme, stored, file), True)
+        return _checked(view_tensor(stored[name].data, "F32", parameter.shape), source)
+    integers = LazyIntegers(scheme, partial(_integers, name, scheme, stored, source), True)
     transposed = parameter.layout == "in_out"
     read = partial(dequantized, integers, transposed)
     return LazyTensor(parameter.shape, "F32", read, integers=integers)
 
 
+def _checked(tensor: LazyTensor, source: _Weights) -> LazyTensor:
+    def read() -> NDArray[Any]:
+        source.check()
+        return tensor.read()
+
+    def part(index: Index) -> NDArray[Any]:
+        source.check()
+        return tensor.piece(index)
+
+    return replace(tensor, read=read, part=part)
+
+
 def _integers(
-    name: str, scheme: Scheme, stored: Mapping[str, StoredTensor], file: Path
+    name: str, scheme: Scheme, stored: Mapping[str, StoredTensor], source: _Weights
 ) -> QuantizedTensor:
     """The matrix, in views of the file."""
+    source.check()
     scales = _array(stored[f"{name}.scales"], np.float16 if scheme.group else np.float32)
     minimums = _array(stored[f"{name}.minimums"], np.float16) if scheme.bits == 4 else None
     values = _array(stored[name], np.uint8 if scheme.bits == 4 else np.int8)
     matrix = QuantizedTensor(scheme.bits, scheme.group, values, scales, minimums)
     if not matrix.sound:
         raise ArtifactError(
-            f"{file}: tensor {name} has a scale that is not finite, or an integer of -128", _HINT
+            f"{source.file}: tensor {name} has a scale that is not finite, or an integer of -128",
+            _HINT,
         )
     return matrix
 

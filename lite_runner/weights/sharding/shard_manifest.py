@@ -5,35 +5,48 @@ It lies in the rank's own folder, so that ranks may be written one by one.
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from lite_runner.architectures.spec import Decoder
+from lite_runner.config.fields import Range
 from lite_runner.config.hf import hf_from_model_config, model_config_from_hf
+from lite_runner.config.manifest_file import FileName, Sha256, read_manifest, write_manifest
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
-from lite_runner.system.files import atomic_write
-from lite_runner.system.json_file import read_json_object
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
 MAX_BYTES = 1 << 20
-_FIELDS = {"rank": int, "dp": int, "tp": int, "vocab_parallel": bool, "file": str, "sha256": str}
+MAX_RANKS = 1 << 16
+_WHAT = f"the manifest of a shard (schema {SCHEMA})"
+_HINT = "cut the checkpoint again (run_mode=shard)"
 
 
 @dataclass(frozen=True)
-class ShardManifest:
+class _Shard:
+    """The fields of a shard's manifest but the model."""
+
+    rank: Annotated[int, Range(0, MAX_RANKS - 1)]
+    dp: Annotated[int, Range(1, MAX_RANKS)]
+    tp: Annotated[int, Range(1, MAX_RANKS)]
+    vocab_parallel: bool
+    file: FileName
+    sha256: Sha256
+
+
+@dataclass(frozen=True)
+class _Stored(_Shard):
+    model: Mapping[str, object]  # a config.json
+
+
+@dataclass(frozen=True)
+class ShardManifest(_Shard):
     """One rank's shard."""
 
-    rank: int
-    dp: int
-    tp: int
-    vocab_parallel: bool
-    file: str
-    sha256: str
     model: Decoder
 
     @property
@@ -47,10 +60,9 @@ class ShardManifest:
 
     def write(self, folder: Path) -> None:
         """Write manifest.json beside the shard."""
-        plain = {"schema": SCHEMA, **{name: getattr(self, name) for name in _FIELDS}}
-        plain["model"] = hf_from_model_config(self.model)
-        with atomic_write(folder / MANIFEST) as file:
-            file.write((json.dumps(plain, indent=1) + "\n").encode())
+        plain = {field.name: getattr(self, field.name) for field in fields(_Shard)}
+        model = hf_from_model_config(self.model)
+        write_manifest(folder / MANIFEST, {"schema": SCHEMA, **plain, "model": model})
 
 
 def read_shard_manifest(folder: Path) -> ShardManifest | None:
@@ -58,33 +70,24 @@ def read_shard_manifest(folder: Path) -> ShardManifest | None:
     path = folder / MANIFEST
     if not path.exists():
         return None
-    what = f"the manifest of a shard (schema {SCHEMA})"
-    hint = "cut the checkpoint again (run_mode=shard)"
-    raw = read_json_object(path, what, most=MAX_BYTES, hint=hint)
-    try:
-        manifest = _from_plain(raw, path)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path}: not {what}: {error!r}", hint) from error
-    if Path(manifest.file).name != manifest.file or not (folder / manifest.file).is_file():
+    stored = read_manifest(
+        path, _Stored, _WHAT, schema=SCHEMA, most=MAX_BYTES, hint=_HINT, artifact=folder.parent
+    )
+    if stored.rank >= stored.dp * stored.tp:
         raise ArtifactError(
-            f"{path}: names the shard {manifest.file!r}, which is not in the folder",
+            f"{path}: not {_WHAT}: rank {stored.rank} of {stored.dp} x {stored.tp}", _HINT
+        )
+    try:
+        model = model_config_from_hf(dict(stored.model), str(path))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path}: not {_WHAT}: {error!r}", _HINT) from error
+    if not (folder / stored.file).is_file():
+        raise ArtifactError(
+            f"{path}: names the shard {stored.file!r}, which is not in the folder",
             "copy the whole set again, or cut the checkpoint again (run_mode=shard)",
         )
-    return manifest
-
-
-def _from_plain(raw: Any, path: Path) -> ShardManifest:
-    if raw["schema"] != SCHEMA:
-        raise ValueError(f"schema {raw['schema']!r}")
-    fields: dict[str, Any] = {name: raw[name] for name in _FIELDS}
-    for name, kind in _FIELDS.items():
-        if type(fields[name]) is not kind:
-            raise ValueError(f"{name}: {fields[name]!r}")
-    if not (fields["dp"] > 0 and 0 <= fields["rank"] < fields["dp"] * fields["tp"]):
-        raise ValueError(f"rank {fields['rank']} of {fields['dp']} x {fields['tp']}")
-    if not isinstance(raw["model"], dict):
-        raise ValueError(f"model: {raw['model']!r}")
-    return ShardManifest(**fields, model=model_config_from_hf(raw["model"], str(path)))
+    given = {field.name: getattr(stored, field.name) for field in fields(_Shard)}
+    return ShardManifest(**given, model=model)
 
 
 def rank_folders(folder: Path) -> list[tuple[int, Path]]:

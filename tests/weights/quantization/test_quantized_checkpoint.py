@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import copy
 import json
+import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,9 @@ import safetensors.numpy
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import Quant, Quantization
 from lite_runner.errors import ArtifactError
+from lite_runner.system.files import sha256_of
 from lite_runner.weights.checkpoint import open_checkpoint
+from lite_runner.weights.quantization import quantized_checkpoint
 from lite_runner.weights.quantization.quantize import schemes, with_quantization
 from lite_runner.weights.quantization.quantized_checkpoint import (
     MANIFEST,
@@ -24,6 +29,7 @@ from lite_runner.weights.quantization.quantized_checkpoint import (
 )
 from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.tensor import LazyTensor
+from tests.mutations import mutated
 
 Write = Callable[..., dict[str, LazyTensor]]
 
@@ -37,7 +43,8 @@ def write(tmp_path: Path) -> Write:
         tensors = with_quantization(random_checkpoint(config, 0), config, quantization)
         manifest = QuantizationManifest(quantization, "random", schemes(config, quantization))
         write_quantized(tmp_path, tensors, config, manifest)
-        assert read_quantization(tmp_path) == manifest
+        written = sha256_of(tmp_path / WEIGHTS)
+        assert read_quantization(tmp_path) == replace(manifest, sha256=written)
         held = safetensors.numpy.load_file(tmp_path / WEIGHTS)
         assert sum(one.nbytes for one in held.values()) == weights_bytes(config, manifest)
         return tensors
@@ -83,22 +90,31 @@ def test_the_file_is_one_of_safetensors(
 
 def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     plain = json.loads(path.read_text())
+    plain.pop("checksum", None)
     change(plain)
     path.write_text(json.dumps(plain))
+
+
+def as_earlier(folder: Path) -> None:
+    """Leave out of the manifest what earlier releases did not write."""
+    changed(folder / MANIFEST, lambda raw: raw.pop("sha256"))
 
 
 WQ = "model.layers.0.attention.wq.weight"
 DAMAGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda raw: raw.update(schema=2), "schema 2"),
     (lambda raw: raw.update(schema=True), "schema True"),
-    (lambda raw: raw.update(quant="a4w4"), "quant 'a4w4'"),
-    (lambda raw: raw.update(quant=["a16w4"]), "quant"),
+    (lambda raw: raw.update(quant="a4w4"), "quant: got 'a4w4', expected one of a16w8"),
+    (lambda raw: raw.update(quant=["a16w4"]), "quant: got"),
     (lambda raw: raw.update(group=7), "group 7"),
-    (lambda raw: raw.update(group=32.0), "group 32.0"),
+    (lambda raw: raw.update(group=32.0), "group: got 32.0, expected an integer"),
     (lambda raw: raw.update(quant="a16w8"), "quant 'a16w8' with group 32"),
-    (lambda raw: raw.update(source=None), "source None"),
-    (lambda raw: raw.update(tensors=[]), "manifest"),
-    (lambda raw: raw.pop("tensors"), "tensors"),
+    (lambda raw: raw.update(source=None), "source: got null"),
+    (lambda raw: raw.update(tensors=[]), "tensors: got"),
+    (lambda raw: raw.update(sha256=5), "sha256: got 5"),
+    (lambda raw: raw.update(sha256="x"), "64 hexadecimal digits"),
+    (lambda raw: raw.update(more=1), "more: no such key"),
+    (lambda raw: raw.pop("tensors"), "tensors: missing"),
     (lambda raw: raw["tensors"][WQ].update(bits=5), WQ),
     (lambda raw: raw["tensors"][WQ].update(group=64), WQ),
     (lambda raw: raw["tensors"][WQ].update(group=32.0), WQ),
@@ -161,6 +177,7 @@ def test_a_damaged_file(
     else:
         held[name] = value
     safetensors.numpy.save_file(held, tmp_path / WEIGHTS)
+    as_earlier(tmp_path)
     with pytest.raises(ArtifactError, match=told):
         for tensor in open_checkpoint(tmp_path, configs["llama"]).values():
             tensor.read()
@@ -189,5 +206,83 @@ def test_bytes_that_are_not_aligned(
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8 + 1)  # all that follows is odd
     (tmp_path / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + data)
+    as_earlier(tmp_path)
     for name, tensor in open_checkpoint(tmp_path, configs["llama"]).items():
         np.testing.assert_array_equal(tensor.float32(), expected[name].float32())
+
+
+@pytest.mark.parametrize("at", [0.1, 0.5, 0.999])
+def test_a_flipped_bit_is_found_when_the_first_tensor_is_read(
+    at: float, configs: dict[str, Decoder], write: Write, tmp_path: Path
+) -> None:
+    write(configs["llama"])
+    path = tmp_path / WEIGHTS
+    data = bytearray(path.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    data[start + int(at * (len(data) - start))] ^= 1
+    path.write_bytes(data)
+    tensors = open_checkpoint(tmp_path, configs["llama"])  # the headers are as they were
+    for tensor in tensors.values():
+        with pytest.raises(ArtifactError, match="another file than the one that was written"):
+            tensor.read()
+    as_earlier(tmp_path)  # nobody knows its sha256
+    for tensor in open_checkpoint(tmp_path, configs["llama"]).values():
+        tensor.read()
+
+
+def test_the_weights_are_hashed_once(
+    configs: dict[str, Decoder], write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(configs["llama"])
+    hashed: list[Path] = []
+
+    def counted(path: Path) -> str:
+        hashed.append(path)
+        return sha256_of(path)
+
+    monkeypatch.setattr(quantized_checkpoint, "sha256_of", counted)
+    tensors = open_checkpoint(tmp_path, configs["llama"])
+    assert not hashed
+    for _ in range(2):
+        for tensor in tensors.values():
+            tensor.read()
+            if tensor.integers is not None:
+                tensor.integers.read()
+    assert hashed == [tmp_path / WEIGHTS]
+
+
+def test_an_edited_manifest_and_one_of_an_earlier_release(
+    configs: dict[str, Decoder],
+    write: Write,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write(configs["llama"])
+    path = tmp_path / MANIFEST
+    plain = json.loads(path.read_text())
+    path.write_text(json.dumps(plain | {"source": "another"}))
+    with pytest.raises(ArtifactError, match="edited or damaged"):
+        read_quantization(tmp_path)
+    as_earlier(tmp_path)
+    for _ in range(2):
+        found = read_quantization(tmp_path)
+        assert found is not None and found.sha256 is None
+    assert capsys.readouterr().err.count("without a checksum of itself") == 1
+
+
+def test_mutations_are_refused_or_read(
+    configs: dict[str, Decoder], write: Write, tmp_path: Path
+) -> None:
+    write(configs["llama"])
+    path, generator = tmp_path / MANIFEST, random.Random(0)
+    plain = json.loads(path.read_text())
+    del plain["checksum"]
+    for _ in range(300):
+        path.write_text(json.dumps(mutated(copy.deepcopy(plain), generator)))
+        try:
+            found = read_quantization(tmp_path)
+            assert found is not None
+            for tensor in open_checkpoint(tmp_path, configs["llama"]).values():
+                tensor.read()
+        except ArtifactError as error:
+            assert str(tmp_path) in error.message
