@@ -32,7 +32,7 @@ def launch_ranks(config: RunConfig, folder: RunFolder, plugins: Sequence[str]) -
     if on_ascend:
         rank_table = read_rank_table(Path(table)) if table else None
         variables = ascend_ranks.variables(cluster, rank_table, parallel.hccl_timeout)
-    plan = plan_for_ranks(config)
+    plan = plan_for_ranks(config).verified(cluster.local_ranks)
     folder.write_config(kept(plan.config.without_secrets()))
     # Devices must be released, and other machines use the scheduler; on CPU nothing is left.
     exit_s = EXIT_S if on_ascend or cluster.local_worker_num < cluster.worker_num else 0.0

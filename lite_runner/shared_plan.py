@@ -62,7 +62,7 @@ def share_plan(config: RunConfig, joined: Joined) -> tuple[Plan, RunFolder]:
         config = dataclasses.replace(config, parallel=parallel)
         if joined.rank == 0:
             config = with_seed(config)
-        plan = plan_for_ranks(config)
+        plan = plan_for_ranks(config).verified(joined.local_ranks)
         folder = RunFolder.create(config.output_dir, config.run_mode, config.model_name)
         folder.write_config(kept(plan.config.without_secrets()))
         StopFlags.create(joined.lock.folder / STOP_FILE, joined.size)

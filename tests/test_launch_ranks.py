@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from lite_runner import launch, launch_ranks
+from lite_runner.app import main
 from lite_runner.config.argv import parse
+from lite_runner.errors import ArtifactError
 from lite_runner.plan.plan import Plan
 from lite_runner.run_modes import heads, resolve
+from lite_runner.shared_plan import read_plan
 
 KEY = "0123456789abcdef"
 # Each rank writes what it has of the key, and what anybody may see of the rank.
@@ -33,6 +37,32 @@ else:
     import time
     time.sleep(600)  # it is ended with the job
 """
+
+
+def test_a_changed_shard_ends_the_run_before_its_ranks_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["model=tiny_llama", "parallel=tp2"]
+    assert main(["run_mode=shard", *words, "shard_output=cut"]) == 0
+    started: list[bool] = []
+
+    def start(program: Sequence[str], *_: object, **__: object) -> None:
+        plan = read_plan(Path(program[1]))
+        started.append(plan.model.verified)
+
+    monkeypatch.setattr(launch_ranks, "run_ranks", start)
+    words += ["load_checkpoint=cut", "predict_data=[hi]", "output_dir=out", "backend=ms"]
+    config = resolve(parse(words, heads()))[0]
+    launch.launch(config)
+    assert started == [True]
+    file = Path("cut/rank_1/checkpoint_1.ckpt")
+    content = bytearray(file.read_bytes())
+    content[-700] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"checkpoint_1\.ckpt: another file than the one"):
+        launch.launch(config)
+    assert started == [True]
 
 
 @pytest.mark.parametrize("source", ["env", "file", "itself"])

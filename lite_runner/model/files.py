@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from lite_runner.weights.quantization.quantize import with_quantization
 from lite_runner.weights.quantization.rounding import with_matrices_in
 from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.sharding.pieces import pieces
-from lite_runner.weights.sharding.reshard import tensors_for, whole_tensors
+from lite_runner.weights.sharding.reshard import tensors_for, verify_shards, whole_tensors
 from lite_runner.weights.sharding.shard_manifest import rank_folders
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class ModelFiles:
     exported: ExportedModel | None = None  # an exported model, which needs no checkpoint
     strategy: Path | None = None  # layout of a sharded checkpoint that has no manifests
     auto_trans: bool = False  # whether a checkpoint with another layout is resharded
+    verified: bool = False  # whether `verify` has been called, maybe by another process
     base: Decoder | None = None  # with an adapter: the model that it is merged into
     adapter: Adapter | None = None
     quantization: Quantization = Quantization()  # noqa: RUF009  (frozen)
@@ -86,6 +87,28 @@ class ModelFiles:
         return dataclasses.replace(self, auto_trans=True).tensors(
             ranks, vocab_parallel=vocab_parallel
         )
+
+    def verify(self, every: Sequence[Ranks], *, vocab_parallel: bool) -> ModelFiles:
+        """The same files, once the shards that any of these ranks reads have been compared with
+        their manifests; those that an adapter is merged into are compared by who reads them.
+
+        Raises ArtifactError.
+        """
+        if self.path is None or self.adapter is not None:
+            return self
+        verify_shards(
+            self.path,
+            self.model,
+            every,
+            strategy=self.strategy,
+            vocab_parallel=vocab_parallel,
+        )
+        return dataclasses.replace(self, verified=True)
+
+    def check_layout(self, ranks: Ranks, *, vocab_parallel: bool) -> None:
+        """Raise ArtifactError where `tensors` would, but for what the bytes of shards are."""
+        files = dataclasses.replace(self, verified=True)
+        files.tensors(ranks, vocab_parallel=vocab_parallel)
 
     @property
     def is_here(self) -> bool:
@@ -129,6 +152,7 @@ class ModelFiles:
             strategy=self.strategy,
             auto_trans=self.auto_trans,
             vocab_parallel=vocab_parallel,
+            verified=self.verified,
         )
         return with_quantization(tensors, self.model, self.quantization)
 

@@ -158,7 +158,8 @@ def weights_dtype(config: ComputeOptions, files: ModelFiles, device: str, ranks:
 
 
 def _tensors(config: ComputeOptions, files: ModelFiles, ranks: Ranks) -> Mapping[str, LazyTensor]:
-    files = replace(files, rounded=config.rounded_dtype("CPU"))
+    # Whoever reads their values verifies them.
+    files = replace(files, rounded=config.rounded_dtype("CPU"), verified=True)
     return files.tensors(ranks, vocab_parallel=config.vocab_parallel)
 
 

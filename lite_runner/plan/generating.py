@@ -31,7 +31,7 @@ def plan_generation(config: GenerateOptions) -> Plan:
     first = share(config, job, ranks)  # the first replica has the most prompts
     if ranks.size > 1 and config.backend == "ms" and files.exported is None and not config.dry_run:
         check_supported(config, files, device, ranks)
-        files.tensors(ranks, vocab_parallel=config.vocab_parallel)
+        files.check_layout(ranks, vocab_parallel=config.vocab_parallel)
     plan = Plan(
         config=config,
         device=device,

@@ -34,6 +34,7 @@ def files_to_plain(files: ModelFiles) -> dict[str, Any] | str:
         "seed": files.seed,
         "strategy": None if files.strategy is None else str(files.strategy),
         "auto_trans": files.auto_trans,
+        "verified": files.verified,
         "quantization": asdict(files.quantization),
     }
 
@@ -49,6 +50,7 @@ def files_from_plain(raw: Mapping[str, Any] | str, config: RunConfig) -> ModelFi
         raw["seed"],
         strategy=None if raw["strategy"] is None else Path(raw["strategy"]),
         auto_trans=raw["auto_trans"],
+        verified=raw["verified"],
         quantization=Quantization(**raw["quantization"]),
     )
 

@@ -5,7 +5,7 @@ A run mode makes and validates it; dry_run=true prints it, ranks receive it as J
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -101,6 +101,15 @@ class Plan:
             lines=raw["lines"],
             table=tuple(raw["table"]),
         )
+
+    def verified(self, ranks: Iterable[int]) -> Plan:
+        """The plan for ranks that need not verify the shards which they read: that is done here,
+        each shard once. Raises ArtifactError."""
+        if self.files is None:
+            return self
+        every = [self.of_rank(rank).ranks for rank in ranks]
+        files = self.files.verify(every, vocab_parallel=self.config.vocab_parallel)
+        return replace(self, files=files)
 
     def of_rank(self, rank: int) -> Plan:
         """The plan as one of its ranks runs it."""

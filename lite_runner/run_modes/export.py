@@ -38,7 +38,7 @@ def plan(config: Config) -> Plan:
     check_divides(config, files.model)
     ranks = ranks_of(config)
     if ranks.size > 1 and not config.dry_run:
-        files.resharded(ranks, vocab_parallel=config.vocab_parallel)
+        replace(files, auto_trans=True).check_layout(ranks, vocab_parallel=config.vocab_parallel)
     export = job_of_export(config, files, ranks, slots=config.predict_batch_size or 1)
     spec, engine = export.spec, export.engine
     paths = output_paths(export, config.export_output, overwrite=config.overwrite)

@@ -7,14 +7,11 @@ Every rank writes its own, the manifest last; shards that do not match the manif
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.fields import Range
 from lite_runner.config.hf import hf_from_model_config
-from lite_runner.config.manifest_file import Sha256, read_manifest, write_manifest
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import make_folder, sha256_of
@@ -22,30 +19,14 @@ from lite_runner.weights.formats.safetensors_file import open_safetensors, write
 from lite_runner.weights.lora.adapter import Adapter, LoraPair
 from lite_runner.weights.lora.adapter_file import digest
 from lite_runner.weights.lora.adapter_listing import check_inside, check_listed
+from lite_runner.weights.lora.adapter_manifest import (
+    AGAIN,
+    MANIFEST,
+    AdapterEntry,
+    read_adapter_manifest,
+    write_adapter_manifest,
+)
 from lite_runner.weights.lora.adapter_pieces import adapter_pieces, piece_shapes
-from lite_runner.weights.sharding.shard_manifest import MANIFEST, MAX_RANKS
-
-SCHEMA = 1
-MAX_BYTES = 64 << 20
-_CUT_AGAIN = "cut them again: adapter_path= the whole adapters, auto_trans_ckpt=true"
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """One adapter: its file is named after it."""
-
-    source: Sha256  # of the whole adapter
-    sha256: Sha256  # of the file
-    scale: Mapping[str, float]  # of each weight
-
-
-@dataclass(frozen=True)
-class _Manifest:
-    tensor_index: Annotated[int, Range(0, MAX_RANKS - 1)]
-    tp: Annotated[int, Range(1, MAX_RANKS)]
-    vocab_parallel: bool
-    model: Mapping[str, object]  # a config.json
-    adapters: Mapping[str, _Entry]
 
 
 def cached_shards(
@@ -77,9 +58,8 @@ def cached_shards(
             }
             write_safetensors(file, tensors, {})
             scale = {name: pair.scale for name, pair in pieces.pairs.items()}
-            kept[adapter.name] = _Entry(wanted[adapter.name], sha256_of(file), scale)
-        listed = {name: asdict(entry) for name, entry in kept.items()}
-        write_manifest(own / MANIFEST, {"schema": SCHEMA, **cut, "adapters": listed})
+            kept[adapter.name] = AdapterEntry(wanted[adapter.name], sha256_of(file), scale)
+        write_adapter_manifest(own, cut, kept)
     names = [adapter.name for adapter in adapters]
     return open_shards(folder, model, ranks, names, vocab_parallel=vocab_parallel)
 
@@ -101,12 +81,12 @@ def open_shards(
     own = folder / f"rank_{ranks.rank}"
     check_inside(root, own / MANIFEST)
     if not (own / MANIFEST).is_file():
-        raise ArtifactError(f"{own}: no {MANIFEST} of adapters that are cut", _CUT_AGAIN)
-    manifest = _read(own)
+        raise ArtifactError(f"{own}: no {MANIFEST} of adapters that are cut", AGAIN)
+    manifest = read_adapter_manifest(own)
     for key, value in _cut(model, ranks, vocab_parallel).items():
         if (got := getattr(manifest, key)) != value:
             shown = "is another" if key == "model" else f"is {got}, expected {value}"
-            raise ArtifactError(f"{own}: cut for other ranks: {key} {shown}", _CUT_AGAIN)
+            raise ArtifactError(f"{own}: cut for other ranks: {key} {shown}", AGAIN)
     there = manifest.adapters
     check_listed(names, there, own)
     check_inside(root, *(own / f"{name}.safetensors" for name in names))
@@ -114,13 +94,15 @@ def open_shards(
     return [_open(own, name, there[name], shapes) for name in names]
 
 
-def _open(own: Path, name: str, entry: _Entry, shapes: Mapping[str, tuple[int, int]]) -> Adapter:
+def _open(
+    own: Path, name: str, entry: AdapterEntry, shapes: Mapping[str, tuple[int, int]]
+) -> Adapter:
     """One adapter of a manifest whose names were checked, [in, out] of each weight in `shapes`."""
     file = own / f"{name}.safetensors"
     if file.parent != own or not file.is_file() or not entry.scale:
-        raise ArtifactError(f"{own}: the adapter {name!r} is not as {MANIFEST} says", _CUT_AGAIN)
+        raise ArtifactError(f"{own}: the adapter {name!r} is not as {MANIFEST} says", AGAIN)
     if sha256_of(file) != entry.sha256:
-        raise ArtifactError(f"{file}: has changed since it was written", _CUT_AGAIN)
+        raise ArtifactError(f"{file}: has changed since it was written", AGAIN)
     found = open_safetensors(file)
     pairs = {}
     for weight, scale in entry.scale.items():
@@ -134,7 +116,7 @@ def _open(own: Path, name: str, entry: _Entry, shapes: Mapping[str, tuple[int, i
             and a.shape[0] == b.shape[1]
         )
         if not fits or a is None or b is None:
-            raise ArtifactError(f"{file}: {weight}: no pair of A and B that fits", _CUT_AGAIN)
+            raise ArtifactError(f"{file}: {weight}: no pair of A and B that fits", AGAIN)
         pairs[weight] = LoraPair(a, b, scale)
     return Adapter(name, own, pairs)
 
@@ -149,10 +131,10 @@ def _cut(model: Decoder, ranks: Ranks, vocab_parallel: bool) -> dict[str, Any]:
     }
 
 
-def _kept(own: Path, cut: Mapping[str, Any]) -> dict[str, _Entry]:
+def _kept(own: Path, cut: Mapping[str, Any]) -> dict[str, AdapterEntry]:
     """The valid entries of the manifest: same layout, files unchanged."""
     try:
-        manifest = _read(own)
+        manifest = read_adapter_manifest(own)
         if any(getattr(manifest, key) != cut[key] for key in cut):
             return {}
         return {
@@ -162,16 +144,3 @@ def _kept(own: Path, cut: Mapping[str, Any]) -> dict[str, _Entry]:
         }
     except (ArtifactError, OSError, ValueError):  # ValueError: a name with a NUL
         return {}
-
-
-def _read(own: Path) -> _Manifest:
-    what = f"the manifest of adapters that are cut (schema {SCHEMA})"
-    return read_manifest(
-        own / MANIFEST,
-        _Manifest,
-        what,
-        schema=SCHEMA,
-        most=MAX_BYTES,
-        hint=_CUT_AGAIN,
-        artifact=own.parent,
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lite_runner.architectures.spec import Decoder
@@ -38,12 +38,14 @@ def tensors_for(
     strategy: Path | None = None,
     auto_trans: bool = False,
     vocab_parallel: bool = True,
+    verified: bool = False,
 ) -> Mapping[str, LazyTensor]:
     """This rank's shards of the tensors of `source`, sharded when they are read.
 
     A full checkpoint is sharded for any ranks. A sharded one with the same layout is read as it is,
     with another layout only if `auto_trans`; nothing is written. Only the shards that this rank
-    needs are verified against their manifests. Raises ArtifactError.
+    needs are verified against their manifests, unless `verify_shards` has done so (`verified`).
+    Raises ArtifactError.
     """
     if not rank_folders(source):
         whole = _open_whole(source, model, strategy)
@@ -52,7 +54,8 @@ def tensors_for(
     target = strategy_of(model, ranks, vocab_parallel=vocab_parallel)
     own = shards.rank_with(target, ranks.rank)
     if own is not None:
-        shards.verify([own])
+        if not verified:
+            shards.verify([own])
         return {name: shards.held[own][name] for name in shards.shapes}
     if not auto_trans:
         raise ArtifactError(
@@ -60,8 +63,29 @@ def tensors_for(
             f"wants tp={ranks.tensor} dp={ranks.data}",
             "auto_trans_ckpt=true re-cuts it while it is read; run_mode=shard writes another cut",
         )
-    shards.verify(shards.needed_for(target, ranks.rank))
+    if not verified:
+        shards.verify(shards.needed_for(target, ranks.rank))
     return pieces(shards.whole(), model, ranks, vocab_parallel=vocab_parallel)
+
+
+def verify_shards(
+    source: Path,
+    model: Decoder,
+    every: Sequence[Ranks],
+    *,
+    strategy: Path | None = None,
+    vocab_parallel: bool = True,
+) -> None:
+    """Verify the shards that any of the ranks `every` needs of `source`, each once, against their
+    manifests; of a full checkpoint nothing. Raises ArtifactError."""
+    if not rank_folders(source):
+        return
+    shards, needed = open_shards(source, model, strategy), set()
+    for ranks in every:
+        target = strategy_of(model, ranks, vocab_parallel=vocab_parallel)
+        own = shards.rank_with(target, ranks.rank)
+        needed |= {own} if own is not None else shards.needed_for(target, ranks.rank)
+    shards.verify(needed)
 
 
 def _open_whole(source: Path, model: Decoder, strategy: Path | None) -> dict[str, LazyTensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from lite_runner.weights.lora.adapter import Adapter, LoraPair
 from lite_runner.weights.lora.adapter_listing import is_sharded
 from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.lora.adapter_shards import cached_shards, open_shards
+from tests.mutations import mutated
 from tests.paths import FIXTURES
 
 
@@ -122,3 +125,22 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     manifest.write_text(json.dumps(plain))
     fails("is not as manifest.json says", Ranks(0, 1, 2), "../all")
     fails(r"lm_head\.weight: no pair of A and B that fits", Ranks(0, 1, 2))
+
+
+def test_mutations_of_a_manifest_are_refused_or_read(tmp_path: Path) -> None:
+    model, adapters = opened("llama")
+    ranks = Ranks(0, 1, 2)
+    cached_shards(adapters[:1], model, ranks, tmp_path, vocab_parallel=True)
+    path, generator = tmp_path / "rank_0" / "manifest.json", random.Random(0)
+    whole = json.loads(path.read_text())
+    for change in ({"tp": 2.0}, {"adapters": {"all": {}}}, {"tensor_index": 1}):
+        path.write_text(json.dumps(whole | change))
+        with pytest.raises(ArtifactError, match=r"rank_0/manifest\.json: "):
+            open_shards(tmp_path, model, ranks, ["all"], vocab_parallel=True)
+    del whole["checksum"]
+    for _ in range(300):
+        path.write_text(json.dumps(mutated(copy.deepcopy(whole), generator)))
+        try:
+            open_shards(tmp_path, model, ranks, ["all"], vocab_parallel=True)
+        except ArtifactError as error:
+            assert str(tmp_path) in error.message

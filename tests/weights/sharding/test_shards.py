@@ -387,14 +387,20 @@ class TestBadInput:
         "change",
         [
             *({"schema": 2}, {"tp": "2"}, {"rank": 9}, {"dp": 0}, {"model": None}, {"sha256": 1}),
-            {"file": "../rank_1/checkpoint_1.ckpt"},
+            *({"sha256": "x"}, {"rank": True}, {"tp": 10**9}, {"vocab_parallel": 1}, {"more": 1}),
+            *({"file": "../rank_1/checkpoint_1.ckpt"}, {"file": "a\0"}, {"file": "gone.ckpt"}),
+            {"model": {"model_type": "llama", "hidden_size": "x"}},
         ],
     )
     def test_a_broken_manifest(
         self, folder: Path, fails: Callable[..., None], change: dict[str, Any]
     ) -> None:
         path = folder / "rank_0/manifest.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+        whole = json.loads(path.read_text())
+        path.write_text(json.dumps(whole | {"dp": 3}))
+        fails("rank_0/manifest.json: edited or damaged")
+        del whole["checksum"]
+        path.write_text(json.dumps(whole | change))
         fails("rank_0/manifest.json: ")
         path.write_text("{")
         fails("not the manifest of a shard")

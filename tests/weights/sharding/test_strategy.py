@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from lite_runner.weights.sharding.strategy import (
     strategy_of,
     write_strategy,
 )
+from tests.mutations import mutated
 
 Configs = Mapping[str, Decoder]
 
@@ -207,3 +211,17 @@ def test_a_cut_for_the_optimizer_is_refused(tmp_path: Path) -> None:
     file.write_bytes(message.SerializeToString())
     with pytest.raises(ArtifactError, match="w is also cut for the optimizer"):
         read_strategy(file)
+
+
+def test_mutations_of_a_json_file_are_refused_or_read(tmp_path: Path, configs: Configs) -> None:
+    file, generator = tmp_path / "s.json", random.Random(0)
+    write_strategy(file, strategy_of(configs["gpt2"], Ranks(0, 1, 2)))
+    whole = json.loads(file.read_text())
+    layouts = whole["parallel_layout_item"]
+    whole["parallel_layout_item"] = {name: layouts[name] for name in list(layouts)[:3]}
+    for _ in range(500):
+        file.write_text(json.dumps(mutated(copy.deepcopy(whole), generator)))
+        try:
+            read_strategy(file)
+        except ArtifactError as error:
+            assert str(file) in error.message
