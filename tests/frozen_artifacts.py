@@ -31,6 +31,7 @@ SAMPLED = "model.model_config.is_sample_acceleration=true"
 # The tiny model of tests/fixtures/reference, and how it was exported.
 EXPORTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "dynamic": ("llama", ("export.layout=dynamic",)),
+    "dynamic_checksum": ("llama", ("export.layout=dynamic",)),  # the first of manifest.json itself
     "dynamic_encrypted": ("gpt2_inner", ("export.layout=dynamic", KEY)),
     "resizable": ("gpt2", ("export.layout=resizable",)),
     "resizable_biases": ("qwen2", ("export.layout=resizable",)),
