@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 Floats = NDArray[np.float32]
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+SAME = ("granite", "llama", "olmo2", "qwen2", "qwen3", "smollm3")
+ARCHITECTURES = {name: name for name in SAME} | {"mistral": "llama"}
+PERMUTED = ("granite", "llama", "smollm3")  # rows of q and k
 KINDS = ("F32", "Q8_0", "Q4_0", "Q4_1", "Q4_K")
 
 
@@ -42,7 +44,12 @@ def write_model_gguf(
     if "head_dim" in config:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
-    if architecture == "llama":
+    if architecture == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    if architecture in PERMUTED:
         writer.add_vocab_size(config["vocab_size"])
         writer.add_rope_dimension_count(config.get("head_dim", config["hidden_size"] // heads))
     writer.add_token_list([f"t{index}" for index in range(config["vocab_size"])])
@@ -61,7 +68,7 @@ def write_model_gguf(
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         rotary = {"q_proj": heads, "k_proj": kv_heads}.get(name.split(".")[-2], 0)
-        if architecture != "llama":
+        if architecture not in PERMUTED:
             rotary = 0
         ordered = _interleaved(values, rotary) if rotary else values
         used = kinds[_fitting(kind, values.shape)]

@@ -15,7 +15,8 @@ def unsupported(model: Decoder) -> list[str]:
     # These are computed once per step and shared by all layers.
     if len({(one.heads, one.kv_heads, one.head_dim) for one in attentions}) > 1:
         reasons.append("heads differ between its layers")
-    if len({(one.rotary, one.alibi) for one in attentions}) > 1:
+    rotaries = {one.rotary for one in attentions if one.rotary is not None}
+    if len(rotaries) > 1 or len({one.alibi for one in attentions}) > 1:
         reasons.append("positions differ between its layers")
     if model.rotary is not None and model.head_dim % 2:
         reasons.append(f"rotary positions need an even head_dim, got {model.head_dim}")

@@ -57,13 +57,21 @@ def decoder(
     out_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: bool = False,
+    qk_norm_by_head: bool = True,
+    norm_after: bool = False,
+    scale: float | None = None,
+    residual_scale: float = 1.0,
+    rotary_layers: Sequence[bool] = (),
     windows: Sequence[int | None] = (),
     **rest: Any,
 ) -> Decoder:
     """A decoder with Llama blocks; `rest` are fields of Decoder.
 
     `windows` are the sliding windows per layer (empty: none); a window of at least seq_length masks
-    nothing and counts as none. Without `architecture` it is qwen2 if only q, k and v have biases,
+    nothing and counts as none. `rotary_layers`: which layers have positions (empty: all).
+    `norm_after`: norms are behind attention and feed-forward, not before.
+
+    Without `architecture` it is qwen2 if only q, k and v have biases,
     else mistral if there are windows, else llama: MindFormers has one config class for all three.
     """
     if not architecture:
@@ -78,16 +86,24 @@ def decoder(
         qkv_bias=qkv_bias,
         out_bias=out_bias,
         qk_norm=norm if qk_norm else None,
+        qk_norm_by_head=qk_norm_by_head,
+        scale=scale,
     )
     feed_forward = FeedForward(intermediate_size, gated=True, bias=mlp_bias)
 
-    def block(window: int | None) -> Block:
+    def block(window: int | None, rotates: bool) -> Block:
         masks = window is not None and window < seq_length
-        return Block(
-            norm, dataclasses.replace(attention, window=window if masks else None), feed_forward
+        own = dataclasses.replace(
+            attention,
+            window=window if masks else None,
+            rotary=rotary if rotates else None,
         )
+        before, after = (None, norm) if norm_after else (norm, None)
+        return Block(before, own, feed_forward, after, residual_scale)
 
-    blocks = tuple(map(block, windows or (None,) * num_layers))
+    blocks = tuple(
+        map(block, windows or (None,) * num_layers, rotary_layers or (True,) * num_layers)
+    )
     return Decoder(architecture, seq_length=seq_length, blocks=blocks, norm=norm, **rest)
 
 

@@ -26,7 +26,32 @@ def settings(model: Decoder) -> dict[str, Any]:
         "attn_proj_has_bias": model.attention.out_bias,
         "mlp_bias": model.feed_forward.bias,
         **windows.to_settings(model),
+        **(multipliers(model) if multipliers(model) != _NO_MULTIPLIERS else {}),
+        **({} if all(no_rope_layers(model)) else {"no_rope_layers": no_rope_layers(model)}),
     }
+
+
+_NO_MULTIPLIERS = {
+    "embedding_multiplier": 1.0,
+    "attention_multiplier": None,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
+
+
+def multipliers(model: Decoder) -> dict[str, Any]:
+    """A Granite's multipliers under Hugging Face's names."""
+    return {
+        "embedding_multiplier": model.embedding_scale,
+        "attention_multiplier": model.attention.scale,
+        "residual_multiplier": model.blocks[0].residual_scale,
+        "logits_scaling": model.logits_scaling,
+    }
+
+
+def no_rope_layers(model: Decoder) -> list[int]:
+    """As Hugging Face has it: 1 for each layer with rotary positions, 0 for the others."""
+    return [int(block.attention.rotary is not None) for block in model.blocks]
 
 
 def from_settings(given: Mapping[str, Any]) -> Decoder:
@@ -46,4 +71,9 @@ def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         "out_bias": given["attn_proj_has_bias"],
         "mlp_bias": given["mlp_bias"],
         "windows": windows.from_settings(given),
+        "embedding_scale": given["embedding_multiplier"],
+        "scale": given["attention_multiplier"],
+        "residual_scale": given["residual_multiplier"],
+        "logits_scaling": given["logits_scaling"],
+        "rotary_layers": [one == 1 for one in given["no_rope_layers"] or ()],
     }

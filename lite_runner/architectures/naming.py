@@ -23,10 +23,12 @@ Role = Literal[
     "query_norm",
     "key_norm",
     "attention_out",
+    "attention_post_norm",
     "feed_forward_norm",
     "gate",
     "up",
     "down",
+    "feed_forward_post_norm",
     "norm",
     "head",
 ]
@@ -60,10 +62,12 @@ GGUF: Mapping[Role, str] = {  # llama.cpp's names, the same for every architectu
     "query_norm": "blk.{}.attn_q_norm",
     "key_norm": "blk.{}.attn_k_norm",
     "attention_out": "blk.{}.attn_output",
+    "attention_post_norm": "blk.{}.post_attention_norm",
     "feed_forward_norm": "blk.{}.ffn_norm",
     "gate": "blk.{}.ffn_gate",
     "up": "blk.{}.ffn_up",
     "down": "blk.{}.ffn_down",
+    "feed_forward_post_norm": "blk.{}.post_ffw_norm",
     "norm": "output_norm",
     "head": "output",
 }
@@ -136,11 +140,14 @@ def _of_block(
     }
     if feed_forward.gated:
         linears["gate"] = linears["up"]
+    by_head = attention.qk_norm_by_head
     norms: dict[Role, tuple[Norm | None, int]] = {
         "attention_norm": (block.norm, hidden),
+        "attention_post_norm": (block.post_norm, hidden),
         "feed_forward_norm": (block.norm, hidden),
-        "query_norm": (attention.qk_norm, attention.head_dim),
-        "key_norm": (attention.qk_norm, attention.head_dim),
+        "feed_forward_post_norm": (block.post_norm, hidden),
+        "query_norm": (attention.qk_norm, attention.head_dim if by_head else queries),
+        "key_norm": (attention.qk_norm, attention.head_dim if by_head else keys),
     }
     if role in norms:
         norm, size = norms[role]
@@ -148,7 +155,8 @@ def _of_block(
             yield from _norm(norm, size, role, name, layer)
     elif role in linears:
         out, inputs, bias, split = linears[role]
-        rotated = attention.rotary is not None and role in ("query", "key")
+        # Of all layers, also of those without positions: llama.cpp's converter knows no layers.
+        rotated = model.rotary is not None and role in ("query", "key")
         heads = (attention.heads if role == "query" else attention.kv_heads) if rotated else 0
         shape = (inputs, out) if name.transposed else (out, inputs)
         layout: Layout = "in_out" if name.transposed else "out_in"

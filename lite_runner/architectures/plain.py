@@ -19,7 +19,7 @@ from lite_runner.architectures.spec import Block, Decoder
 class EqualBlocks(Block):
     """A run of equal blocks."""
 
-    layers: int
+    layers: int = dataclasses.field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def decoder_of(stored: StoredDecoder | FlatModel) -> Decoder:
 
 
 def _block(stored: EqualBlocks) -> Block:
-    return Block(stored.norm, stored.attention, stored.feed_forward)
+    fields = dataclasses.fields(Block)
+    return Block(**{field.name: getattr(stored, field.name) for field in fields})
 
 
 def _check_layers(layers: int) -> None:
@@ -134,8 +135,11 @@ def _block_faults(block: Block, model: Decoder) -> Iterator[str]:
         yield f"model: feed_forward.width is {block.feed_forward.width}, expected 1 to {MAX_SIZE:,}"
     if one.window is not None and one.window < 1:
         yield f"model: window is {one.window}, expected at least 1"
-    if not 0 < block.norm.eps < 1:
-        yield f"model: eps of a norm is {block.norm.eps}, expected a number between 0 and 1"
+    for norm in (block.norm, block.post_norm):
+        if norm is not None and not 0 < norm.eps < 1:
+            yield f"model: eps of a norm is {norm.eps}, expected a number between 0 and 1"
+    if block.norm is None and block.post_norm is None:
+        yield "model: a block has no norm"
     if one.rotary is not None:
         scaling = one.rotary.scaling
         if one.rotary.theta <= 0:

@@ -29,18 +29,23 @@ def forward(
     positions.
     """
     weights = Weights(model, tensors)
-    x = weights["embedding", None, "weight"][tokens]
+    x = weights["embedding", None, "weight"][tokens] * model.embedding_scale
     if model.learned_positions:
         x = x + weights["positions", None, "weight"][: len(tokens)]
     if model.embedding_norm is not None:
         x = norm(model.embedding_norm, x, weights, "embedding_norm")
     for layer, block in enumerate(model.blocks):
         normed = norm(block.norm, x, weights, "attention_norm", layer)
-        x = x + attention(block.attention, normed, weights, layer)
+        added = attention(block.attention, normed, weights, layer)
+        added = norm(block.post_norm, added, weights, "attention_post_norm", layer)
+        x = x + block.residual_scale * added
         normed = norm(block.norm, x, weights, "feed_forward_norm", layer)
-        x = x + feed_forward(block.feed_forward, normed, weights, layer)
+        added = feed_forward(block.feed_forward, normed, weights, layer)
+        added = norm(block.post_norm, added, weights, "feed_forward_post_norm", layer)
+        x = x + block.residual_scale * added
     head: Role = "embedding" if model.tie_word_embeddings else "head"
-    return norm(model.norm, x, weights, "norm") @ weights[head, None, "weight"].T
+    logits = norm(model.norm, x, weights, "norm") @ weights[head, None, "weight"].T
+    return logits / model.logits_scaling
 
 
 class Weights:
@@ -62,8 +67,12 @@ def linear(x: Floats, weights: Weights, role: Role, layer: int, bias: bool) -> F
     return out + weights[role, layer, "bias"] if bias else out
 
 
-def norm(given: Norm, x: Floats, weights: Weights, role: Role, layer: int | None = None) -> Floats:
-    """Along the last axis."""
+def norm(
+    given: Norm | None, x: Floats, weights: Weights, role: Role, layer: int | None = None
+) -> Floats:
+    """Along the last axis; None: x itself."""
+    if given is None:
+        return x
     if given.kind == "layer":
         x = x - x.mean(-1, keepdims=True)
     scaled: Floats = x / np.sqrt((x**2).mean(-1, keepdims=True) + given.eps)
@@ -74,21 +83,24 @@ def norm(given: Norm, x: Floats, weights: Weights, role: Role, layer: int | None
 def attention(given: Attention, x: Floats, weights: Weights, layer: int) -> Floats:
     """x [T, hidden_size] -> [T, hidden_size]"""
 
-    def heads(role: Role, count: int) -> Floats:
+    def heads(role: Role, count: int, norm_role: Role | None = None) -> Floats:
         """[T, count, head_dim]"""
         projected = linear(x, weights, role, layer, given.qkv_bias)
-        return projected.reshape(len(x), count, given.head_dim)
+        if norm_role is not None and not given.qk_norm_by_head:
+            projected = norm(given.qk_norm, projected, weights, norm_role, layer)
+        split = projected.reshape(len(x), count, given.head_dim)
+        if norm_role is not None and given.qk_norm_by_head:
+            split = norm(given.qk_norm, split, weights, norm_role, layer)
+        return split
 
-    query, key = heads("query", given.heads), heads("key", given.kv_heads)
+    query, key = heads("query", given.heads, "query_norm"), heads("key", given.kv_heads, "key_norm")
     value = heads("value", given.kv_heads)
-    if given.qk_norm is not None:
-        query = norm(given.qk_norm, query, weights, "query_norm", layer)
-        key = norm(given.qk_norm, key, weights, "key_norm", layer)
     if given.rotary is not None:
         query, key = apply_rotary(given.rotary, query), apply_rotary(given.rotary, key)
     # Grouped-query attention: consecutive query heads share a key/value head.
     key, value = (np.repeat(one, given.heads // given.kv_heads, axis=1) for one in (key, value))
-    scores = np.einsum("qhd,khd->hqk", query, key) / math.sqrt(given.head_dim)
+    scale = given.head_dim**-0.5 if given.scale is None else given.scale
+    scores = np.einsum("qhd,khd->hqk", query, key) * scale
     distance = np.arange(len(x))[:, None] - np.arange(len(x))  # query position - key position
     if given.alibi:
         scores = scores - alibi_slopes(given.heads)[:, None, None] * distance

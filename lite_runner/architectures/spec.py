@@ -55,8 +55,7 @@ class Rotary:
 
 @dataclass(frozen=True)
 class Attention:
-    """Softmax attention of `heads` query heads over `kv_heads` key/value heads, scaled by
-    head_dim^-1/2."""
+    """Softmax attention of `heads` query heads over `kv_heads` key/value heads."""
 
     heads: int
     kv_heads: int  # divides heads; fewer than heads: grouped-query attention
@@ -65,7 +64,9 @@ class Attention:
     alibi: bool = False  # a linear bias by distance, with a slope per head
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: Norm | None = None  # on each query and key head [head_dim], before RoPE
+    qk_norm: Norm | None = None  # of queries and keys, before RoPE
+    qk_norm_by_head: bool = True  # on each head [head_dim]; else over all heads together
+    scale: float | None = None  # of scores; None: head_dim^-1/2
     window: int | None = None  # sliding window in tokens, the current one included; None: full
 
 
@@ -80,12 +81,14 @@ class FeedForward:
 
 @dataclass(frozen=True)
 class Block:
-    """Pre-norm block: x + attention(norm(x)), then x + feed_forward(norm(x)), each norm with its
-    own weights."""
+    """x + scale * post_norm(attention(norm(x))), then the same with the feed-forward; each norm
+    has its own weights."""
 
-    norm: Norm
+    norm: Norm | None  # None: attention and feed-forward take x itself
     attention: Attention
     feed_forward: FeedForward
+    post_norm: Norm | None = None
+    residual_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,8 @@ class Decoder:
     tie_word_embeddings: bool  # whether the head is the embedding
     learned_positions: bool = False  # position embedding [seq_length, hidden_size]
     embedding_norm: Norm | None = None
+    embedding_scale: float = 1.0  # of embeddings, before positions and norm
+    logits_scaling: float = 1.0  # logits are divided by it
     bos_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()
     pad_token_id: int | None = None
@@ -111,7 +116,8 @@ class Decoder:
 
     @property
     def attention(self) -> Attention:
-        """Attention of the first block; the head counts and sizes are the same in all blocks."""
+        """Attention of the first block; the head counts and sizes are the same in all blocks, but
+        not always windows and positions."""
         return self.blocks[0].attention
 
     @property
@@ -141,7 +147,8 @@ class Decoder:
 
     @property
     def rotary(self) -> Rotary | None:
-        return self.attention.rotary
+        """Rotary positions of the blocks that have them, the same in all of these."""
+        return next((one.attention.rotary for one in self.blocks if one.attention.rotary), None)
 
     @property
     def length_dependent(self) -> bool:
@@ -172,7 +179,9 @@ class Decoder:
         """The same model with this RoPE scaling."""
 
         def scaled(block: Block) -> Block:
-            rotary = replace(block.attention.rotary or Rotary(), scaling=scaling)
+            if block.attention.rotary is None:
+                return block
+            rotary = replace(block.attention.rotary, scaling=scaling)
             return replace(block, attention=replace(block.attention, rotary=rotary))
 
         return self._each(scaled)
@@ -203,6 +212,15 @@ class Decoder:
             "mlp_has_bias": self.feed_forward.bias,
             "qk_layernorm": attention.qk_norm is not None,
             "sliding_window": windows if len(set(windows)) > 1 else windows[0],
+            "no_rope_layers": tuple(
+                layer
+                for layer, block in enumerate(self.blocks)
+                if self.rotary and not block.attention.rotary
+            ),
+            "embedding_multiplier": self.embedding_scale,
+            "attention_multiplier": attention.scale,
+            "residual_multiplier": self.blocks[0].residual_scale,
+            "logits_scaling": self.logits_scaling,
             "bos_token_id": self.bos_token_id,
             "eos_token_id": self.eos_token_id,
             "pad_token_id": self.pad_token_id,

@@ -22,6 +22,9 @@ _SIZES_OF_FOLDER = ("model.model_config.seq_length",)
 _FAMILY_MODEL = {
     "LlamaForCausalLM": "llama2_7b",
     "Qwen3ForCausalLM": "qwen3_0.6b",
+    "Olmo2ForCausalLM": "olmo2_1b",
+    "GraniteForCausalLM": "granite3.1_2b",
+    "SmolLM3ForCausalLM": "smollm3_3b",
     "BloomLMHeadModel": "bloom_560m",
     "GPT2LMHeadModel": "gpt2",
 }

@@ -35,6 +35,9 @@ _QUANTS = {("int8", "float"): "a16w8", ("int4", "float"): "a16w4", ("int8", "int
 _ACTIVATIONS = {
     "LlamaConfig": ("silu",),
     "Qwen3Config": ("silu", "swiglu"),
+    "Olmo2Config": ("silu",),
+    "GraniteConfig": ("silu",),
+    "SmolLM3Config": ("silu",),
     "BloomConfig": ("gelu",),
     "GPT2Config": ("gelu",),
 }

@@ -88,6 +88,13 @@ def division_faults(config: RunConfig, model: Decoder) -> Iterator[Fault]:
             f" {model.architecture}, which is registered, are sharded is not known",
         )
         return
+    if ranks > 1 and not model.attention.qk_norm_by_head:
+        yield Fault(
+            (*_KEYS, "model"),
+            f"parallel_config.model_parallel: got {ranks}, expected 1: {model.architecture} norms"
+            " queries and keys over all heads, which ranks share",
+        )
+        return
     wrong = not_divided(model, ranks, whole_vocabulary)
     if not wrong:
         return

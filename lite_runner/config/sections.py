@@ -82,9 +82,10 @@ class DecoderSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaSettings(DecoderSettings):
-    """Of what is built like a Llama: Llama, Qwen2, Qwen3, Mistral, SmolLM2."""
+    """Of what is built like a Llama: Llama, Qwen2, Qwen3, Mistral, SmolLM2 and 3, OLMo 2,
+    Granite."""
 
-    type: Literal["LlamaConfig", "Qwen3Config"]
+    type: Literal["LlamaConfig", "Qwen3Config", "Olmo2Config", "GraniteConfig", "SmolLM3Config"]
     n_kv_heads: Count | None  # null: as num_heads
     head_dim: Count | None  # null: hidden_size / num_heads
     intermediate_size: Count
@@ -98,6 +99,11 @@ class LlamaSettings(DecoderSettings):
     sliding_window: Count | None = None  # latest tokens that one sees, itself among them
     max_window_layers: Index = 0  # first layers, which have no window
     layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
+    no_rope_layers: tuple[Literal[0, 1], ...] | None = None  # 1: with rotary positions; null: all
+    embedding_multiplier: Positive = 1.0
+    attention_multiplier: Positive | None = None  # of scores; null: head_dim^-1/2
+    residual_multiplier: Positive = 1.0
+    logits_scaling: Positive = 1.0  # logits are divided by it
 
     def resolve(self) -> Decoder:
         return self._described(self.type)
@@ -125,7 +131,14 @@ def token_ids(value: int | tuple[int, ...] | None) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class Arch:
     type: Literal[
-        "LlamaForCausalLM", "Qwen3ForCausalLM", "BloomLMHeadModel", "GPT2LMHeadModel", "auto"
+        "LlamaForCausalLM",
+        "Qwen3ForCausalLM",
+        "Olmo2ForCausalLM",
+        "GraniteForCausalLM",
+        "SmolLM3ForCausalLM",
+        "BloomLMHeadModel",
+        "GPT2LMHeadModel",
+        "auto",
     ]
 
 

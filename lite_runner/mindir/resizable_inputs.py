@@ -44,9 +44,18 @@ def unsupported(model: Decoder) -> list[str]:
     """Why the layout resizable does not support a model; empty if it does."""
     if custom_network(model) is not None:
         return [f"{model.architecture} has a custom network"]
-    reasons, attentions = [], {replace(one.attention, window=None) for one in model.blocks}
+    reasons = []
+    attentions = {replace(one.attention, window=None, rotary=None) for one in model.blocks}
     if len(attentions) > 1:
-        reasons.append("attention differs between its layers by more than the window")
+        reasons.append("attention differs between its layers by more than window and positions")
+    if any(not one.qk_norm_by_head for one in attentions):
+        reasons.append("queries and keys are normed over all heads together")
+    if any(one.norm is None or one.post_norm is not None for one in model.blocks):
+        reasons.append("norms are behind attention and feed-forward")
+    if (model.embedding_scale, model.logits_scaling) != (1.0, 1.0) or any(
+        one.residual_scale != 1 or one.attention.scale is not None for one in model.blocks
+    ):
+        reasons.append("embeddings, scores, residual connections or logits have multipliers")
     if any(one.qk_norm is not None and one.qk_norm.kind != "rms" for one in attentions):
         reasons.append("queries and keys have another norm than RMSNorm")
     return reasons

@@ -215,6 +215,7 @@ class Block(nn.Cell):
             gain = take("query_norm", layer) * np.float32(scale)
             key = take("key_norm", layer)
             scale, head_norm = 1.0, HeadNorm(attention, attention.qk_norm.eps, gain, key)
+        assert block.norm is not None  # see resizable_inputs.unsupported
         self.attention_norm, self.norm = Norm(block.norm), Norm(block.norm)
         qkv = fused(["query", "key", "value"], affine_of("attention_norm"), scale)
         self.attention = CachedAttention(attention, qkv, dense("attention_out"), head_norm)

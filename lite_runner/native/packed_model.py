@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -26,7 +26,40 @@ def unsupported(model: spec.Decoder) -> list[str]:
     reasons = limits.unsupported(model)
     if model.head_dim > MOST_HEAD_DIM:
         reasons.append(f"head_dim is {model.head_dim}, above {MOST_HEAD_DIM}")
+    if model.embedding_scale != 1 and (model.learned_positions or model.embedding_norm):
+        reasons.append("embeddings are scaled before positions or a norm")
     return reasons
+
+
+# The kernels know no embedding scale: hidden states are kept divided by it. Norms undo that, with
+# an epsilon that fits, and what is added to the hidden states is divided too.
+
+
+def norm_of_hidden(model: spec.Decoder, norm: spec.Norm | None) -> spec.Norm | None:
+    """The norm of hidden states as the kernels have them."""
+    return None if norm is None else replace(norm, eps=norm.eps / model.embedding_scale**2)
+
+
+def residual_scale(model: spec.Decoder, block: spec.Block) -> float:
+    """Scale of what a layer adds to hidden states as the kernels have them."""
+    return block.residual_scale / model.embedding_scale
+
+
+def is_general(model: spec.Decoder, block: spec.Block) -> bool:
+    """Whether a block's layers have norms or scales that plain ones have not."""
+    attention = block.attention
+    return (
+        block.norm is None
+        or block.post_norm is not None
+        or residual_scale(model, block) != 1
+        or attention.scale is not None
+        or not attention.qk_norm_by_head
+    )
+
+
+def score_scale(attention: spec.Attention) -> float:
+    """Scale of attention scores."""
+    return attention.head_dim**-0.5 if attention.scale is None else attention.scale
 
 
 class Weights(Protocol):
@@ -129,6 +162,10 @@ class _Packer:
         if parts.qk_norm is not None:
             query_norm = self._norm(parts.qk_norm, "query_norm", layer)
             key_norm = self._norm(parts.qk_norm, "key_norm", layer)
+        general = None
+        if residual := self._residual("attention_post_norm", layer, block):
+            joint = not parts.qk_norm_by_head
+            general = packing.GeneralAttention(score_scale(parts), residual, joint)
         packed = packing.attention(
             packing.AttentionShape(
                 parts.heads,
@@ -141,11 +178,12 @@ class _Packer:
             ),
             self._packed(inward, bias),
             self._packed(outward, self._bias("attention_out", layer) if parts.out_bias else None),
-            self._norm(block.norm, "attention_norm", layer),
+            self._norm_of_hidden(block.norm, "attention_norm", layer),
             layout,
             slopes=alibi_slopes(parts.heads) if parts.alibi else None,
             query_norm=query_norm,
             key_norm=key_norm,
+            general=general,
         )
         return Packed(packed.block(), layout)
 
@@ -171,12 +209,12 @@ class _Packer:
         packed = packing.feed_forward(
             upward,
             self._packed(down, self._bias("down", layer) if parts.bias else None),
-            self._norm(block.norm, "feed_forward_norm", layer),
+            self._norm_of_hidden(block.norm, "feed_forward_norm", layer),
             layout,
             hidden=hidden,
             wide=parts.width,
             gated=parts.gated,
-            residual=True,
+            residual=self._residual("feed_forward_post_norm", layer, block) or True,
         )
         return Packed(packed.block(), layout)
 
@@ -186,7 +224,12 @@ class _Packer:
         if not model.tie_word_embeddings:
             matrix = self._packed(self._weights.matrix(name))
         layout = self._layout([Target(name, model.hidden_size, model.vocab_size)])
-        norm = self._norm(model.norm, "norm")
+        norm = self._norm_of_hidden(model.norm, "norm")
+        assert norm is not None
+        if model.logits_scaling != 1:
+            scaling = np.float32(model.logits_scaling)
+            beta = None if norm.beta is None else norm.beta / scaling
+            norm = Norm(norm.gamma / scaling, beta, norm.epsilon)
         block = packing.head(matrix, norm, layout, hidden=model.hidden_size)
         return Packed(block.block(), layout)
 
@@ -218,6 +261,19 @@ class _Packer:
         if norm.kind == "layer":
             shift = self._weights.vector(self._name(role, layer, "bias"))
         return Norm(gain, shift, norm.eps)
+
+    def _norm_of_hidden(
+        self, norm: spec.Norm | None, role: Role, layer: int | None = None
+    ) -> Norm | None:
+        scaled = norm_of_hidden(self._model, norm)
+        return None if scaled is None else self._norm(scaled, role, layer)
+
+    def _residual(self, role: Role, layer: int, block: spec.Block) -> packing.Residual | None:
+        """None: the layer is a plain one."""
+        if not is_general(self._model, block):
+            return None
+        norm = None if block.post_norm is None else self._norm(block.post_norm, role, layer)
+        return packing.Residual(residual_scale(self._model, block), norm)
 
     def _packed(
         self,

@@ -18,7 +18,13 @@ from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
 from lite_runner.weights.tensor import widened
 
 # Format version that introduced each layer kind. The layout of a kind never changes.
-_SINCE = {Kind.ATTENTION: 1, Kind.FEED_FORWARD: 1, Kind.EXTENDED_ATTENTION: 2}
+_SINCE = {
+    Kind.ATTENTION: 1,
+    Kind.FEED_FORWARD: 1,
+    Kind.EXTENDED_ATTENTION: 2,
+    Kind.GENERAL_ATTENTION: 3,
+    Kind.GENERAL_FEED_FORWARD: 3,
+}
 FORMAT = max(_SINCE.values())  # newest version; the kernels read older ones too
 ALIGNMENT = 64  # bytes: a cache line
 
@@ -308,6 +314,23 @@ def embedding(
 
 
 @dataclass(frozen=True)
+class Residual:
+    """How a layer's output is added to its input: x + scale * norm(output)."""
+
+    scale: float
+    norm: Norm | None
+
+
+@dataclass(frozen=True)
+class GeneralAttention:
+    """What only a general attention layer has."""
+
+    scale: float  # of scores
+    residual: Residual
+    joint_norm: bool  # query and key norm over all heads together
+
+
+@dataclass(frozen=True)
 class AttentionShape:
     """Sizes and flags of an attention layer."""
 
@@ -324,60 +347,80 @@ def attention(
     shape: AttentionShape,
     inward: Layout,
     outward: Layout,
-    norm: Norm,
+    norm: Norm | None,
     adapters: PoolLayout | None,
     *,
     slopes: Floats | None = None,
     query_norm: Norm | None = None,
     key_norm: Norm | None = None,
+    general: GeneralAttention | None = None,
 ) -> Layout:
     """Pack an attention layer; `inward` is the fused qkv projection, `outward` the output one.
 
     `slopes`: ALiBi's [heads]. `query_norm` and `key_norm` have a gamma [head_dim] and apply per
-    head, before RoPE.
+    head, before RoPE, unless they are joint. `norm` None: only with `general`.
     """
     window = shape.window
     assert window is None or window > 0
-    whole = structs.ExtendedAttentionLayer(window=window or 0)
+    widest = structs.GeneralAttentionLayer()
+    whole = widest.extended
+    whole.window = window or 0
     extended = bool(query_norm or key_norm or window)
     fields = whole.plain
     fields.kind = Kind.EXTENDED_ATTENTION if extended else Kind.ATTENTION
+    if general is not None:
+        fields.kind = Kind.GENERAL_ATTENTION
+        widest.scale, widest.residual_scale = general.scale, general.residual.scale
+        widest.joint_norm = general.joint_norm
     fields.hidden = shape.hidden
     fields.heads, fields.kv_heads, fields.head_dim = shape.heads, shape.kv_heads, shape.head_dim
     fields.rotary, fields.residual = shape.rotary, shape.residual
     fields.adapters = _parts_of(adapters)
-    layout = Layout(whole if extended else fields)
+    layout = Layout(widest if general is not None else whole if extended else fields)
     if slopes is not None:
         fields.slopes = layout.add(_Copy(slopes))
     fields.query_key_value = layout.add(inward)
     fields.projection = layout.add(outward)
-    fields.norm = layout.norm(norm)
+    if norm is not None:
+        fields.norm = layout.norm(norm)
     if query_norm is not None:
         whole.query_norm = layout.norm(query_norm)
     if key_norm is not None:
         whole.key_norm = layout.norm(key_norm)
+    if general is not None and general.residual.norm is not None:
+        widest.post_norm = layout.norm(general.residual.norm)
     return layout
 
 
 def feed_forward(
     up: Layout,
     down: Layout,
-    norm: Norm,
+    norm: Norm | None,
     adapters: PoolLayout | None,
     *,
     hidden: int,
     wide: int,
     gated: bool,
-    residual: bool,
+    residual: bool | Residual,
 ) -> Layout:
-    """Pack a feed-forward layer; `up`: gate and up as Alternating panels if `gated`."""
-    fields = structs.FeedForwardLayer(kind=Kind.FEED_FORWARD, hidden=hidden, wide=wide)
-    fields.gated, fields.residual = gated, residual
+    """Pack a feed-forward layer; `up`: gate and up as Alternating panels if `gated`. `norm` None:
+    only with a Residual."""
+    whole = structs.GeneralFeedForwardLayer()
+    general = residual if isinstance(residual, Residual) else None
+    fields = whole.plain
+    fields.kind = Kind.FEED_FORWARD if general is None else Kind.GENERAL_FEED_FORWARD
+    fields.hidden, fields.wide, fields.gated = hidden, wide, gated
+    fields.residual = bool(residual)
     fields.adapters = _parts_of(adapters)
-    layout = Layout(fields)
+    layout = Layout(fields if general is None else whole)
     fields.up = layout.add(up)
     fields.down = layout.add(down)
-    fields.norm = layout.norm(norm)
+    if norm is not None:
+        fields.norm = layout.norm(norm)
+    if general is not None:
+        whole.residual_scale = general.scale
+        if general.norm is not None:
+            whole.post_norm = layout.norm(general.norm)
     return layout
 
 

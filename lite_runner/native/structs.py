@@ -39,6 +39,8 @@ class Kind(IntEnum):
     ATTENTION = 1
     FEED_FORWARD = 2
     EXTENDED_ATTENTION = 3
+    GENERAL_ATTENTION = 4
+    GENERAL_FEED_FORWARD = 5
 
 
 # With slots, assigning a misspelled field fails.
@@ -130,6 +132,19 @@ class ExtendedAttentionLayer(Structure):
     ]
 
 
+class GeneralAttentionLayer(Structure):
+    """An attention layer whose output is normed, scaled and then added to its input."""
+
+    __slots__ = ()
+    _fields_ = [
+        ("extended", ExtendedAttentionLayer),
+        ("scale", c_double),
+        ("residual_scale", c_double),
+        ("joint_norm", c_int64),
+        ("post_norm", Norm),
+    ]
+
+
 class FeedForwardLayer(Structure):
     """Norm and feed-forward network."""
 
@@ -144,6 +159,17 @@ class FeedForwardLayer(Structure):
         ("down", c_int64),
         ("norm", Norm),
         ("adapters", LoraPair),
+    ]
+
+
+class GeneralFeedForwardLayer(Structure):
+    """A feed-forward network whose output is normed, scaled and then added to its input."""
+
+    __slots__ = ()
+    _fields_ = [
+        ("plain", FeedForwardLayer),
+        ("residual_scale", c_double),
+        ("post_norm", Norm),
     ]
 
 

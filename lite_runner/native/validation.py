@@ -16,7 +16,13 @@ from lite_runner.architectures import spec
 from lite_runner.errors import ArtifactError
 from lite_runner.native import structs
 from lite_runner.native.lora_pool import PoolLayout
-from lite_runner.native.packed_model import unsupported
+from lite_runner.native.packed_model import (
+    is_general,
+    norm_of_hidden,
+    residual_scale,
+    score_scale,
+    unsupported,
+)
 from lite_runner.native.packing import ALIGNMENT, Block
 from lite_runner.native.structs import INPUT_GROUP, MOST_GROUP, PANEL, Format, Kind
 
@@ -100,8 +106,10 @@ class _Validator:
         parts, hidden = block.attention, self._model.hidden_size
         queries, keys = parts.heads * parts.head_dim, parts.kv_heads * parts.head_dim
         extended = parts.qk_norm is not None or parts.window is not None
+        general = is_general(self._model, block)
+        kind = Kind.EXTENDED_ATTENTION if extended else Kind.ATTENTION
         expected = structs.AttentionLayer(
-            kind=Kind.EXTENDED_ATTENTION if extended else Kind.ATTENTION,
+            kind=Kind.GENERAL_ATTENTION if general else kind,
             hidden=hidden,
             heads=parts.heads,
             kv_heads=parts.kv_heads,
@@ -118,17 +126,24 @@ class _Validator:
         out = queries + 2 * keys
         self._matrix("query_key_value", fields.query_key_value, out, hidden, bias=parts.qkv_bias)
         self._matrix("projection", fields.projection, hidden, queries, bias=parts.out_bias)
-        self._norm("norm", fields.norm, block.norm, hidden)
-        if extended:
+        self._norm("norm", fields.norm, norm_of_hidden(self._model, block.norm), hidden)
+        if extended or general:
             whole = self._header(structs.ExtendedAttentionLayer)
             self._equal("window", whole.window, parts.window or 0)
-            self._norm("query_norm", whole.query_norm, parts.qk_norm, parts.head_dim)
-            self._norm("key_norm", whole.key_norm, parts.qk_norm, parts.head_dim)
+            widths = (parts.head_dim,) * 2 if parts.qk_norm_by_head else (queries, keys)
+            self._norm("query_norm", whole.query_norm, parts.qk_norm, widths[0])
+            self._norm("key_norm", whole.key_norm, parts.qk_norm, widths[1])
+        if general:
+            widest = self._header(structs.GeneralAttentionLayer)
+            self._equal("scale", widest.scale, score_scale(parts))
+            self._equal("joint_norm", widest.joint_norm, int(not parts.qk_norm_by_head))
+            self._residual(widest, block)
 
     def feed_forward(self, block: spec.Block) -> None:
         parts, hidden = block.feed_forward, self._model.hidden_size
+        general = is_general(self._model, block)
         expected = structs.FeedForwardLayer(
-            kind=Kind.FEED_FORWARD,
+            kind=Kind.GENERAL_FEED_FORWARD if general else Kind.FEED_FORWARD,
             hidden=hidden,
             wide=parts.width,
             gated=parts.gated,
@@ -139,7 +154,9 @@ class _Validator:
         out = 2 * _panels(parts.width) * PANEL if parts.gated else parts.width
         self._matrix("up", fields.up, out, hidden, bias=parts.bias)
         self._matrix("down", fields.down, hidden, parts.width, bias=parts.bias)
-        self._norm("norm", fields.norm, block.norm, hidden)
+        self._norm("norm", fields.norm, norm_of_hidden(self._model, block.norm), hidden)
+        if general:
+            self._residual(self._header(structs.GeneralFeedForwardLayer), block)
 
     def head(self) -> None:
         model, fields = self._model, self._header(structs.HeadLayer)
@@ -149,7 +166,15 @@ class _Validator:
             self._equal("matrix_offset", fields.matrix_offset, 0)
         else:
             self._matrix("matrix", fields.matrix_offset, model.vocab_size, model.hidden_size)
-        self._norm("norm", fields.norm, model.norm, model.hidden_size)
+        self._norm("norm", fields.norm, norm_of_hidden(model, model.norm), model.hidden_size)
+
+    def _residual(
+        self,
+        fields: structs.GeneralAttentionLayer | structs.GeneralFeedForwardLayer,
+        block: spec.Block,
+    ) -> None:
+        self._equal("residual_scale", fields.residual_scale, residual_scale(self._model, block))
+        self._norm("post_norm", fields.post_norm, block.post_norm, self._model.hidden_size)
 
     def _matrix(self, name: str, at: int, out: int, inputs: int, *, bias: bool = False) -> None:
         """A matrix [out, inputs] at an offset, zero-padded to panels and to whole words."""

@@ -68,6 +68,12 @@ class Parts:
     def tensor(self, role: Role, layer: int | None = None, kind: Part = "weight") -> Array:
         return self._weights(self._parameters[role, layer, kind].name)
 
+    def optional_norm(
+        self, norm: Norm | None, role: Role, layer: int | None = None
+    ) -> nn.Cell | None:
+        """None where the model has no such norm."""
+        return None if norm is None else self.norm(norm, role, layer)
+
     def norm(self, norm: Norm, role: Role, layer: int | None = None) -> nn.Cell:
         gain = self.tensor(role, layer)
         if norm.kind == "layer":
@@ -89,7 +95,7 @@ class Parts:
 
 
 class BlockCell(nn.Cell):
-    """Pre-norm attention and feed-forward with residual connections."""
+    """Attention and feed-forward with their norms and residual connections."""
 
     def __init__(self, parts: Parts, layer: int, inputs: int) -> None:
         """`inputs`: index of this layer's score bias among the step's."""
@@ -108,20 +114,29 @@ class BlockCell(nn.Cell):
         self.head_dim = attention.head_dim
         self.query_width = attention.heads * attention.head_dim
         self.key_width = attention.kv_heads * attention.head_dim
-        self.attention_norm = parts.norm(block.norm, "attention_norm", layer)
+        self.attention_norm = parts.optional_norm(block.norm, "attention_norm", layer)
         self.query, self.key = projection("query"), projection("key")
         self.value = projection("value")
-        self.query_norm: nn.Cell | None = None
-        self.key_norm: nn.Cell | None = None
-        if attention.qk_norm is not None:
-            self.query_norm = parts.norm(attention.qk_norm, "query_norm", layer)
-            self.key_norm = parts.norm(attention.qk_norm, "key_norm", layer)
+        self.query_norm = parts.optional_norm(attention.qk_norm, "query_norm", layer)
+        self.key_norm = parts.optional_norm(attention.qk_norm, "key_norm", layer)
+        self.norm_by_head = attention.qk_norm_by_head
+        self.query_scale = 1.0  # besides that of attention
+        if attention.scale is not None:
+            self.query_scale = attention.scale * attention.head_dim**0.5
+        self.residual_scale = block.residual_scale
+        self.attention_post_norm = parts.optional_norm(
+            block.post_norm, "attention_post_norm", layer
+        )
+        self.feed_forward_post_norm = parts.optional_norm(
+            block.post_norm, "feed_forward_post_norm", layer
+        )
+        self.rotary = attention.rotary is not None
         self.rotate = Rotate(self.query_width, attention.head_dim)
         self.attention = attention_for(options, parts.model)
         self.attention_out = parts.dense(
             "attention_out", layer, bias=attention.out_bias, combine=whole
         )
-        self.feed_forward_norm = parts.norm(block.norm, "feed_forward_norm", layer)
+        self.feed_forward_norm = parts.optional_norm(block.norm, "feed_forward_norm", layer)
         self.gate = dense("gate") if feed_forward.gated else None
         self.up, self.down = dense("up"), dense("down", whole)
         self.gelu = GELU()
@@ -145,21 +160,33 @@ class BlockCell(nn.Cell):
         step: Step | None,
     ) -> Tensor:
         """x [n, hidden], `rows` and `biases` from the step's inputs -> [n, hidden]."""
-        h = self.attention_norm(x)
+        h = x if self.attention_norm is None else self.attention_norm(x)
         to_q, to_k, to_v = self.qkv_lora(h, step)
         q, k = self.normed(self.query(h, to_q), self.key(h, to_k))
-        if angles is not None:
+        if angles is not None and self.rotary:
             q, k = self.rotate(q, k, angles)
         v = self.value(h, to_v)
+        if self.query_scale != 1.0:
+            q = q * self.query_scale
         h = self.attention(q, k, v, rows, biases[self.inputs], slot)
-        x = x + self.attention_out(h, self.out_lora(h, step)[0])
-        h = self.widened(self.feed_forward_norm(x), step)
-        return x + self.down(h, self.down_lora(h, step)[0])
+        h = self.attention_out(h, self.out_lora(h, step)[0])
+        x = self.added(x, h if self.attention_post_norm is None else self.attention_post_norm(h))
+        h = self.widened(x if self.feed_forward_norm is None else self.feed_forward_norm(x), step)
+        h = self.down(h, self.down_lora(h, step)[0])
+        if self.feed_forward_post_norm is not None:
+            h = self.feed_forward_post_norm(h)
+        return self.added(x, h)
+
+    def added(self, x: Tensor, h: Tensor) -> Tensor:
+        """The residual connection."""
+        return x + h if self.residual_scale == 1.0 else x + h * self.residual_scale
 
     def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Per-head query/key norm: q [n, H * D], k [n, K * D]."""
+        """Query/key norm: q [n, H * D], k [n, K * D]."""
         if self.query_norm is None or self.key_norm is None:
             return q, k
+        if not self.norm_by_head:
+            return self.query_norm(q), self.key_norm(k)
         q = self.query_norm(q.reshape(-1, self.head_dim))
         k = self.key_norm(k.reshape(-1, self.head_dim))
         return q.reshape(-1, self.query_width), k.reshape(-1, self.key_width)
@@ -181,12 +208,12 @@ class DecoderCell(nn.Cell):
         parts = Parts(model, weights, options)
         cache, parallel = options.cache, options.parallel
         self.embedding = Embedding(options, parts.tensor("embedding"))
-        self.position_embedding = self.embedding_norm = self.angles = self.head = None
+        self.position_embedding = self.angles = self.head = None
+        self.embedding_scale, self.logits_scaling = model.embedding_scale, model.logits_scaling
         if model.learned_positions:  # small: replicated on every rank
             whole = replace(options, parallel=None)
             self.position_embedding = Embedding(whole, parts.tensor("positions"))
-        if model.embedding_norm is not None:
-            self.embedding_norm = parts.norm(model.embedding_norm, "embedding_norm")
+        self.embedding_norm = parts.optional_norm(model.embedding_norm, "embedding_norm")
         if model.rotary is not None:
             length = model.seq_length if cache is None else cache.length
             self.angles = Angles(model, model.rotary, length)
@@ -205,7 +232,8 @@ class DecoderCell(nn.Cell):
         for layer, block in enumerate(self.blocks):
             names = _GATED if model.blocks[layer].feed_forward.gated else _PLAIN
             for role, name in names.items():
-                getattr(block, role).update_parameters_name(f"blocks.{layer}.{name}.")
+                if (cell := getattr(block, role)) is not None:
+                    cell.update_parameters_name(f"blocks.{layer}.{name}.")
         self.norm = parts.norm(model.norm, "norm")
         if not model.tie_word_embeddings:
             weight = parts.tensor("head")
@@ -233,6 +261,8 @@ class DecoderCell(nn.Cell):
         angles = None if self.angles is None else self.angles(positions, length)
         step = self.adapters(adapter_slot, slot)
         x = self.adapters.embedding(self.embedding(tokens), tokens, step)
+        if self.embedding_scale != 1.0:
+            x = x * self.embedding_scale
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions)
         if self.embedding_norm is not None:
@@ -243,7 +273,8 @@ class DecoderCell(nn.Cell):
             x = self.last(x, tokens, position, length)
         x = self.norm(x)
         added = self.adapters.head(x, step)[0]
-        return self.embedding.logits(x, added) if self.head is None else self.head(x, added)
+        logits = self.embedding.logits(x, added) if self.head is None else self.head(x, added)
+        return logits if self.logits_scaling == 1.0 else logits / self.logits_scaling
 
 
 def _slopes(model: Decoder, options: BuildOptions) -> Array:

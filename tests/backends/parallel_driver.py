@@ -35,6 +35,8 @@ CASES = [  # fixture, the ranks that share it, whether the vocabulary is cut, or
     ("bloom_6_heads", range(2, 4), True, False),
     ("qwen3", range(2), True, True),
     ("qwen2_window", range(2, 4), False, True),
+    ("granite", range(2), True, True),
+    ("smollm3", range(2), True, False),
     ("llama_biases", range(2, 4), False, True),
 ]
 

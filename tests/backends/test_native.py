@@ -77,7 +77,9 @@ def test_weights_of_16_bits(
 
 
 @pytest.mark.parametrize("cache", ["fp16", "int8"])
-@pytest.mark.parametrize("case", ["bloom", "llama", "gpt2", "qwen3", "mistral"])
+@pytest.mark.parametrize(
+    "case", ["bloom", "llama", "gpt2", "qwen3", "mistral", "olmo2", "granite", "smollm3"]
+)
 def test_a_rounded_cache_is_close(
     case: str, cache: str, reference: Reference, relative_error: Error
 ) -> None:
@@ -91,7 +93,11 @@ def test_a_rounded_cache_is_close(
     ("case", "quant"),
     [
         *((case, "a16w8") for case in ("bloom", "gpt2", "llama_biases", "qwen2", "qwen2_window")),
-        *((case, quant) for case in ("qwen3", "mistral") for quant in ("a16w8", "a16w4")),
+        *(
+            (case, quant)
+            for case in ("qwen3", "mistral", "olmo2", "granite", "smollm3")
+            for quant in ("a16w8", "a16w4")
+        ),
         ("bloom", "a16w4"),
     ],
 )
@@ -163,7 +169,7 @@ def test_a_files_own_integers_become_its_floats_in_whatever_forms_it_has_them(
     assert file.logits(held, dequantize=True).tobytes() == wanted.tobytes()
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("case", ["llama", "qwen3", "mistral", "olmo2", "granite"])
 def test_integers_times_integers_are_close(
     case: str, reference: Reference, relative_error: Error
 ) -> None:

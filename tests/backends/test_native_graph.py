@@ -103,7 +103,11 @@ def test_the_bits_are_the_online_ones(
 
 @pytest.mark.parametrize(
     ("case", "format"),
-    [("llama", 1), ("llama_biases", 1), ("qwen3", 2), ("mistral", 2), ("qwen2_window", 2)],
+    [
+        *(("llama", 1), ("llama_biases", 1), ("smollm3", 1)),
+        *(("qwen3", 2), ("mistral", 2), ("qwen2_window", 2)),
+        *(("olmo2", 3), ("granite", 3)),
+    ],
 )
 def test_layers_that_older_operators_do_not_know_are_of_a_newer_format(
     case: str, format: int, tmp_path: Path, export: Export

@@ -35,6 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("bloom_6_heads", [2, 3]),
         ("qwen3", [0, 1]),  # the gains of its q and k norms are whole on every rank
         ("qwen2_window", [2, 3]),  # layers with a window and without
+        ("granite", [0, 1]),
+        ("smollm3", [0, 1]),
         ("llama_biases", [2, 3]),  # of layers that are cut along their inputs, added once
     ],
 )

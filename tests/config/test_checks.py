@@ -331,3 +331,8 @@ def test_a_placeholder_of_omegaconf_is_no_value(faults: Faults, key: str, tmp_pa
     assert expected in faults("model=tiny_llama", f"{key}=???")
     (tmp_path / "own.yaml").write_text(f"model: tiny_llama\n{key}: ???\n")
     assert expected in faults("--config", str(tmp_path / "own.yaml"))
+
+
+def test_heads_that_are_normed_together_are_of_one_rank(faults: Faults) -> None:
+    said = faults("model=olmo2_1b", "predict_data=hi", "load_checkpoint=random", "parallel=tp2")
+    assert "got 2, expected 1: olmo2 norms queries and keys over all heads" in said

@@ -466,3 +466,67 @@ def test_any_json_is_read_or_refused(
         assert error.exit_code == 4
     else:
         assert config.num_heads % config.n_kv_heads == 0
+
+
+OLMO2 = {
+    key: LLAMA[key] for key in LLAMA if key not in ("model_type", "head_dim", "rms_norm_eps")
+} | {"model_type": "olmo2"}
+GRANITE = LLAMA | {
+    **{"model_type": "granite", "embedding_multiplier": 12.0, "attention_multiplier": 0.015625},
+    **{"residual_multiplier": 0.22, "logits_scaling": 49},
+}
+SMOLLM3 = LLAMA | {"model_type": "smollm3", "num_hidden_layers": 8}
+
+
+def test_olmo2() -> None:
+    model = read(OLMO2)
+    block, attention = model.blocks[0], model.attention
+    assert (model.architecture, block.norm, block.post_norm) == ("olmo2", None, Norm("rms", 1e-5))
+    assert attention.qk_norm == Norm("rms", 1e-5) and not attention.qk_norm_by_head
+    assert not (attention.qkv_bias or attention.out_bias)
+    biased = read(OLMO2, attention_bias=True).attention
+    assert (biased.qkv_bias, biased.out_bias) == (True, True)
+
+
+def test_granite() -> None:
+    model = read(GRANITE)
+    assert (model.embedding_scale, model.attention.scale) == (12.0, 0.015625)
+    assert (model.blocks[-1].residual_scale, model.logits_scaling) == (0.22, 49.0)
+    plain = read(LLAMA, model_type="granite")  # where nothing is given, all of them are 1
+    assert (plain.embedding_scale, plain.attention.scale) == (1.0, 1.0)
+    assert (plain.blocks[0].residual_scale, plain.logits_scaling) == (1.0, 1.0)
+    for key in ("embedding_multiplier", "residual_multiplier", "logits_scaling"):
+        with pytest.raises(ArtifactError, match=rf"{key} is 0, expected a number above 0"):
+            read(GRANITE, **{key: 0})
+
+
+def rotates(model: Decoder) -> list[bool]:
+    return [block.attention.rotary is not None for block in model.blocks]
+
+
+def test_smollm3() -> None:
+    model = read(SMOLLM3, rope_theta=None)
+    assert rotates(model) == [True, True, True, False] * 2 and set(model.windows) == {None}
+    assert model.tie_word_embeddings and read(SMOLLM3, rope_theta=5e6).rotary == Rotary(5e6)
+    without = {key: value for key, value in SMOLLM3.items() if key != "rope_theta"}
+    assert read(without).rotary == Rotary(2e6)
+    assert rotates(read(SMOLLM3, no_rope_layer_interval=2)) == [True, False] * 4
+    listed = read(SMOLLM3, no_rope_layers=[0, 1, 1, 1, 1, 1, 1, 1])
+    assert rotates(listed) == [False] + [True] * 7 and listed.rotary is not None
+    slides = {"use_sliding_window": True, "sliding_window": 512}
+    assert read(SMOLLM3, **slides).windows == (None, None, None, 512) * 2
+    for wrong in ([1] * 7, [2] * 8, [True] * 8, "1"):
+        with pytest.raises(ArtifactError, match=r"no_rope_layers is .*, expected a list of 8"):
+            read(SMOLLM3, no_rope_layers=wrong)
+
+
+@pytest.mark.parametrize("raw", [OLMO2, GRANITE, SMOLLM3], ids=lambda raw: str(raw["model_type"]))
+def test_what_is_written_reads_back(raw: dict[str, Any]) -> None:
+    model = read(raw)
+    assert model_config_from_hf(hf_from_model_config(model), "config.json") == model
+
+
+def test_what_a_config_json_cannot_say_is_not_lost() -> None:
+    multiplied = replace(read(LLAMA), embedding_scale=2.0)
+    with pytest.raises(ConfigError, match=r"has no words for embedding_multiplier=2\.0"):
+        hf_from_model_config(multiplied)

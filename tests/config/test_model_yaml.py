@@ -25,6 +25,9 @@ BASES = {
     "qwen2": "qwen2_7b",
     "qwen3": "qwen3_8b",
     "mistral": "mistral_7b",
+    "olmo2": "olmo2_1b",
+    "granite": "granite3.1_2b",
+    "smollm3": "smollm3_3b",
     "llama": "mistral_7b",  # whose window is not the model's
 }
 

@@ -43,7 +43,10 @@ def test_only_what_needs_it_is_of_a_newer_format(more: dict[str, Any]) -> None:
     old = [attention(), feed_forward(), attention(window=None, query_norm=None, key_norm=None)]
     np.testing.assert_array_equal(old[0], old[2])
     assert packing.format_of(old) == 1
-    assert packing.format_of([*old, attention(**more), feed_forward()]) == packing.FORMAT == 2
+    assert packing.format_of([*old, attention(**more), feed_forward()]) == 2
+    general = packing.GeneralAttention(0.5, packing.Residual(2.0, NORM), joint_norm=True)
+    newest = attention(general=general, **more)
+    assert packing.format_of([*old, newest, feed_forward()]) == packing.FORMAT == 3
 
 
 def test_biases_of_panels_in_turn_are_one_of_each() -> None:

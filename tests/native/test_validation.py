@@ -30,6 +30,9 @@ CASES: list[tuple[str, Quant]] = [
     ("gpt2", "none"),
     ("qwen3_tied", "a8w8"),
     ("mistral", "a16w4"),
+    ("olmo2", "a16w4"),
+    ("granite_biases", "a16w8"),
+    ("smollm3_window", "none"),
 ]
 
 

@@ -24,7 +24,8 @@ from tests.model_gguf import KINDS, write_model_gguf
 # A scaling of other kinds is not the same in a GGUF file.
 CASES = (
     *("llama", "llama_biases", "llama_tied_mha", "mistral", "mistral_long"),
-    *("qwen2", "qwen3", "qwen3_tied"),
+    *("qwen2", "qwen3", "qwen3_tied", "olmo2", "olmo2_tied", "granite", "granite_biases"),
+    "smollm3",
 )
 ERRORS = {"F32": 0.0, "Q8_0": 6e-3, "Q4_0": 0.12, "Q4_1": 0.08, "Q4_K": 0.08}
 

@@ -165,7 +165,9 @@ struct Attention {
   }
 
   void gather(int64_t token, int64_t tokens, int64_t head, Queries to) const {
-    const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(layer.head_dim));
+    const GeneralAttentionLayer* general = layer.general();
+    const float scale = general ? static_cast<float>(general->scale)
+                                : 1.0f / __builtin_sqrtf(static_cast<float>(layer.head_dim));
     for (int64_t t = 0; t < tokens; ++t)
       for (int64_t g = 0; g < group(); ++g) {
         const int64_t row = t * group() + g, which = head * group() + g;

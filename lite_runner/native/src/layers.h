@@ -90,9 +90,17 @@ struct EmbeddingLayer : Layer {
   LoraPair adapters;  // A is [vocab, rank]
 };
 
-enum class Kind : int64_t { kAttention = 1, kFeedForward = 2, kExtendedAttention = 3 };
+enum class Kind : int64_t {
+  kAttention = 1,
+  kFeedForward = 2,
+  kExtendedAttention = 3,
+  kGeneralAttention = 4,
+  kGeneralFeedForward = 5
+};
 
 struct ExtendedAttentionLayer;
+struct GeneralAttentionLayer;
+struct GeneralFeedForwardLayer;
 
 struct AttentionLayer : Layer {
   Kind kind;
@@ -106,7 +114,10 @@ struct AttentionLayer : Layer {
 
   // What a plain one has not; nullptr: it is one.
   const ExtendedAttentionLayer* extended() const {
-    return kind == Kind::kExtendedAttention ? at<ExtendedAttentionLayer>(0) : nullptr;
+    return kind == Kind::kAttention ? nullptr : at<ExtendedAttentionLayer>(0);
+  }
+  const GeneralAttentionLayer* general() const {
+    return kind == Kind::kGeneralAttention ? at<GeneralAttentionLayer>(0) : nullptr;
   }
 };
 
@@ -114,6 +125,15 @@ struct ExtendedAttentionLayer {
   AttentionLayer plain;
   int64_t window;             // keys that a token sees, its own the last of them; 0: all
   Norm query_norm, key_norm;  // of each head, before it is rotated; gamma 0: none
+};
+
+// What comes out is normed, scaled and then added to the input. The norm before may be missing.
+struct GeneralAttentionLayer {
+  ExtendedAttentionLayer extended;
+  double scale;           // of scores
+  double residual_scale;
+  int64_t joint_norm;     // 1: query_norm and key_norm are over all heads together
+  Norm post_norm;         // gamma 0: none
 };
 
 struct FeedForwardLayer : Layer {
@@ -124,6 +144,18 @@ struct FeedForwardLayer : Layer {
   int64_t up, down;  // Matrices
   Norm norm;
   LoraPair adapters;
+
+  // nullptr: it is a plain one.
+  const GeneralFeedForwardLayer* general() const {
+    return kind == Kind::kGeneralFeedForward ? at<GeneralFeedForwardLayer>(0) : nullptr;
+  }
+};
+
+// As GeneralAttentionLayer.
+struct GeneralFeedForwardLayer {
+  FeedForwardLayer plain;
+  double residual_scale;
+  Norm post_norm;
 };
 
 struct HeadLayer : Layer {

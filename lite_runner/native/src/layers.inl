@@ -32,14 +32,18 @@ inline void normalize(const Layer& layer, const Norm& norm, const float* x, int6
   for (int64_t i = size; i < stride; ++i) to[i] = 0.0f;
 }
 
-// Rows behind their norm, [count, depth of the matrix].
+// Rows behind their norm, where there is one: [count, depth of the matrix].
 inline Rows normalized(const Layer& layer, const Norm& norm, const Matrix& m, const float* x,
                        int64_t count, const int32_t* chosen = nullptr) {
   const int64_t stride = m.depth();
   float* to = scratch<float>(kNormed, count * stride);
   over_rows(count, [&](int64_t row) {
-    normalize(layer, norm, x + (chosen ? chosen[row] : row) * m.in, m.in, to + row * stride,
-              stride);
+    const float* from = x + (chosen ? chosen[row] : row) * m.in;
+    float* target = to + row * stride;
+    if (norm.gamma)
+      normalize(layer, norm, from, m.in, target, stride);
+    else
+      for (int64_t i = 0; i < stride; ++i) target[i] = i < m.in ? from[i] : 0.0f;
   });
   return prepared(m, to, count, stride);
 }
@@ -59,6 +63,20 @@ inline void spread(const float* sums, int64_t rows, int64_t panel, int64_t width
       for (int64_t c = 0; c < count; ++c) at[c] = plus ? plus[c] + from[c] : from[c];
     }
   }
+}
+
+// Adds what a layer has computed to its input, [count][hidden] each; `out` may be `x`.
+template <class General>
+inline void add_residual(const Layer& layer, const General& general, float* added, const float* x,
+                         int64_t count, int64_t hidden, float* out) {
+  const Norm& norm = general.post_norm;
+  const float scale = static_cast<float>(general.residual_scale);
+  over_rows(count, [&](int64_t row) {
+    float* from = added + row * hidden;
+    if (norm.gamma) normalize(layer, norm, from, hidden, from, hidden);
+    for (int64_t i = 0; i < hidden; ++i)
+      out[row * hidden + i] = x[row * hidden + i] + scale * from[i];
+  });
 }
 
 inline void clear_behind(float* x, int64_t rows, int64_t width, int64_t stride) {
@@ -125,11 +143,11 @@ inline void embedding(const EmbeddingLayer& layer, const Step& step, Adapters ad
   });
 }
 
-// Each of some heads [heads][head_dim] by itself, where there is such a norm.
-inline void normalize_heads(const AttentionLayer& layer, const Norm& norm, float* x,
-                            int64_t heads) {
-  const int64_t dim = layer.head_dim;
-  for (int64_t head = 0; norm.gamma && head < heads; ++head)
+// Each of `parts` equal parts of a row [width] by itself, where there is such a norm.
+inline void normalize_heads(const Layer& layer, const Norm& norm, float* x, int64_t parts,
+                            int64_t width) {
+  const int64_t dim = width / parts;
+  for (int64_t head = 0; norm.gamma && head < parts; ++head)
     normalize(layer, norm, x + head * dim, dim, x + head * dim, dim);
 }
 
@@ -149,12 +167,14 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
     spread(sums, count, panel, stride, fused, stride);
   });
   const ExtendedAttentionLayer* extended = layer.extended();
+  const GeneralAttentionLayer* general = layer.general();
   over_rows(count, [&](int64_t row) {
     float* query = fused + row * stride;
     float *key = query + queries, *value = key + keys;
     if (extended) {
-      normalize_heads(layer, extended->query_norm, query, layer.heads);
-      normalize_heads(layer, extended->key_norm, key, layer.kv_heads);
+      const bool joint = general && general->joint_norm;
+      normalize_heads(layer, extended->query_norm, query, joint ? 1 : layer.heads, queries);
+      normalize_heads(layer, extended->key_norm, key, joint ? 1 : layer.kv_heads, keys);
     }
     if (layer.rotary)
       for (int64_t head = 0; head < layer.heads + layer.kv_heads; ++head)
@@ -169,10 +189,13 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   Attention{layer, window, step, cache, fused, stride, mixed, outward.depth()}.run();
   const Rows mixed_rows = prepared(outward, mixed, count, outward.depth());
   Lowered back(layer.adapters, adapters, 3, 1, mixed_rows, queries);
+  float* added = general ? scratch<float>(kAdded, count * layer.hidden) : out;
   linear<1>(outward, mixed_rows, back, [&](int64_t panel, float* sums) {
     back.add_panel(&layer.hidden, panel, sums);
-    spread(sums, count, panel, layer.hidden, out, layer.hidden, layer.residual ? x : nullptr);
+    spread(sums, count, panel, layer.hidden, added, layer.hidden,
+           layer.residual && !general ? x : nullptr);
   });
+  if (general) add_residual(layer, *general, added, x, count, layer.hidden, out);
 }
 
 inline Floats silu(Floats x) { return x / (1.0f + exponential(-x)); }
@@ -211,10 +234,14 @@ inline void feed_forward(const FeedForwardLayer& layer, const Step& step, Adapte
   }
   const Rows hidden_rows = prepared(down, hidden, count, stride);
   Lowered back(layer.adapters, adapters, 2, 1, hidden_rows, layer.wide);
+  const GeneralFeedForwardLayer* general = layer.general();
+  float* added = general ? scratch<float>(kAdded, count * layer.hidden) : out;
   linear<1>(down, hidden_rows, back, [&](int64_t panel, float* sums) {
     back.add_panel(&layer.hidden, panel, sums);
-    spread(sums, count, panel, layer.hidden, out, layer.hidden, layer.residual ? x : nullptr);
+    spread(sums, count, panel, layer.hidden, added, layer.hidden,
+           layer.residual && !general ? x : nullptr);
   });
+  if (general) add_residual(layer, *general, added, x, count, layer.hidden, out);
 }
 
 inline void head(const HeadLayer& layer, const Matrix& matrix, const Step& step,

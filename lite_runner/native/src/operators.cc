@@ -173,7 +173,8 @@ int Layers(int count, void** p, int* ranks, int64_t** shapes, const char** types
   for (Inputs in{p, shapes, types, 4}; in.next < count - 1; x = out) {
     const void* block = in.take();
     const Kind kind = as<Kind>(block);
-    if (kind == Kind::kAttention || kind == Kind::kExtendedAttention) {
+    if (kind == Kind::kAttention || kind == Kind::kExtendedAttention ||
+        kind == Kind::kGeneralAttention) {
       const AttentionLayer& layer = as<AttentionLayer>(block);
       const char* type = types[in.next];
       const int values = in.next + 1;
@@ -187,7 +188,7 @@ int Layers(int count, void** p, int* ranks, int64_t** shapes, const char** types
                         static_cast<float*>(p[values + 2])};
       in.next += 4;
       kernels->attention(layer, step, in.adapters(layer.adapters, p[3]), x, rope, cache, out);
-    } else if (kind == Kind::kFeedForward) {
+    } else if (kind == Kind::kFeedForward || kind == Kind::kGeneralFeedForward) {
       const FeedForwardLayer& layer = as<FeedForwardLayer>(block);
       kernels->feed_forward(layer, step, in.adapters(layer.adapters, p[3]), x, out);
     } else {

@@ -10,6 +10,7 @@ enum Scratch {
   kFused,
   kMixed,
   kHidden,
+  kAdded,
   kShorts,
   kBytes,
   kScales,

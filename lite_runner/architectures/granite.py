@@ -1,0 +1,89 @@
+"""Granite: a Llama with multipliers of embeddings, attention scores, residual connections and
+logits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Mapping
+from typing import Any
+
+from lite_runner.architectures import llama, llama_like, llama_settings
+from lite_runner.architectures.architecture import GGUF, MindFormers
+from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.spec import Decoder
+
+
+def read(fields: Fields) -> Decoder:
+    """From config.json."""
+    bias = fields.flag("attention_bias", False)
+    return llama_like.decoder(
+        architecture="granite",
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=fields.flag("mlp_bias", False),
+        embedding_scale=fields.number("embedding_multiplier", 1.0),
+        scale=fields.number("attention_multiplier", 1.0),
+        residual_scale=fields.number("residual_multiplier", 1.0),
+        logits_scaling=fields.number("logits_scaling", 1.0),
+        **llama_like.sizes(fields, positions=2048),
+    )
+
+
+def write(model: Decoder) -> dict[str, Any]:
+    """config.json."""
+    scale = model.attention.scale
+    return llama_like.shared(model) | {
+        "architectures": ["GraniteForCausalLM"],
+        "attention_bias": model.attention.qkv_bias,
+        "mlp_bias": model.feed_forward.bias,
+        "embedding_multiplier": model.embedding_scale,
+        "attention_multiplier": model.head_dim**-0.5 if scale is None else scale,
+        "residual_multiplier": model.blocks[0].residual_scale,
+        "logits_scaling": model.logits_scaling,
+    }
+
+
+def settings(model: Decoder) -> dict[str, Any]:
+    """MindFormers settings besides the shared ones: all multipliers, also those of 1."""
+    return llama_settings.settings(model) | llama_settings.multipliers(model)
+
+
+def from_settings(given: Mapping[str, Any]) -> Decoder:
+    """The inverse of `settings`."""
+    return llama_like.decoder(architecture="granite", **llama_settings.sizes_of_settings(given))
+
+
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Biases by their tensors; without attention.scale, llama.cpp's default, not config.json's."""
+    found: dict[str, Any] = {
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+    }
+    if not given.get("attention_multiplier"):
+        head_dim = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
+        found["attention_multiplier"] = head_dim**-0.5
+    return found
+
+
+GRANITE = dataclasses.replace(
+    llama.LLAMA,
+    name="granite",
+    read=read,
+    write=write,
+    mindformers=MindFormers(
+        "GraniteConfig", "GraniteForCausalLM", "llama", settings, from_settings
+    ),
+    gguf=GGUF(
+        llama_like.KEYS
+        | {
+            "hidden_size": "embedding_length",
+            "num_attention_heads": "attention.head_count",
+            "embedding_multiplier": "embedding_scale",
+            "attention_multiplier": "attention.scale",
+            "residual_multiplier": "residual_scale",
+            "logits_scaling": "logit_scale",
+        },
+        permuted=True,
+        infer=infer_from_gguf,
+    ),
+)

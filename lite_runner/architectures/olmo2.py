@@ -1,0 +1,70 @@
+"""OLMo 2: a Llama with norms behind attention and feed-forward in place of those before, and an
+RMSNorm over all query heads together, and over all key heads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from lite_runner.architectures import llama, llama_like, llama_settings
+from lite_runner.architectures.architecture import GGUF, MindFormers
+from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.spec import Decoder
+
+_LAYER = "model.layers.{}"
+NAMES: Names = {
+    **{role: name for role, name in llama_like.NAMES.items() if not role.endswith("_norm")},
+    "query_norm": Name(f"{_LAYER}.attention.q_norm", f"{_LAYER}.self_attn.q_norm"),
+    "key_norm": Name(f"{_LAYER}.attention.k_norm", f"{_LAYER}.self_attn.k_norm"),
+    "attention_post_norm": Name(
+        f"{_LAYER}.post_attention_norm", f"{_LAYER}.post_attention_layernorm"
+    ),
+    "feed_forward_post_norm": Name(
+        f"{_LAYER}.post_ffn_norm", f"{_LAYER}.post_feedforward_layernorm"
+    ),
+}
+
+
+def decoder(**sizes: Any) -> Decoder:
+    """See llama_like.decoder."""
+    return llama_like.decoder(
+        architecture="olmo2", qk_norm=True, qk_norm_by_head=False, norm_after=True, **sizes
+    )
+
+
+def read(fields: Fields) -> Decoder:
+    """From config.json."""
+    fields = fields.with_defaults(rms_norm_eps=1e-5)
+    bias = fields.flag("attention_bias", False)
+    return decoder(qkv_bias=bias, out_bias=bias, **llama_like.sizes(fields, positions=2048))
+
+
+def write(model: Decoder) -> dict[str, Any]:
+    """config.json."""
+    return llama_like.shared(model) | {
+        "architectures": ["Olmo2ForCausalLM"],
+        "attention_bias": model.attention.qkv_bias,
+    }
+
+
+def from_settings(given: Mapping[str, Any]) -> Decoder:
+    """From MindFormers settings; see llama_settings."""
+    return decoder(**llama_settings.sizes_of_settings(given))
+
+
+OLMO2 = dataclasses.replace(
+    llama.LLAMA,
+    name="olmo2",
+    read=read,
+    names=NAMES,
+    write=write,
+    mindformers=MindFormers(
+        "Olmo2Config", "Olmo2ForCausalLM", "llama", llama_settings.settings, from_settings
+    ),
+    gguf=GGUF(
+        llama_like.KEYS,
+        infer=lambda tensors, given: {"attention_bias": "blk.0.attn_q.bias" in tensors},
+    ),
+)

@@ -1,0 +1,100 @@
+"""SmolLM3: a Llama in which some layers, usually every fourth, have no positions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Mapping
+from typing import Any
+
+from lite_runner.architectures import llama, llama_like, llama_settings, windows
+from lite_runner.architectures.architecture import GGUF, MindFormers
+from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.spec import Decoder
+
+
+def read(fields: Fields) -> Decoder:
+    """From config.json."""
+    fields = fields.with_defaults(
+        num_key_value_heads=4,
+        rope_theta=2000000.0,
+        tie_word_embeddings=True,
+        sliding_window=None,
+    )
+    sizes = llama_like.sizes(fields, positions=32768)
+    layers = sizes["num_layers"]
+    rotary_layers = _rotary_layers(fields, layers)
+    if fields.raw.get("layer_types") is None:  # a window is for the layers without positions
+        slides = fields.flag("use_sliding_window", False) and fields.raw["sliding_window"]
+        kinds = [windows.FULL if one or not slides else windows.SLIDING for one in rotary_layers]
+        fields = Fields(fields.raw | {"layer_types": kinds}, fields.where)
+    bias = fields.flag("attention_bias", False)
+    return llama_like.decoder(
+        architecture="smollm3",
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=fields.flag("mlp_bias", False),
+        rotary_layers=rotary_layers,
+        windows=windows.read(fields, layers),
+        **sizes,
+    )
+
+
+def _rotary_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Whether each layer has rotary positions; transformers calls the list of these 1 and 0
+    no_rope_layers."""
+    listed = fields.raw.get("no_rope_layers")
+    if listed is None:
+        every = fields.integer("no_rope_layer_interval", default=4)
+        return tuple((layer + 1) % every != 0 for layer in range(layers))
+    if (
+        not isinstance(listed, list)
+        or len(listed) < layers
+        or any(type(one) is not int or one not in (0, 1) for one in listed)
+    ):
+        raise fields.fault("no_rope_layers", listed, f"a list of {layers}, each 1 or 0")
+    return tuple(one == 1 for one in listed[:layers])
+
+
+def write(model: Decoder) -> dict[str, Any]:
+    """config.json."""
+    return (
+        llama_like.shared(model)
+        | windows.to_settings(model)
+        | {
+            "architectures": ["SmolLM3ForCausalLM"],
+            "attention_bias": model.attention.qkv_bias,
+            "mlp_bias": model.feed_forward.bias,
+            "no_rope_layers": llama_settings.no_rope_layers(model),
+        }
+    )
+
+
+def settings(model: Decoder) -> dict[str, Any]:
+    """MindFormers settings besides the shared ones, with no_rope_layers as in config.json."""
+    listed = llama_settings.no_rope_layers(model)
+    return llama_settings.settings(model) | {"no_rope_layers": listed}
+
+
+def from_settings(given: Mapping[str, Any]) -> Decoder:
+    """The inverse of `settings`."""
+    return llama_like.decoder(architecture="smollm3", **llama_settings.sizes_of_settings(given))
+
+
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Biases by their tensors."""
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+    }
+
+
+SMOLLM3 = dataclasses.replace(
+    llama.LLAMA,
+    name="smollm3",
+    read=read,
+    write=write,
+    mindformers=MindFormers(
+        "SmolLM3Config", "SmolLM3ForCausalLM", "llama", settings, from_settings
+    ),
+    gguf=GGUF(llama_like.KEYS, permuted=True, infer=infer_from_gguf),
+)
