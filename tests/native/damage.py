@@ -20,11 +20,14 @@ def words(block: Block, index: int, count: int) -> list[int]:
         Kind.ATTENTION: structs.AttentionLayer,
         Kind.FEED_FORWARD: structs.FeedForwardLayer,
         Kind.EXTENDED_ATTENTION: structs.ExtendedAttentionLayer,
+        Kind.GENERAL_ATTENTION: structs.GeneralAttentionLayer,
+        Kind.GENERAL_FEED_FORWARD: structs.GeneralFeedForwardLayer,
     }
     whole = block.view(np.int64)
     kind = {0: structs.EmbeddingLayer, count - 1: structs.HeadLayer}.get(index)
     fields = (kind or kinds[int(whole[0])]).from_buffer_copy(block.data)
-    plain = getattr(fields, "plain", fields)
+    extended = getattr(fields, "extended", fields)
+    plain = getattr(extended, "plain", extended)
     starts = [getattr(plain, name) for name in _MATRICES if getattr(plain, name, 0)]
     found = list(range(0, ctypes.sizeof(fields), 8))
     for start in starts:
