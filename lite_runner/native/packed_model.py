@@ -181,8 +181,7 @@ class _Packer:
             self._norm_of_hidden(block.norm, "attention_norm", layer),
             layout,
             slopes=alibi_slopes(parts.heads) if parts.alibi else None,
-            query_norm=query_norm,
-            key_norm=key_norm,
+            qk_norm=(query_norm, key_norm),
             general=general,
         )
         return Packed(packed.block(), layout)

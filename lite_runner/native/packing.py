@@ -351,21 +351,21 @@ def attention(
     adapters: PoolLayout | None,
     *,
     slopes: Floats | None = None,
-    query_norm: Norm | None = None,
-    key_norm: Norm | None = None,
+    qk_norm: tuple[Norm | None, Norm | None] = (None, None),
     general: GeneralAttention | None = None,
 ) -> Layout:
     """Pack an attention layer; `inward` is the fused qkv projection, `outward` the output one.
 
-    `slopes`: ALiBi's [heads]. `query_norm` and `key_norm` have a gamma [head_dim] and apply per
-    head, before RoPE, unless they are joint. `norm` None: only with `general`.
+    `slopes`: ALiBi's [heads]. `qk_norm`: of queries and of keys, before RoPE; their gamma is
+    [head_dim] for each head, or that of all heads together if `general` says so. `norm` None: only
+    with `general`.
     """
     window = shape.window
     assert window is None or window > 0
     widest = structs.GeneralAttentionLayer()
     whole = widest.extended
     whole.window = window or 0
-    extended = bool(query_norm or key_norm or window)
+    extended = any(qk_norm) or window is not None
     fields = whole.plain
     fields.kind = Kind.EXTENDED_ATTENTION if extended else Kind.ATTENTION
     if general is not None:
@@ -383,6 +383,7 @@ def attention(
     fields.projection = layout.add(outward)
     if norm is not None:
         fields.norm = layout.norm(norm)
+    query_norm, key_norm = qk_norm
     if query_norm is not None:
         whole.query_norm = layout.norm(query_norm)
     if key_norm is not None:

@@ -83,8 +83,7 @@ class Layer:
             self.norm,
             None,
             slopes=self.slopes,
-            query_norm=self.query_norm,
-            key_norm=self.key_norm,
+            qk_norm=(self.query_norm, self.key_norm),
         ).block()
 
     def fresh_cache(self) -> list[NDArray[Any]]:

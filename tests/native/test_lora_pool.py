@@ -90,7 +90,7 @@ def test_attention(operators: Any, changed: tuple[bool, ...], head_norms: bool) 
     weights = [*(numbers(out, HIDDEN) for out in outs), numbers(HIDDEN, heads * dim)]
     rope = np.ones((2, dim), np.float32)
     norms = [Norm(RNG.random(dim, np.float32), None, 1e-5) for _ in range(2)]
-    query_norm, key_norm = norms if head_norms else (None, None)
+    qk_norm = (norms[0], norms[1]) if head_norms else (None, None)
 
     def layer(weights: list[Floats], layout: PoolLayout | None) -> NDArray[np.uint8]:
         inward, outward = np.concatenate(weights[:3]), weights[3]
@@ -100,8 +100,7 @@ def test_attention(operators: Any, changed: tuple[bool, ...], head_norms: bool) 
             packing.matrix(outward),
             NORM,
             layout,
-            query_norm=query_norm,
-            key_norm=key_norm,
+            qk_norm=qk_norm,
         ).block()
 
     def call(block: NDArray[np.uint8], *pool: NDArray[Any]) -> Floats:

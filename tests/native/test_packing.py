@@ -38,9 +38,11 @@ def feed_forward() -> Block:
     return packing.feed_forward(both, down, NORM, None, **form).block()
 
 
-@pytest.mark.parametrize("more", [{"window": 7}, {"query_norm": NORM}, {"key_norm": NORM}])
+@pytest.mark.parametrize(
+    "more", [{"window": 7}, {"qk_norm": (NORM, None)}, {"qk_norm": (None, NORM)}]
+)
 def test_only_what_needs_it_is_of_a_newer_format(more: dict[str, Any]) -> None:
-    old = [attention(), feed_forward(), attention(window=None, query_norm=None, key_norm=None)]
+    old = [attention(), feed_forward(), attention(window=None, qk_norm=(None, None))]
     np.testing.assert_array_equal(old[0], old[2])
     assert packing.format_of(old) == 1
     assert packing.format_of([*old, attention(**more), feed_forward()]) == 2
