@@ -78,7 +78,7 @@ def test_weights_of_16_bits(
 
 @pytest.mark.parametrize("cache", ["fp16", "int8"])
 @pytest.mark.parametrize(
-    "case", ["bloom", "llama", "gpt2", "qwen3", "mistral", "olmo2", "granite", "smollm3"]
+    "case", ["bloom", "llama", "gpt2", "qwen3", "mistral", "olmo2", "granite", "smollm3_window"]
 )
 def test_a_rounded_cache_is_close(
     case: str, cache: str, reference: Reference, relative_error: Error
