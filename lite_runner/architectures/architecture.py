@@ -53,6 +53,8 @@ class Architecture:
     write: Callable[[Decoder], dict[str, Any]] | None = None
     mindformers: MindFormers | None = None
     gguf: GGUF | None = None
+    # Fields of config.json besides NO_EFFECT that change nothing, with the reason.
+    no_effect: Mapping[str, str] = field(default_factory=dict)
     conv1d: bool = False  # transformers stores its linear layers as Conv1D, [in, out]
     fused_by_head: bool = False  # transformers' fused qkv is interleaved per head
     always_tied: bool = False  # the head is always the embedding

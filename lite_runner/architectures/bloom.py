@@ -8,7 +8,9 @@ from lite_runner.architectures import gpt2
 from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.no_effect import KERNEL
 from lite_runner.architectures.spec import Decoder, Norm
+from lite_runner.errors import ArtifactError
 
 _FUSED = "transformer.h.{}.self_attention.query_key_value"
 
@@ -44,10 +46,13 @@ def decoder(*, norm_eps: float, **rest: Any) -> Decoder:
 
 def read(fields: Fields) -> Decoder:
     """From config.json."""
-    fields.refuse("apply_residual_connection_post_layernorm", default=False, supported=False)
-    if fields.integer("pretraining_tp", default=1) > 1:
-        # slow_but_exact sums slices of two projections and drops their biases.
-        fields.refuse("slow_but_exact", default=False, supported=False)
+    fields.neutral(apply_residual_connection_post_layernorm=False)
+    slices = fields.integer("pretraining_tp", default=1)
+    if fields.flag("slow_but_exact", False) and slices > 1:
+        raise ArtifactError(
+            f"{fields.where}: slow_but_exact=true is not supported with pretraining_tp={slices}: "
+            "it drops the biases of two projections"
+        )
     hidden = fields.integer("n_embed", "hidden_size")
     wide = fields.integer("n_inner", default=4 * hidden)
     if wide != 4 * hidden:
@@ -84,6 +89,13 @@ BLOOM = Architecture(
         lambda given: decoder(**gpt2.sizes_of_settings(given)),
     ),
     GGUF(gpt2.KEYS),
+    no_effect=dict.fromkeys(
+        (
+            *("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion"),
+            *("offset_alibi", "skip_bias_add", "skip_bias_add_qkv"),
+        ),
+        KERNEL,
+    ),
     fused_by_head=True,
     always_tied=True,
 )

@@ -1,8 +1,14 @@
-"""Fields of a Hugging Face config.json, validated for type and range."""
+"""Fields of a Hugging Face config.json: validated for type and range, and which of them were read.
+
+Every field is followed or refused: a reader reads what it computes and refuses what it cannot; what
+changes nothing is in no_effect.py.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lite_runner.errors import ArtifactError
@@ -11,28 +17,73 @@ MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 4096
 
 
-class Fields:
-    """Typed access to an untrusted config.json."""
+class _Raw(Mapping[str, Any]):
+    """A JSON object that records which keys it was asked for, present or not."""
 
-    def __init__(self, raw: dict[str, Any], where: str) -> None:
-        self.raw = raw
+    def __init__(self, values: Mapping[str, Any], read: set[str], prefix: str) -> None:
+        self.given = values
+        self.read = read
+        self.prefix = prefix
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(self.prefix + key)
+        return self.given[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.given)
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+
+class Fields:
+    """Typed access to an untrusted config.json.
+
+    `read` records the keys that were asked for, each with `prefix`; `unread` tells the others.
+    """
+
+    def __init__(
+        self,
+        raw: Mapping[str, Any],
+        where: str,
+        *,
+        read: set[str] | None = None,
+        prefix: str = "",
+    ) -> None:
+        self.raw = _Raw(raw, set() if read is None else read, prefix)
         self.where = where
 
     def with_defaults(self, **defaults: Any) -> Fields:
         """The same file with defaults for missing keys; an explicit null is kept."""
-        return Fields(defaults | self.raw, self.where)
+        return self._with(defaults | dict(self.raw.given))
+
+    def with_values(self, **values: Any) -> Fields:
+        """The same file with these values in place of its own."""
+        return self._with(dict(self.raw.given) | values)
+
+    def _with(self, values: Mapping[str, Any]) -> Fields:
+        return Fields(values, self.where, read=self.raw.read, prefix=self.raw.prefix)
+
+    def section(self, key: str) -> Fields:
+        """The object under `key`; without it, or if it is null, an empty one."""
+        value = {} if self.raw.get(key) is None else self.raw[key]
+        if not isinstance(value, dict):
+            raise self.fault(key, value, "an object")
+        prefix = f"{self.raw.prefix}{key}."
+        return Fields(value, f"{self.where}: {key}", read=self.raw.read, prefix=prefix)
+
+    def unread(self) -> list[str]:
+        """Keys that nobody asked for, `section.key` for one in a section that was read; null ones,
+        which say nothing, are left out."""
+        return list(_unread(self.raw.given, self.raw.prefix, self.raw.read))
 
     def fault(self, key: str, got: object, expected: str) -> ArtifactError:
-        text = repr(got)
-        text = text if len(text) <= 80 else text[:77] + "..."
-        return ArtifactError(f"{self.where}: {key} is {text}, expected {expected}")
+        return ArtifactError(f"{self.where}: {key} is {_short(repr(got))}, expected {expected}")
 
     def get(self, *keys: str) -> tuple[str, Any]:
         """The first of `keys` that is present and not null, with its value (else None)."""
-        for key in keys:
-            if self.raw.get(key) is not None:
-                return key, self.raw[key]
-        return keys[0], None
+        given = {key: self.raw.get(key) for key in keys}  # asks for all of them
+        return next(((key, one) for key, one in given.items() if one is not None), (keys[0], None))
 
     def integer(self, *keys: str, default: int | None = None, most: int = MAX_SIZE) -> int:
         key, value = self.get(*keys)
@@ -59,13 +110,18 @@ class Fields:
             raise self.fault(key, value, "true or false")
         return value
 
-    def refuse(self, key: str, default: bool, supported: bool) -> None:
-        """Fail unless the flag `key` has its `supported` value."""
-        if self.flag(key, default) != supported:
-            raise ArtifactError(
-                f"{self.where}: {key}={str(not supported).lower()} is not supported: "
-                "it changes what the model computes"
-            )
+    def neutral(self, **values: Any) -> None:
+        """Fail if a field has another value than the one given here, with which it changes nothing;
+        null and absent count as that value."""
+        for key, value in values.items():
+            found = self.raw.get(key)
+            if isinstance(value, bool) and found is not None:
+                found = self.flag(key, value)
+            if found is not None and found != value:
+                raise ArtifactError(
+                    f"{self.where}: {key}={_short(json.dumps(found))} is not supported: "
+                    "it changes what the model computes"
+                )
 
     def choice(self, key: str, allowed: tuple[str, ...]) -> None:
         value = self.raw.get(key)
@@ -94,3 +150,16 @@ class Fields:
         if type(value) is not int or not 0 <= value < vocab_size:
             raise self.fault(key, value, f"a token id from 0 to {vocab_size - 1}")
         return value
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _unread(values: Mapping[str, Any], prefix: str, read: set[str]) -> Iterator[str]:
+    for key, value in values.items():
+        name = prefix + key
+        if name not in read and value is not None:
+            yield name
+        if isinstance(value, dict) and any(one.startswith(f"{name}.") for one in read):
+            yield from _unread(value, f"{name}.", read)

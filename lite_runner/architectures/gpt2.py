@@ -8,6 +8,7 @@ from typing import Any
 from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers, shared_settings
 from lite_runner.architectures.fields import MAX_LAYERS, Fields
 from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.no_effect import CLASSES, KERNEL, TRAINING
 from lite_runner.architectures.spec import (
     Attention,
     Block,
@@ -60,9 +61,7 @@ def decoder(
 
 def read(fields: Fields) -> Decoder:
     """From config.json."""
-    fields.refuse("scale_attn_weights", default=True, supported=True)
-    fields.refuse("scale_attn_by_inverse_layer_idx", default=False, supported=False)
-    fields.refuse("add_cross_attention", default=False, supported=False)
+    fields.neutral(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
     fields.choice("activation_function", TANH_GELU)
     hidden = fields.integer("hidden_size", "n_embd")
     return decoder(
@@ -77,7 +76,7 @@ def sizes(fields: Fields, hidden: int) -> dict[str, Any]:
 
     Where a size has two keys, the one that transformers prefers comes first.
     """
-    fields.refuse("tie_word_embeddings", default=True, supported=True)
+    fields.neutral(tie_word_embeddings=True)
     heads = fields.integer("num_attention_heads", "n_head")
     vocab_size = fields.integer("vocab_size")
     return {
@@ -136,6 +135,17 @@ GPT2 = Architecture(
         lambda given: decoder(**sizes_of_settings(given)),
     ),
     GGUF(KEYS),
+    no_effect={
+        "attn_pdrop": TRAINING,
+        "embd_pdrop": TRAINING,
+        "resid_pdrop": TRAINING,
+        "reorder_and_upcast_attn": KERNEL,
+        "summary_activation": CLASSES,
+        "summary_first_dropout": CLASSES,
+        "summary_proj_to_labels": CLASSES,
+        "summary_type": CLASSES,
+        "summary_use_proj": CLASSES,
+    },
     conv1d=True,
     always_tied=True,
 )

@@ -9,11 +9,13 @@ from lite_runner.architectures.architecture import GGUF, Architecture, MindForme
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import KEYS, NAMES, decoder, shared, sizes
 from lite_runner.architectures.llama_settings import from_settings, settings
+from lite_runner.architectures.no_effect import KERNEL
 from lite_runner.architectures.spec import Decoder
 
 
 def read(fields: Fields) -> Decoder:
     """From config.json."""
+    fields.neutral(rope_interleaved=False)  # SmolLM2 has it
     bias = fields.flag("attention_bias", False)
     return decoder(
         architecture="llama",
@@ -54,4 +56,5 @@ LLAMA = Architecture(
     GGUF(
         KEYS | {"sliding_window": "attention.sliding_window"}, permuted=True, infer=infer_from_gguf
     ),
+    no_effect={"pretraining_tp": KERNEL, "is_llama_config": "the same as model_type"},
 )

@@ -13,6 +13,7 @@ from lite_runner.architectures.spec import Decoder
 
 def read(fields: Fields) -> Decoder:
     """From config.json."""
+    fields.neutral(use_mrope=False)  # DeepSeek-R1-Distill-Qwen has it
     sizes = llama_like.sizes(fields, positions=32768)
     return llama_like.decoder(
         architecture="qwen2",

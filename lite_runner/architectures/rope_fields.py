@@ -23,14 +23,13 @@ def rope_from_hf(fields: Fields, positions: int) -> tuple[float, RopeScaling | N
 def _rope_object(fields: Fields) -> Fields:
     """The object of rotary parameters: `rope_parameters` of transformers 5 or `rope_scaling`."""
     # transformers 5 also lets a legacy rope_scaling take precedence.
-    key = "rope_scaling" if fields.raw.get("rope_scaling") else "rope_parameters"
-    value = fields.raw.get(key) or {}
-    if not isinstance(value, dict):
-        raise fields.fault(key, value, "an object")
-    nested = [name for name, item in value.items() if isinstance(item, dict)]
+    old, new = fields.raw.get("rope_scaling"), fields.raw.get("rope_parameters")
+    key, value = ("rope_scaling", old) if old else ("rope_parameters", new)
+    rope = fields.section(key)
+    nested = [name for name, item in (value or {}).items() if isinstance(item, dict)]
     if nested:
         raise fields.fault(key, nested, "one set of parameters, the same for all layers")
-    return Fields(value, f"{fields.where}: {key}")
+    return rope
 
 
 def _rope_scaling(rope: Fields, fields: Fields, positions: int) -> RopeScaling | None:

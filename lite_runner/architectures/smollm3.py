@@ -26,7 +26,7 @@ def read(fields: Fields) -> Decoder:
     if fields.raw.get("layer_types") is None:  # a window is for the layers without positions
         slides = fields.flag("use_sliding_window", False) and fields.raw["sliding_window"]
         kinds = [windows.FULL if one or not slides else windows.SLIDING for one in rotary_layers]
-        fields = Fields(fields.raw | {"layer_types": kinds}, fields.where)
+        fields = fields.with_values(layer_types=kinds)
     bias = fields.flag("attention_bias", False)
     return llama_like.decoder(
         architecture="smollm3",

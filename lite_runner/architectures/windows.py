@@ -14,8 +14,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def read(fields: Fields, layers: int) -> tuple[int | None, ...]:
     """Sliding window per layer, from config.json."""
     fields = fields.with_defaults(sliding_window=4096, max_window_layers=28)
-    slides = fields.flag("use_sliding_window", False) and fields.raw["sliding_window"] is not None
-    window = fields.integer("sliding_window") if slides else None
+    slides, given = fields.flag("use_sliding_window", False), fields.raw["sliding_window"]
+    window = fields.integer("sliding_window") if slides and given is not None else None
     first, kinds = fields.raw["max_window_layers"], fields.raw.get("layer_types")
     if kinds is None:
         if window is not None and (type(first) is not int or first < 0):

@@ -5,30 +5,50 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from lite_runner import progress
 from lite_runner.architectures import KNOWN, architecture_of
 from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.no_effect import NO_EFFECT, refuse_variants
 from lite_runner.architectures.spec import Decoder
+from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError, ConfigError
 
 
-def model_config_from_hf(raw: dict[str, Any], where: str) -> Decoder:
+def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True) -> Decoder:
     """The model that config.json describes.
 
     `where` names the file in errors. Raises ArtifactError for a value of the wrong type or range,
-    and for every variant of an architecture that is not computed.
+    and for every variant of an architecture that is not computed. With `notes`, the fields that
+    its architecture does not know are named in a note.
     """
     fields = Fields(raw, where)
-    model_type = raw.get("model_type")
+    model_type = fields.raw.get("model_type")
     architecture = KNOWN.get(model_type) if isinstance(model_type, str) else None
     if architecture is None:
-        raise fields.fault("model_type", model_type, f"one of {', '.join(KNOWN)}")
-    if raw.get("quantization_config") is not None:
+        near = nearest(model_type, KNOWN) if isinstance(model_type, str) else None
+        expected = f"one of {', '.join(KNOWN)}{did_you_mean(near)}"
+        raise fields.fault("model_type", model_type, expected)
+    if fields.raw.get("quantization_config") is not None:
         raise ArtifactError(
             f"{where}: the weights are quantized (quantization_config), which is not supported",
             "take the unquantized checkpoint, or a GGUF file",
         )
+    refuse_variants(fields)
+    model = architecture.read(fields)
+    unknown = [
+        key for key in fields.unread() if key not in NO_EFFECT and key not in architecture.no_effect
+    ]
+    if unknown and notes:
+        progress.note(f"{where}: {_listed(unknown)}: not a field of {model_type}, and not followed")
     # A description that is registered under another name is that name's.
-    return replace(architecture.read(fields), architecture=architecture.name)
+    return replace(model, architecture=architecture.name)
+
+
+def _listed(names: list[str]) -> str:
+    """Names of an untrusted file, for a message."""
+    shown = [name if name.isprintable() and len(name) <= 60 else ascii(name[:60]) for name in names]
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(shown[:8]) + more
 
 
 def special_tokens_from_hf(raw: dict[str, Any], where: str, vocab_size: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from lite_runner.architectures import KNOWN, Parameter, parameters
 from lite_runner.architectures.architecture import GGUF
 from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
 from lite_runner.config.hf import model_config_from_hf
+from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.derive import derived, transposed
 from lite_runner.weights.formats.gguf_file import GGUFFile
@@ -22,23 +24,15 @@ from lite_runner.weights.layouts import check_tensors
 from lite_runner.weights.tensor import LazyTensor
 
 FREQUENCIES = "rope_freqs.weight"
-# Metadata that changes what the network computes, in ways that most architectures do not know.
-UNSUPPORTED = (
-    "expert_count",
-    "attention.sliding_window",
-    "attention.clamp_kqv",
-    "attention.scale",
-    "attention.temperature_scale",
-    "logit_scale",
-    "residual_scale",
-    "embedding_scale",
-    "rope.dimension_sections",
-    "rope.scaling.alpha",
-    "rope.scaling.attn_factor",
-    "rope.scaling.yarn_attn_factor",
-    "rope.scaling.yarn_ext_factor",
-    "rope.scaling.yarn_log_multiplier",
-)
+# Metadata below the architecture's name that changes nothing, with the reason; whatever else is not
+# read is refused unless it is 0, false, empty or NEUTRAL.
+NO_EFFECT = {
+    "vocab_size": "the embedding has it",
+    "tensor_data_layout": "where the converter had it from",
+    "rope.scaling.finetuned": "how the model was trained",
+    "attention.layer_norm_epsilon": "of the other kind of norm",
+    "attention.layer_norm_rms_epsilon": "of the other kind of norm",
+}
 NEUTRAL = {
     "rope.scaling.attn_factor": 1.0,
     "rope.scaling.yarn_attn_factor": 1.0,
@@ -46,50 +40,74 @@ NEUTRAL = {
 }
 
 
+class _Hyperparameters:
+    """The metadata below the architecture's name, and which of it was read."""
+
+    def __init__(self, file: GGUFFile, architecture: str) -> None:
+        self._prefix = f"{architecture}."
+        self._given = {
+            key.removeprefix(self._prefix): value
+            for key, value in file.metadata.items()
+            if key.startswith(self._prefix)
+        }
+        self._where = file.path
+        self._read: set[str] = set()
+
+    def value(self, key: str, default: object = None) -> Any:
+        """A number, a text, or one number a layer where these differ."""
+        self._read.add(key)
+        found = self._given.get(key, default)
+        if isinstance(found, Array):
+            values = found.values()
+            found = values[0] if len(set(values)) == 1 else values
+        return _shortest(found) if isinstance(found, float) else found
+
+    def refuse_others(self, config: Decoder) -> None:
+        """Fail on what was not read and may change what is computed. Raises ArtifactError."""
+        same = NEUTRAL | {
+            "attention.head_count_kv": config.n_kv_heads,
+            "attention.key_length": config.head_dim,
+            "attention.value_length": config.head_dim,
+            "rope.dimension_count": config.head_dim,
+        }
+        for key in sorted(self._given.keys() - self._read - NO_EFFECT.keys()):
+            value = self.value(key)
+            if value and value != same.get(key):
+                expected = f", expected {same[key]}" if key in same else ""
+                raise ArtifactError(
+                    f"{self._where}: {self._prefix}{key} = {value} is not supported{expected}"
+                )
+
+
 def config_of_gguf(file: GGUFFile) -> Decoder:
     """The model that the metadata describes, or ArtifactError where it is not one of ours."""
     architecture = file.metadata.get("general.architecture")
     known = {name: one.gguf for name, one in KNOWN.items() if one.gguf is not None}
     if not isinstance(architecture, str) or architecture not in known:
+        near = nearest(architecture, known) if isinstance(architecture, str) else None
         raise ArtifactError(
             f"{file.path}: general.architecture is {architecture!r}, expected one of "
-            f"{', '.join(known)}"
+            f"{', '.join(known)}{did_you_mean(near)}"
         )
-    computed = known[architecture].keys.values()
-    for key in UNSUPPORTED:
-        value = file.metadata.get(f"{architecture}.{key}")
-        if value and value != NEUTRAL.get(key) and key not in computed:
-            raise ArtifactError(f"{file.path}: {architecture}.{key} = {value} is not supported")
-    if not file.metadata.get(f"{architecture}.attention.causal", True):
+    given = _Hyperparameters(file, architecture)
+    if not given.value("attention.causal", True):
         raise ArtifactError(
             f"{file.path}: {architecture}.attention.causal = false: the model sees the tokens that "
             "follow, and so generates no text"
         )
-    raw = _as_hugging_face(file, architecture, known[architecture])
-    config = model_config_from_hf(raw, f"{file.path}: metadata")
+    raw = _as_hugging_face(file, architecture, known[architecture], given.value)
+    config = model_config_from_hf(raw, f"{file.path}: metadata", notes=False)
+    given.refuse_others(config)
     if config.rotary is None:
         return config
-    rotated = file.metadata.get(f"{architecture}.rope.dimension_count", config.head_dim)
-    if rotated != config.head_dim:
-        raise ArtifactError(
-            f"{file.path}: {architecture}.rope.dimension_count is {rotated}, expected the whole "
-            f"head of {config.head_dim}"
-        )
     scaling = _scaling_of_frequencies(file, config, config.rotary)
     return config if scaling is None else config.with_rope_scaling(scaling)
 
 
-def _as_hugging_face(file: GGUFFile, architecture: str, gguf: GGUF) -> dict[str, Any]:
+def _as_hugging_face(
+    file: GGUFFile, architecture: str, gguf: GGUF, value: Callable[..., Any]
+) -> dict[str, Any]:
     """The metadata in the words of a Hugging Face config.json, which is then checked as one."""
-
-    def value(key: str, default: object = None) -> Any:
-        found = file.metadata.get(f"{architecture}.{key}", default)
-        if isinstance(found, Array):
-            # One number a layer; models that differ from layer to layer are not supported.
-            values = found.values()
-            found = values[0] if len(set(values)) == 1 else values
-        return _shortest(found) if isinstance(found, float) else found
-
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     embedding = file.tensors.get("token_embd.weight")
     vocab_size = tokens.count if isinstance(tokens, Array) else None
@@ -133,8 +151,6 @@ def _scaling_of_metadata(value: Any) -> dict[str, Any] | None:
     kind = value("rope.scaling.type", "linear")
     factor = value("rope.scaling.factor", value("rope.scale_linear"))  # the second in older files
     factor = factor or 1.0  # 0 stands for none, too
-    if kind == "none" or (kind == "linear" and factor == 1.0):
-        return None
     scaling = {
         "rope_type": kind,
         "factor": factor,
@@ -142,6 +158,8 @@ def _scaling_of_metadata(value: Any) -> dict[str, Any] | None:
         "beta_fast": value("rope.scaling.yarn_beta_fast"),
         "beta_slow": value("rope.scaling.yarn_beta_slow"),
     }
+    if kind == "none" or (kind == "linear" and factor == 1.0):
+        return None
     return {key: given for key, given in scaling.items() if given is not None}
 
 

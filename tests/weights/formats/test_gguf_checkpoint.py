@@ -33,10 +33,12 @@ def test_config_and_tensors(
     write_gguf: WriteGguf,
     same: Callable[..., None],
     tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = configs[architecture]
     file = open_gguf(write_gguf(tmp_path / "x.gguf", config, architecture, arrays(config)))
     assert config_of_gguf(file) == config
+    assert capsys.readouterr().err == ""
     same(from_gguf(file, config), random_checkpoint(config, 0))
 
 
@@ -185,7 +187,11 @@ def test_other_frequency_factors_are_refused(
         ({"attention.causal": False}, "llama.attention.causal = false"),
         ({"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0}, "'longrope', expected"),
         ({"rope.scaling.attn_factor": 1.5}, "llama.rope.scaling.attn_factor = 1.5"),
-        ({"rope.dimension_count": 8}, "dimension_count is 8, expected the whole head of 16"),
+        ({"rope.dimension_count": 8}, "rope.dimension_count = 8 is not supported, expected 16"),
+        ({"attention.value_length": 8}, "attention.value_length = 8 is not supported, expected 16"),
+        ({"attention.temperature_length": 4096}, "llama.attention.temperature_length = 4096"),
+        ({"final_logit_softcapping": 30.0}, "llama.final_logit_softcapping = 30.0"),
+        ({"of_tomorrow": "yes"}, "llama.of_tomorrow = yes is not supported"),
     ],
 )
 def test_variants_are_refused(
@@ -199,6 +205,28 @@ def test_variants_are_refused(
     path = write_gguf(tmp_path / "x.gguf", config, "llama", arrays(config), extra=extra)
     with pytest.raises(ArtifactError, match=expected):
         config_of_gguf(open_gguf(path))
+
+
+def test_metadata_without_effect(
+    configs: Mapping[str, Decoder], write_gguf: WriteGguf, tmp_path: Path
+) -> None:
+    config = configs["llama"]
+    extra = {
+        "attention.layer_norm_epsilon": 1e-5,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "expert_count": 0,
+        "final_logit_softcapping": 0.0,
+        "rope.dimension_count": config.head_dim,
+        "rope.scaling.attn_factor": 1.0,
+        "rope.scaling.finetuned": True,
+        "rope.scaling.original_context_length": 8192,
+        "tensor_data_layout": "Meta AI original pth",
+        "use_parallel_residual": False,
+        "vocab_size": config.vocab_size,
+    }
+    path = write_gguf(tmp_path / "x.gguf", config, "llama", arrays(config), extra=extra)
+    assert config_of_gguf(open_gguf(path)) == config
 
 
 def test_a_llama_with_a_window_is_a_mistral(
@@ -229,13 +257,18 @@ def test_windows_of_qwen2_are_refused(
         config_of_gguf(open_gguf(path))
 
 
-def test_other_architectures_are_refused(tmp_path: Path) -> None:
+def test_other_architectures_are_refused(
+    configs: Mapping[str, Decoder], write_gguf: WriteGguf, tmp_path: Path
+) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "mamba")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
     with pytest.raises(ArtifactError, match="'mamba', expected one of bloom, llama, qwen2, gpt2"):
         config_of_gguf(open_gguf(tmp_path / "x.gguf"))
+    write_gguf(tmp_path / "y.gguf", configs["qwen2"], "qwen22", arrays(configs["qwen2"]))
+    with pytest.raises(ArtifactError, match=r"'qwen22', expected .*; did you mean qwen2\?"):
+        config_of_gguf(open_gguf(tmp_path / "y.gguf"))
 
 
 def test_missing_metadata_names_the_file(tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""Makes tests/fixtures/config_classes.json: the fields of transformers' config class of each family
+with their defaults, and the other names that it reads them by.
+
+Run it again for a new family or a new transformers; tests/architectures/test_every_field.py then
+fails for every field that nobody decided on. Needs: transformers, and numpy for lite_runner.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import CONFIG_MAPPING
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from lite_runner.architectures import KNOWN  # noqa: E402
+
+# Families whose class comes with the checkpoint, as {"aliases": {}, "defaults": {}}.
+ELSEWHERE: dict[str, dict[str, Any]] = {}
+
+
+def described(model_type: str) -> dict[str, Any]:
+    """The fields of a config class; `default_theta` is not a field, but what rope_theta is."""
+    config = CONFIG_MAPPING[model_type]
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    if "rope_parameters" in defaults:
+        defaults["rope_theta"] = getattr(config, "default_theta", 10000.0)
+    return {"aliases": dict(config.attribute_map), "defaults": defaults}
+
+
+def main() -> None:
+    classes = {
+        name: described(name) if name in CONFIG_MAPPING else ELSEWHERE[name]
+        for name in sorted(KNOWN)
+    }
+    text = json.dumps({"transformers": transformers.__version__, "classes": classes}, indent=1)
+    target = ROOT / "tests" / "fixtures" / "config_classes.json"
+    target.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

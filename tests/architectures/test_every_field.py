@@ -1,0 +1,185 @@
+"""Every field of transformers' config classes is followed, refused, or known to change nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from lite_runner.architectures import KNOWN
+from lite_runner.architectures.no_effect import NO_EFFECT
+from lite_runner.architectures.spec import Decoder
+from lite_runner.config.hf import hf_from_model_config, model_config_from_hf
+from lite_runner.errors import ArtifactError
+from tests.paths import FIXTURES
+
+CLASSES: dict[str, Any] = json.loads(
+    (FIXTURES / "config_classes.json").read_text(encoding="utf-8")
+)["classes"]
+FIELDS = [(name, field) for name in CLASSES for field in CLASSES[name]["defaults"]]
+# Another value than the default; where there is none here: not a flag, twice a number, 1 for null.
+OTHER: dict[str, Any] = {
+    "head_dim": 16,
+    "layer_norm_epsilon": 1e-3,
+    "layer_types": ["sliding_attention"] + ["full_attention"] * 63,
+    "n_inner": 100,
+    "no_rope_layers": [0] * 64,
+    "num_key_value_heads": 2,
+    "per_layer_config": {"0": {}},
+    "pruned_heads": {"0": [1]},
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {"rope_type": "linear", "factor": 2.0},
+}
+# What a field needs beside it to mean anything.
+BESIDE: dict[str, dict[str, Any]] = {
+    "layer_types": {"use_sliding_window": True, "sliding_window": 8},
+    "max_window_layers": {"use_sliding_window": True, "max_window_layers": 1},
+    "pretraining_tp": {"slow_but_exact": True},
+    "slow_but_exact": {"pretraining_tp": 2},
+    "sliding_window": {"use_sliding_window": True, "max_window_layers": 0},
+    "use_sliding_window": {"sliding_window": 8, "max_window_layers": 0},
+}
+# What published config.json files have beside the fields of the classes.
+PUBLISHED = {
+    "bloom": {
+        "attention_softmax_in_fp32": True,
+        "bias_dropout_fusion": True,
+        "masked_softmax_fusion": True,
+        "n_embed": 1024,
+        "num_attention_heads": 16,
+        "offset_alibi": 100,
+        "skip_bias_add": True,
+        "skip_bias_add_qkv": False,
+        "unk_token_id": 0,
+    },
+    "gpt2": {"n_ctx": 1024, "task_specific_params": {"text-generation": {"do_sample": True}}},
+    "llama": {
+        "_name_or_path": "checkpoints",
+        "auto_map": {"AutoConfig": "configuration.Config"},
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "rope_scaling": None,
+        "torch_dtype": "bfloat16",
+        "transformers.js_config": {"dtype": {"q4": "q4"}},
+    },
+    "qwen2": {"use_mrope": False},
+}
+# With these, another value is refused in every family, though no class declares them.
+REFUSED = {
+    "add_cross_attention": True,
+    "is_causal": False,
+    "is_encoder_decoder": True,
+    "per_layer_config": OTHER["per_layer_config"],
+    "pruned_heads": OTHER["pruned_heads"],
+    "quantization_config": {"quant_method": "gptq"},
+}
+
+
+def read(name: str, **changes: Any) -> Decoder | str:
+    """What a config.json with all defaults but `changes` (Ellipsis: absent) says, or the fault."""
+    raw = {"model_type": name, **CLASSES[name]["defaults"], **changes}
+    layers = next(raw[key] for key in ("num_hidden_layers", "n_layer") if key in raw)
+    listed = ("layer_types", "no_rope_layers")
+    raw |= {key: raw[key][:layers] for key in listed if raw.get(key) not in (None, ...)}
+    try:
+        return model_config_from_hf(
+            {key: value for key, value in raw.items() if value is not ...}, "config.json"
+        )
+    except ArtifactError as error:
+        return str(error)
+
+
+def other(field: str, default: Any) -> Any:
+    """A value other than the default."""
+    if field in OTHER:
+        return OTHER[field]
+    if default is None:
+        return 1
+    if isinstance(default, bool):
+        return not default
+    return f"not {default}" if isinstance(default, str) else 2 * default
+
+
+def beside(name: str, field: str) -> dict[str, Any]:
+    """What `field` needs beside it, as far as the class has it."""
+    given = CLASSES[name]["defaults"]
+    return {key: one for key, one in BESIDE.get(field, {}).items() if key in given}
+
+
+def is_decided(name: str, field: str, found: Decoder | str, plain: Decoder | str) -> bool:
+    """Whether `found`, read with another value of `field` than `plain`, follows or refuses it."""
+    assert isinstance(plain, Decoder), plain
+    return field in found if isinstance(found, str) else found != plain
+
+
+def test_every_family_is_walked() -> None:
+    assert CLASSES.keys() == {name for name, one in KNOWN.items() if one.write is not None}
+
+
+@pytest.mark.parametrize(("name", "field"), FIELDS)
+def test_every_field_is_followed_refused_or_without_effect(name: str, field: str) -> None:
+    known = NO_EFFECT.keys() | KNOWN[name].no_effect.keys()
+    companions = beside(name, field)
+    value = other(field, companions.get(field, CLASSES[name]["defaults"][field]))
+    found, plain = read(name, **companions | {field: value}), read(name, **companions)
+    if field in known:
+        assert found == plain, "stands in a list of fields without effect, but has one"
+    else:
+        if isinstance(
+            plain, str
+        ):  # refused beside its companions: alone, too, or they are at fault
+            plain = read(name)
+        assert is_decided(name, field, found, plain), f"{field}={value} changes nothing"
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_no_note_on_fields_that_are_known(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model = read(name, **PUBLISHED.get(name, {}))
+    assert isinstance(model, Decoder)
+    assert model_config_from_hf(hf_from_model_config(model), "config.json") == model
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "alias"), [(name, alias) for name in CLASSES for alias in CLASSES[name]["aliases"]]
+)
+def test_other_names_of_a_field(name: str, alias: str) -> None:
+    field = CLASSES[name]["aliases"][alias]
+    value = other(field, CLASSES[name]["defaults"][field])
+    found = read(name, **{field: ..., alias: value})
+    assert found == read(name, **{field: value}) and is_decided(name, alias, found, read(name))
+
+
+@pytest.mark.parametrize(("name", "field"), FIELDS)
+def test_a_missing_field_has_the_default_of_transformers(name: str, field: str) -> None:
+    found = read(name, **{field: ...})
+    if isinstance(found, str):
+        assert " is None, expected an integer" in found  # required here
+    elif not field.endswith("_token_id"):  # absent: none, unless another file beside it has them
+        assert found == read(name)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_variants_of_any_family_are_refused(name: str) -> None:
+    for field, value in REFUSED.items():
+        found = read(name, **{field: value})
+        assert isinstance(found, str) and field in found
+
+
+def test_fields_that_nobody_knows_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    strange = {"attn_sink": 4, "nothing": None, "use_cache": False, "rope_scaling": {"turns": 2}}
+    assert read("llama", **strange) == read("llama")
+    assert capsys.readouterr().err == (
+        "config.json: attn_sink, rope_scaling.turns: not a field of llama, and not followed\n"
+    )
+    many = {f"field_{index}\x1b": 0 for index in range(9)}
+    assert read("llama", **many) == read("llama")
+    note = capsys.readouterr().err
+    assert "'field_7\\x1b' and 1 more: not a field" in note and "\x1b" not in note
+
+
+@pytest.mark.parametrize(("given", "near"), [("qwen2.5", "qwen2"), ("LLaMA", "llama")])
+def test_another_model_type_gets_the_nearest(given: str, near: str) -> None:
+    with pytest.raises(ArtifactError, match=rf"expected one of bloom, .*; did you mean {near}\?"):
+        model_config_from_hf({"model_type": given}, "config.json")
