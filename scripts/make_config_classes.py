@@ -1,7 +1,7 @@
 """Makes tests/fixtures/config_classes.json: the fields of transformers' config class of each family
 with their defaults, and the other names that it reads them by.
 
-Run it again for a new family or a new transformers; tests/architectures/test_every_field.py then
+Run it again for a new family or a new transformers; tests/architectures/test_fields.py then
 fails for every field that nobody decided on. Needs: transformers, and numpy for lite_runner.
 """
 
