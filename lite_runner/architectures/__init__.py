@@ -10,6 +10,7 @@ from lite_runner.architectures.architecture import Architecture as Architecture
 from lite_runner.architectures.architecture import CustomNetwork as CustomNetwork
 from lite_runner.architectures.architecture import MindFormers
 from lite_runner.architectures.bloom import BLOOM
+from lite_runner.architectures.fused import Rows
 from lite_runner.architectures.gpt2 import GPT2
 from lite_runner.architectures.granite import GRANITE
 from lite_runner.architectures.llama import LLAMA
@@ -64,6 +65,11 @@ def can_untie_head(model: Decoder) -> bool:
     """Whether the architecture supports an untied output head."""
     architecture = architecture_of(model)
     return architecture.custom is None and not architecture.always_tied
+
+
+def stored_rows(parameter: Parameter, model: Decoder) -> Rows | None:
+    """Where its rows are in the tensor that checkpoints store; None: it is stored as it is."""
+    return architecture_of(model).stored_rows(parameter, model)
 
 
 def parameters(model: Decoder) -> tuple[Parameter, ...]:

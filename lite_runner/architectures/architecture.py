@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.fused import StoredRows, stacked
 from lite_runner.architectures.naming import Names, Parameter
 from lite_runner.architectures.spec import Decoder
 
@@ -56,7 +57,7 @@ class Architecture:
     # Fields of config.json besides NO_EFFECT that change nothing, with the reason.
     no_effect: Mapping[str, str] = field(default_factory=dict)
     conv1d: bool = False  # transformers stores its linear layers as Conv1D, [in, out]
-    fused_by_head: bool = False  # transformers' fused qkv is interleaved per head
+    stored_rows: StoredRows = stacked  # of tensors that checkpoints fuse or reorder
     always_tied: bool = False  # the head is always the embedding
     custom: CustomNetwork | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lite_runner.architectures import gpt2
+from lite_runner.architectures import fused, gpt2
 from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
@@ -96,6 +96,6 @@ BLOOM = Architecture(
         ),
         KERNEL,
     ),
-    fused_by_head=True,
+    stored_rows=fused.by_head,
     always_tied=True,
 )

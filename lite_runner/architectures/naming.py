@@ -1,7 +1,7 @@
 """Names, shapes and layouts of a decoder's tensors, by role.
 
-MindFormers' unfused names are canonical. A linear weight is [out, in] unless its `Name` is
-transposed.
+MindFormers' names are canonical, or ours where MindFormers fuses tensors. A linear weight is
+[out, in] unless its `Name` is transposed.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Name:
     hugging_face: str
     part: int | None = None  # 0, 1, 2: q, k or v where Hugging Face and GGUF fuse them
     transposed: bool = False  # MindFormers stores the matrix [in, out]
+    # MindFormers' name where `mindformers` is ours: without a prefix, or of a part of a fused one.
+    stored: str = ""
 
 
 Names = Mapping[Role, Name]  # in the order of MindFormers' checkpoints
@@ -90,6 +92,7 @@ class Parameter:
     layer: int | None = None
     kind: Part = "weight"
     split: Split = "none"
+    stored: str = ""  # name in MindFormers' checkpoints; "": the canonical one
 
 
 def parameters_of(model: Decoder, names: Names) -> Iterator[Parameter]:
@@ -179,12 +182,14 @@ def _norm(norm: Norm, size: int, role: Role, name: Name, layer: int | None) -> I
             role=role,
             layer=layer,
             kind=kind,
+            stored=name.stored and f"{_at(name.stored, layer)}.{word}",
         )
 
 
 def _table(name: Name, role: Role, shape: tuple[int, ...], split: Split) -> Parameter:
     theirs, gguf = f"{name.hugging_face}.weight", _gguf(role, name, None, "weight")
-    return Parameter(name.mindformers, shape, theirs, gguf, role=role, split=split)
+    stored = name.stored
+    return Parameter(name.mindformers, shape, theirs, gguf, role=role, split=split, stored=stored)
 
 
 def _parameter(
@@ -209,6 +214,7 @@ def _parameter(
         layer,
         kind,
         split,
+        name.stored and f"{_at(name.stored, layer)}.{kind}",
     )
 
 

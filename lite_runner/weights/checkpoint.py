@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,20 +17,17 @@ from lite_runner.weights.formats.gguf_file import GGUFFile, looks_like_gguf, ope
 from lite_runner.weights.formats.hugging_face import (
     INDEX,
     TORCH_INDEX,
-    check_tied_head,
     from_hugging_face,
-    full_name,
     is_buffer,
     open_index,
-    shapes_in_files,
 )
+from lite_runner.weights.formats.mindformers import with_canonical_names
 from lite_runner.weights.formats.safetensors_file import (
     looks_like_safetensors,
     open_safetensors,
     stored_tensors,
 )
 from lite_runner.weights.formats.torch_file import looks_like_torch, open_torch
-from lite_runner.weights.layouts import check_tensors, expected_tensors
 from lite_runner.weights.memory_map import first_bytes
 from lite_runner.weights.quantization.quantized_checkpoint import open_quantized, read_quantization
 from lite_runner.weights.sharding.shard_manifest import rank_folders, shards_model
@@ -225,30 +221,6 @@ def _weights_in(path: Path) -> Path:
 def is_not_weight(name: str) -> bool:
     """Whether a tensor of this name is a buffer, a cache, or training state."""
     return is_buffer(name) or _TRAINING_STATE.fullmatch(name) is not None
-
-
-def canonical_name(name: str) -> str:
-    """The canonical name of a tensor that MindFormers wrote."""
-    # Its BLOOM with a language-model head saves everything below `transformer.`, and its conversion
-    # calls the head of Hugging Face's `head`.
-    name = name.removeprefix("transformer.")
-    return "lm_head.weight" if name == "head.weight" else name
-
-
-def with_canonical_names(
-    found: Mapping[str, LazyTensor], config: Decoder, where: str
-) -> dict[str, LazyTensor]:
-    """`found` by canonical names, whether stored by those of Hugging Face or of MindFormers."""
-    canonical, theirs = expected_tensors(config), shapes_in_files(config)
-    ours = {canonical_name(name): name for name in found}
-    if sum(full_name(name, theirs) in theirs for name in found) > sum(n in canonical for n in ours):
-        return from_hugging_face(found, config, where)
-    tensors = {name: found[stored] for name, stored in ours.items()}
-    head = None if "lm_head.weight" in canonical else tensors.pop("lm_head.weight", None)
-    check_tensors({name: tensor.shape for name, tensor in tensors.items()}, canonical, where)
-    if head is not None:
-        check_tied_head(head, tensors[next(iter(canonical))], where)
-    return {name: tensors[name] for name in canonical}
 
 
 def model_config_of(path: Path) -> Decoder | None:

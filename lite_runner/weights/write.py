@@ -20,6 +20,7 @@ from lite_runner.weights.checkpoint import FILES, config_folder, open_checkpoint
 from lite_runner.weights.derive import cast
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.hugging_face import INDEX, TOKENIZER_FILES, to_hugging_face
+from lite_runner.weights.formats.mindformers import to_mindformers
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.lora.adapter import Adapter
 from lite_runner.weights.lora.merge import merged, merged_model
@@ -82,10 +83,11 @@ def convert(
             write_safetensors(temporary / "model.safetensors", theirs, {"format": "pt"})
             _write_files(temporary, beside)
         return
+    named = to_mindformers(tensors, config)
     if format == "ckpt":
-        write_ckpt(target, tensors)
+        write_ckpt(target, named)
     else:
-        write_safetensors(target, tensors, {"format": "ms"})
+        write_safetensors(target, named, {"format": "ms"})
     write_beside(target, beside)
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from lite_runner.architectures import Parameter, architecture_of, parameters
+from lite_runner.architectures import Parameter, architecture_of, parameters, stored_rows
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json
-from lite_runner.weights.derive import derived, same_values, transposed
+from lite_runner.weights.derive import same_values, transposed
+from lite_runner.weights.formats.fused import fuse, split
 from lite_runner.weights.formats.safetensors_file import open_safetensors
 from lite_runner.weights.formats.torch_file import open_torch
 from lite_runner.weights.layouts import check_tensors
@@ -91,17 +88,14 @@ def _read_index(index: Path) -> dict[str, set[str]]:
 
 def shapes_in_files(config: Decoder) -> dict[str, tuple[int, ...]]:
     """Hugging Face name -> shape of every tensor the model needs."""
-    return {
-        parameter.hugging_face: _shape_in_file(parameter, config)
-        for parameter in parameters(config)
-    }
+    return {name: _shape_in_file(parts, config) for name, parts in _by_name(config).items()}
 
 
-def _shape_in_file(parameter: Parameter, config: Decoder) -> tuple[int, ...]:
-    shape = parameter.shape[::-1] if parameter.layout == "in_out" else parameter.shape
-    if parameter.part is not None:
-        shape = (3 * shape[0], *shape[1:])
-    return shape[::-1] if _is_conv1d(parameter, config) else shape
+def _shape_in_file(parts: list[Parameter], config: Decoder) -> tuple[int, ...]:
+    shape = parts[0].shape[::-1] if parts[0].layout == "in_out" else parts[0].shape
+    if len(parts) > 1:
+        shape = (sum(part.shape[0] for part in parts), *shape[1:])
+    return shape[::-1] if _is_conv1d(parts[0], config) else shape
 
 
 def _is_conv1d(parameter: Parameter, config: Decoder) -> bool:
@@ -152,63 +146,31 @@ def check_tied_head(head: LazyTensor, embedding: LazyTensor, where: str) -> None
 
 def _from_file(parameter: Parameter, tensor: LazyTensor, config: Decoder) -> LazyTensor:
     conv1d = _is_conv1d(parameter, config)
-    if parameter.part is None:
-        in_out_in_file = conv1d
-        return tensor if in_out_in_file == (parameter.layout == "in_out") else transposed(tensor)
-    part = parameter.part
-
-    def split(array: NDArray[Any]) -> NDArray[Any]:
-        return part_of_rows(array.T if conv1d else array, part, config)
-
-    return derived(tensor, parameter.shape, split)
-
-
-def part_of_rows(fused: NDArray[Any], part: int, config: Decoder) -> NDArray[Any]:
-    """q, k or v (`part` 0, 1, 2) of fused rows [3 * heads * head_dim, ...]."""
-    if not architecture_of(config).fused_by_head:
-        return np.split(fused, 3)[part]
-    rest = fused.shape[1:]
-    heads = fused.reshape(config.num_heads, 3, config.head_dim, *rest)
-    rows: NDArray[Any] = heads[:, part].reshape(-1, *rest)
-    return rows
-
-
-def fused_rows(parts: Sequence[NDArray[Any]], config: Decoder) -> NDArray[Any]:
-    """Fuse rows of q, k and v, each [heads * head_dim, ...], into [3 * heads * head_dim, ...]."""
-    if not architecture_of(config).fused_by_head:
-        return np.concatenate(parts)
-    heads = [a.reshape(config.num_heads, config.head_dim, *a.shape[1:]) for a in parts]
-    rows: NDArray[Any] = np.stack(heads, axis=1).reshape(-1, *parts[0].shape[1:])
-    return rows
+    if stored_rows(parameter, config) is not None:
+        return split(transposed(tensor) if conv1d else tensor, parameter, config)
+    return tensor if conv1d == (parameter.layout == "in_out") else transposed(tensor)
 
 
 def to_hugging_face(tensors: Mapping[str, LazyTensor], config: Decoder) -> dict[str, LazyTensor]:
     """Canonical tensors as Hugging Face's, under the names that transformers writes."""
-    sources: defaultdict[str, list[Parameter]] = defaultdict(list)
-    for parameter in parameters(config):
-        sources[parameter.hugging_face].append(parameter)
-    return {name: _to_file(parts, tensors, config) for name, parts in sources.items()}
+    return {name: _to_file(parts, tensors, config) for name, parts in _by_name(config).items()}
 
 
 def _to_file(
     parts: list[Parameter], tensors: Mapping[str, LazyTensor], config: Decoder
 ) -> LazyTensor:
     first = parts[0]
-    held = [tensors[part.name] for part in parts]
     conv1d = _is_conv1d(first, config)
-    if first.part is None:
-        return held[0] if conv1d == (first.layout == "in_out") else transposed(held[0])
+    if stored_rows(first, config) is None:
+        held = tensors[first.name]
+        return held if conv1d == (first.layout == "in_out") else transposed(held)
+    fused = fuse(parts, [tensors[part.name] for part in parts], config)
+    return transposed(fused) if conv1d else fused
 
-    def join() -> NDArray[Any]:
-        rows = fused_rows([tensor.read() for tensor in held], config)
-        return np.ascontiguousarray(rows.T if conv1d else rows)
 
-    shape = _shape_in_file(first, config)
-    dtypes = {tensor.dtype for tensor in held}
-    if len(dtypes) > 1:
-        raise ArtifactError(
-            f"{', '.join(part.name for part in parts)}: got the types {', '.join(sorted(dtypes))}, "
-            "expected one: Hugging Face keeps them in one tensor",
-            "convert the checkpoint to one type first",
-        )
-    return LazyTensor(shape, held[0].dtype, join)
+def _by_name(config: Decoder) -> dict[str, list[Parameter]]:
+    """Hugging Face name -> its parameters: one, or the three that it fuses."""
+    found: defaultdict[str, list[Parameter]] = defaultdict(list)
+    for parameter in parameters(config):
+        found[parameter.hugging_face].append(parameter)
+    return dict(found)

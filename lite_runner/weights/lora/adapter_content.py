@@ -14,7 +14,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.sections import AdapterFormat
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.derive import same_values
-from lite_runner.weights.formats.hugging_face import fused_rows
+from lite_runner.weights.formats.fused import fuse
 from lite_runner.weights.lora.adapter import Adapter, LoraPair
 from lite_runner.weights.lora.adapter_file import PREFIX
 from lite_runner.weights.lora.target_modules import TargetModule, by_module
@@ -53,23 +53,17 @@ def _joined(module: str, places: list[TargetModule], adapter: Adapter, model: De
     """The pair of a module; of one that fuses q, k and v, where the three have one A."""
     pairs = [adapter.pairs[site.weight] for site in places if site.weight in adapter.pairs]
     first = pairs[0]
-    if len(places) == 1:
-        return first
     kinds = {(pair.a.dtype, pair.b.dtype, pair.scale) for pair in pairs}
     shared = len(kinds) == 1 and all(same_values(pair.a, first.a) for pair in pairs[1:])
     if len(pairs) < len(places) or not shared:
         raise ArtifactError(
-            f"adapter {adapter.name}: Hugging Face keeps q, k and v in one module, {module}, with "
+            f"adapter {adapter.name}: the format keeps q, k and v in one module, {module}, with "
             "one A for all; this adapter has "
             + ("not all of them" if len(pairs) < len(places) else "another A or scale for each"),
             "keep it in MindFormers' format, or merge it: merge=true",
         )
-    rows = sum(site.width_out for site in places)
-    b = LazyTensor(
-        (rows, first.rank),
-        first.b.dtype,
-        lambda: np.ascontiguousarray(fused_rows([pair.b.read() for pair in pairs], model)),
-    )
+    parts = [site.fused for site in places if site.fused is not None]
+    b = fuse(parts, [pair.b for pair in pairs], model) if parts else first.b
     return LoraPair(first.a, b, first.scale)
 
 

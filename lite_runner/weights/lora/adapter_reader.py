@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.derive import derived
-from lite_runner.weights.formats.hugging_face import full_name, part_of_rows
+from lite_runner.weights.formats.fused import split
+from lite_runner.weights.formats.hugging_face import full_name
 from lite_runner.weights.lora.adapter import Adapter, LoraPair
 from lite_runner.weights.lora.adapter_config import LoraSettings, read_settings
 from lite_runner.weights.lora.adapter_file import (
@@ -131,16 +127,8 @@ def _pairs(
     model: Decoder,
 ) -> dict[str, LoraPair]:
     a, b, scale = tensors["a"], tensors["b"], settings.scale(module)
-    if len(places) == 1:
-        return {places[0].weight: LoraPair(a, b, scale)}
-
-    def split(array: NDArray[np.generic], part: int) -> NDArray[np.generic]:
-        return part_of_rows(array, part, model)
-
     return {
-        site.weight: LoraPair(
-            a, derived(b, (site.width_out, a.shape[0]), partial(split, part=site.part or 0)), scale
-        )
+        site.weight: LoraPair(a, b if site.fused is None else split(b, site.fused, model), scale)
         for site in places
     }
 

@@ -1,16 +1,16 @@
 """LoRA target modules: every linear layer, the word embedding and the head, with their names in
 PEFT and MindFormers.
 
-Hugging Face fuses q, k and v of gpt2 and bloom; an adapter of that module becomes three of ours,
-which share A.
+Some fuse q, k and v, as Hugging Face does of gpt2 and bloom; an adapter of that module becomes
+three of ours, which share A.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lite_runner.architectures import parameters
+from lite_runner.architectures import Parameter, parameters
 from lite_runner.architectures.naming import HEAD as HEAD
 from lite_runner.architectures.spec import Decoder
 
@@ -24,7 +24,7 @@ class TargetModule:
     width_out: int
     mindformers: str  # name of the module
     hugging_face: str
-    part: int | None = None  # which of q, k, v, where Hugging Face fuses them
+    fused: Parameter | None = None  # whose rows are elsewhere in what the module stores
     is_embedding: bool = False
     transposed: bool = False  # the weight is [in, out], else [out, in]
 
@@ -45,9 +45,9 @@ def sites(config: Decoder) -> tuple[TargetModule, ...]:
                 parameter.name,
                 width_in,
                 width_out,
-                parameter.name.rpartition(".")[0],
+                (parameter.stored or parameter.name).rpartition(".")[0],
                 parameter.hugging_face.rpartition(".")[0],
-                parameter.part,
+                parameter,
                 is_embedding,
                 transposed,
             )
@@ -60,8 +60,13 @@ def sites(config: Decoder) -> tuple[TargetModule, ...]:
 
 
 def by_module(config: Decoder, *, hugging_face: bool) -> dict[str, list[TargetModule]]:
-    """Module name -> its weights: one, or the three that Hugging Face fuses."""
+    """Module name -> its weights: one, or the three that are fused."""
     found: defaultdict[str, list[TargetModule]] = defaultdict(list)
     for site in sites(config):
-        found[site.hugging_face if hugging_face else site.mindformers].append(site)
+        if hugging_face:
+            found[site.hugging_face].append(site)
+        elif site.fused is None or site.fused.stored:
+            found[site.mindformers].append(site)
+        else:
+            found[site.mindformers].append(replace(site, fused=None))
     return dict(found)

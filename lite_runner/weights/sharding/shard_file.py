@@ -7,9 +7,10 @@ from pathlib import Path
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.checkpoint import canonical_name, is_not_weight
+from lite_runner.weights.checkpoint import is_not_weight
 from lite_runner.weights.formats.ckpt_file import open_ckpt
 from lite_runner.weights.formats.hugging_face import check_tied_head
+from lite_runner.weights.formats.mindformers import canonical_name
 from lite_runner.weights.formats.safetensors_file import open_safetensors
 from lite_runner.weights.layouts import expected_tensors
 from lite_runner.weights.sharding.shard_set import COPY_AGAIN

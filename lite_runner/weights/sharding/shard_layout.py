@@ -8,7 +8,7 @@ from pathlib import Path
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.checkpoint import canonical_name
+from lite_runner.weights.formats.mindformers import canonical_name
 from lite_runner.weights.layouts import expected_tensors
 from lite_runner.weights.sharding.shard_manifest import ShardManifest
 from lite_runner.weights.sharding.strategy import Layout, Strategy, read_strategy, strategy_of

@@ -1,0 +1,85 @@
+"""MindFormers' checkpoints: names, and fused tensors, to and from the canonical ones."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from lite_runner.architectures import Parameter, parameters
+from lite_runner.architectures.spec import Decoder
+from lite_runner.weights.formats.fused import fuse, split
+from lite_runner.weights.formats.hugging_face import (
+    check_tied_head,
+    from_hugging_face,
+    full_name,
+    shapes_in_files,
+)
+from lite_runner.weights.layouts import check_tensors, expected_tensors
+from lite_runner.weights.tensor import LazyTensor
+
+
+def canonical_name(name: str) -> str:
+    """The name of a tensor that MindFormers wrote, without the prefix that some of them have."""
+    # Its BLOOM with a language-model head saves everything below `transformer.`, and its conversion
+    # calls the head of Hugging Face's `head`.
+    name = name.removeprefix("transformer.")
+    return "lm_head.weight" if name == "head.weight" else name
+
+
+def shapes_in_mindformers(model: Decoder) -> dict[str, tuple[int, ...]]:
+    """Name, as `canonical_name` gives it -> shape of every tensor of a checkpoint."""
+    return {
+        canonical_name(name): (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        for name, parts in _by_name(model).items()
+    }
+
+
+def with_canonical_names(
+    found: Mapping[str, LazyTensor], config: Decoder, where: str
+) -> dict[str, LazyTensor]:
+    """`found` by canonical names, whether stored by those of Hugging Face or of MindFormers."""
+    theirs, stored = shapes_in_files(config), shapes_in_mindformers(config)
+    tensors = {canonical_name(name): tensor for name, tensor in found.items()}
+    # A file of ours, such as one merged from shards, has unfused tensors.
+    expected = max(stored, expected_tensors(config), key=lambda one: len(one.keys() & tensors))
+    named = sum(full_name(name, theirs) in theirs for name in found)
+    if named > len(expected.keys() & tensors):
+        return from_hugging_face(found, config, where)
+    head = None if "lm_head.weight" in expected else tensors.pop("lm_head.weight", None)
+    check_tensors({name: tensor.shape for name, tensor in tensors.items()}, expected, where)
+    if head is not None:
+        check_tied_head(head, tensors[next(iter(expected))], where)
+    if expected is stored:
+        return from_mindformers(tensors, config)
+    return {name: tensors[name] for name in expected}
+
+
+def from_mindformers(found: Mapping[str, LazyTensor], model: Decoder) -> dict[str, LazyTensor]:
+    """Canonical tensors from those `found` under the names of `shapes_in_mindformers`."""
+    return {
+        part.name: split(found[canonical_name(part.stored)], part, model)
+        if part.stored
+        else found[part.name]
+        for part in parameters(model)
+    }
+
+
+def to_mindformers(tensors: Mapping[str, LazyTensor], model: Decoder) -> dict[str, LazyTensor]:
+    """Canonical tensors under MindFormers' names, with a head that the model ties if there is."""
+    table = _by_name(model)
+    named = {
+        name: fuse(parts, [tensors[part.name] for part in parts], model)
+        if parts[0].stored
+        else tensors[name]
+        for name, parts in table.items()
+    }
+    known = {part.name for parts in table.values() for part in parts}
+    return named | {name: tensor for name, tensor in tensors.items() if name not in known}
+
+
+def _by_name(model: Decoder) -> dict[str, list[Parameter]]:
+    """Name in a checkpoint -> its parameters: one, or those that MindFormers fuses."""
+    found: defaultdict[str, list[Parameter]] = defaultdict(list)
+    for parameter in parameters(model):
+        found[parameter.stored or parameter.name].append(parameter)
+    return dict(found)
