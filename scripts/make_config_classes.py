@@ -22,7 +22,39 @@ sys.path.insert(0, str(ROOT))
 from lite_runner.architectures import KNOWN  # noqa: E402
 
 # Families whose class comes with the checkpoint, as {"aliases": {}, "defaults": {}}.
-ELSEWHERE: dict[str, dict[str, Any]] = {}
+ELSEWHERE: dict[str, dict[str, Any]] = {
+    "chatglm": {
+        "aliases": {},
+        "defaults": {
+            "num_layers": 28,
+            "padded_vocab_size": 65024,
+            "hidden_size": 4096,
+            "ffn_hidden_size": 13696,
+            "kv_channels": 128,
+            "num_attention_heads": 32,
+            "seq_length": 2048,
+            "hidden_dropout": 0.0,
+            "classifier_dropout": None,
+            "attention_dropout": 0.0,
+            "layernorm_epsilon": 1e-5,
+            "rope_ratio": 1,
+            "rmsnorm": True,
+            "apply_residual_connection_post_layernorm": False,
+            "post_layer_norm": True,
+            "add_bias_linear": False,
+            "add_qkv_bias": False,
+            "bias_dropout_fusion": True,
+            "multi_query_attention": False,
+            "multi_query_group_num": 1,
+            "apply_query_key_layer_scaling": True,
+            "attention_softmax_in_fp32": True,
+            "fp32_residual_connection": False,
+            "quantization_bit": 0,
+            "pre_seq_len": None,
+            "prefix_projection": False,
+        },
+    }
+}
 
 
 def described(model_type: str) -> dict[str, Any]:

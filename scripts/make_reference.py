@@ -34,6 +34,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     DynamicCache,
+    GlmConfig,
     PreTrainedConfig,
 )
 from transformers.utils import logging
@@ -144,6 +145,58 @@ def use_old_names(folder: Path, config: PreTrainedConfig) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def use_chatglm_names(folder: Path, config: GlmConfig) -> None:
+    """Rewrite a saved glm as the repositories of ChatGLM store the same model, whose code is not
+    transformers'. Without groups q, k and v of each head lie together."""
+    values = {
+        "model_type": "chatglm",
+        "architectures": ["ChatGLMModel"],
+        "padded_vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "kv_channels": config.head_dim,
+        "multi_query_attention": config.num_key_value_heads < config.num_attention_heads,
+        "multi_query_group_num": config.num_key_value_heads,
+        "ffn_hidden_size": config.intermediate_size,
+        "layernorm_epsilon": config.rms_norm_eps,
+        "seq_length": config.max_position_embeddings,
+        "add_qkv_bias": True,
+        "add_bias_linear": False,
+        "rmsnorm": True,
+        "post_layer_norm": True,
+        "original_rope": True,
+        "apply_residual_connection_post_layernorm": False,
+        "tie_word_embeddings": False,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.pad_token_id,
+    }
+    (folder / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+    found = load_file(folder / "model.safetensors")
+    embedding = "transformer.embedding.word_embeddings.weight"
+    tensors = {embedding: found["model.embed_tokens.weight"]}
+    for layer in range(config.num_hidden_layers):
+        theirs, ours = f"model.layers.{layer}", f"transformer.encoder.layers.{layer}"
+        for kind in ("weight", "bias"):
+            parts = [found[f"{theirs}.self_attn.{name}_proj.{kind}"] for name in "qkv"]
+            if not values["multi_query_attention"]:
+                parts = [np.split(part, config.num_attention_heads) for part in parts]
+                parts = [part for head in zip(*parts, strict=True) for part in head]
+            name = f"{ours}.self_attention.query_key_value.{kind}"
+            tensors[name] = np.concatenate(parts)
+        for their_name, name in {
+            "self_attn.o_proj": "self_attention.dense",
+            "mlp.gate_up_proj": "mlp.dense_h_to_4h",
+            "mlp.down_proj": "mlp.dense_4h_to_h",
+            "input_layernorm": "input_layernorm",
+            "post_attention_layernorm": "post_attention_layernorm",
+        }.items():
+            tensors[f"{ours}.{name}.weight"] = found[f"{theirs}.{their_name}.weight"]
+    tensors["transformer.encoder.final_layernorm.weight"] = found["model.norm.weight"]
+    tensors["transformer.output_layer.weight"] = found["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def load(folder: Path) -> torch.nn.Module:
     """A fresh model: with dynamic scaling transformers carries a state from call to call."""
     return AutoModelForCausalLM.from_pretrained(
@@ -235,6 +288,8 @@ def make_tiny(case: Case, folder: Path) -> None:
         print(" (dynamic scaling: these depend on the cache and on the longest row)", end="")
     else:
         assert cache_gap <= TINY_TOLERANCE and batch_gap <= 1e-4, case.name
+    if case.chatglm:
+        use_chatglm_names(folder, case.config)
     np.savez_compressed(folder / "expected.npz", **arrays)
     print(f", largest |logit| {np.abs(logits).max():.1f}")
 

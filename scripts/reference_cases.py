@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers import (
     BloomConfig,
+    Glm4Config,
+    GlmConfig,
     GPT2Config,
     GraniteConfig,
     LlamaConfig,
@@ -27,6 +29,7 @@ class Case:
     config: PreTrainedConfig
     lengths: tuple[int, ...] = (1, 5, 17, 40)
     old_names: bool = False  # files as the first repositories of the hub have them
+    chatglm: bool = False  # a glm, stored as ChatGLM's own repositories store it
 
     @property
     def is_dynamic(self) -> bool:
@@ -72,6 +75,10 @@ def cases() -> list[Case]:
     groups = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "eos_token_id": 2}
     groups |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     groups |= {"intermediate_size": 64, "rms_norm_eps": 1e-5}
+    half = {"max_position_embeddings": 64, "bos_token_id": None, "pad_token_id": None}
+    half |= {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+    odd = {"vocab_size": 97, "hidden_size": 20, "intermediate_size": 44, "num_hidden_layers": 3}
+    odd |= {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 12, "eos_token_id": 2}
     return [
         Case("bloom", BloomConfig(**bloom, hidden_size=32, n_head=4)),
         Case("bloom_6_heads", BloomConfig(**bloom, hidden_size=24, n_head=6), old_names=True),
@@ -271,5 +278,17 @@ def cases() -> list[Case]:
             ),
             lengths=(1, 8, 12, 33),
             old_names=True,
+        ),
+        Case("glm", GlmConfig(**groups, **half)),
+        Case(
+            "glm4",
+            Glm4Config(**groups, **half | {"attention_bias": False, "tie_word_embeddings": True}),
+        ),
+        Case("glm4_biases", Glm4Config(**odd, **half), old_names=True),
+        Case("chatglm", GlmConfig(**groups, **half), chatglm=True),
+        Case(
+            "chatglm_by_head",
+            GlmConfig(**odd | {"num_key_value_heads": 3}, **half, rms_norm_eps=1e-5),
+            chatglm=True,
         ),
     ]

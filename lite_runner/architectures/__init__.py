@@ -10,7 +10,9 @@ from lite_runner.architectures.architecture import Architecture as Architecture
 from lite_runner.architectures.architecture import CustomNetwork as CustomNetwork
 from lite_runner.architectures.architecture import MindFormers
 from lite_runner.architectures.bloom import BLOOM
+from lite_runner.architectures.chatglm import CHATGLM
 from lite_runner.architectures.fused import Rows
+from lite_runner.architectures.glm import GLM, GLM4
 from lite_runner.architectures.gpt2 import GPT2
 from lite_runner.architectures.granite import GRANITE
 from lite_runner.architectures.llama import LLAMA
@@ -25,7 +27,11 @@ from lite_runner.architectures.spec import Decoder
 
 # By model_type; lite_runner.register adds to it.
 KNOWN: dict[str, Architecture] = {
-    one.name: one for one in (BLOOM, LLAMA, QWEN2, GPT2, QWEN3, MISTRAL, OLMO2, GRANITE, SMOLLM3)
+    one.name: one
+    for one in (
+        *(BLOOM, LLAMA, QWEN2, GPT2, QWEN3, MISTRAL, OLMO2, GRANITE, SMOLLM3),
+        *(CHATGLM, GLM, GLM4),
+    )
 }
 
 

@@ -15,13 +15,16 @@ Rows: TypeAlias = slice | NDArray[np.int64]  # row i of a tensor is row rows[i] 
 StoredRows: TypeAlias = Callable[[Parameter, Decoder], Rows | None]  # None: stored as it is
 
 
-def stacked(parameter: Parameter, model: Decoder) -> Rows | None:
-    """All of q, then all of k, then all of v."""
+def stacked(parameter: Parameter, model: Decoder) -> slice | None:
+    """All of q, then all of k, then all of v; all of gate, then all of up."""
     if parameter.part is None:
         return None
-    queries, keys = (heads * model.head_dim for heads in (model.num_heads, model.n_kv_heads))
-    start = (0, queries, queries + keys)[parameter.part]
-    return slice(start, start + (keys if parameter.part else queries))
+    if parameter.role in ("gate", "up"):
+        sizes = [model.intermediate_size] * 2
+    else:
+        sizes = [heads * model.head_dim for heads in (model.num_heads, *[model.n_kv_heads] * 2)]
+    start = sum(sizes[: parameter.part])
+    return slice(start, start + sizes[parameter.part])
 
 
 def by_head(parameter: Parameter, model: Decoder) -> NDArray[np.int64] | None:
@@ -30,3 +33,22 @@ def by_head(parameter: Parameter, model: Decoder) -> NDArray[np.int64] | None:
         return None
     first = (3 * np.arange(model.num_heads) + parameter.part) * model.head_dim
     return (first[:, None] + np.arange(model.head_dim)).reshape(-1)
+
+
+def interleaved(rows: StoredRows) -> StoredRows:
+    """As `rows`, and the two of each rotation of q and k lie side by side."""
+
+    def of(parameter: Parameter, model: Decoder) -> Rows | None:
+        stored = rows(parameter, model)
+        if parameter.role not in ("query", "key"):
+            return stored
+        heads = model.num_heads if parameter.role == "query" else model.n_kv_heads
+        every = _numbers(slice(0, heads * model.head_dim) if stored is None else stored)
+        pairs: NDArray[np.int64] = every.reshape(heads, -1, 2)
+        return pairs.swapaxes(1, 2).reshape(-1)
+
+    return of
+
+
+def _numbers(rows: Rows) -> NDArray[np.int64]:
+    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows

@@ -18,6 +18,8 @@ def unsupported(model: Decoder) -> list[str]:
     rotaries = {one.rotary for one in attentions if one.rotary is not None}
     if len(rotaries) > 1 or len({one.alibi for one in attentions}) > 1:
         reasons.append("positions differ between its layers")
+    if any(one.dynamic and one.dims for one in rotaries):
+        reasons.append("dynamic scaling of RoPE needs heads that are rotated as a whole")
     if model.rotary is not None and model.head_dim % 2:
         reasons.append(f"rotary positions need an even head_dim, got {model.head_dim}")
     return reasons

@@ -8,7 +8,11 @@ from typing import Any
 
 from lite_runner.architectures.fields import MAX_LAYERS, Fields
 from lite_runner.architectures.naming import Name, Names
-from lite_runner.architectures.rope_fields import rope_from_hf, rope_scaling_to_hf
+from lite_runner.architectures.rope_fields import (
+    rope_from_hf,
+    rope_scaling_to_hf,
+    rotary_dims,
+)
 from lite_runner.architectures.spec import (
     Attention,
     Block,
@@ -107,9 +111,9 @@ def decoder(
     return Decoder(architecture, seq_length=seq_length, blocks=blocks, norm=norm, **rest)
 
 
-def sizes(fields: Fields, *, positions: int) -> dict[str, Any]:
+def sizes(fields: Fields, *, positions: int, partial: float | None = None) -> dict[str, Any]:
     """The shared fields of config.json, as `decoder` takes them; `positions` is the default of
-    max_position_embeddings."""
+    max_position_embeddings, `partial` that of partial_rotary_factor (None: it must be 1)."""
     fields.choice("hidden_act", SILU)
     hidden = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
@@ -123,7 +127,8 @@ def sizes(fields: Fields, *, positions: int) -> dict[str, Any]:
     if head_dim % 2:
         raise fields.fault("head_dim", head_dim, "an even number, for the rotary embedding")
     positions = fields.integer("max_position_embeddings", default=positions)
-    theta, scaling = rope_from_hf(fields, positions)
+    theta, scaling = rope_from_hf(fields, positions, partial=partial is not None)
+    dims = None if partial is None else rotary_dims(fields, head_dim, partial)
     # Dynamic scaling extends the context beyond the trained positions.
     if scaling is not None and scaling.type == "dynamic":
         positions = int(positions * scaling.factor)
@@ -139,7 +144,7 @@ def sizes(fields: Fields, *, positions: int) -> dict[str, Any]:
         "seq_length": positions,
         "norm_eps": fields.number("rms_norm_eps", 1e-6),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", False),
-        "rotary": Rotary(theta, scaling),
+        "rotary": Rotary(theta, scaling, dims),
         **fields.tokens(vocab_size),
     }
 

@@ -22,6 +22,7 @@ def settings(model: Decoder) -> dict[str, Any]:
         "rms_norm_eps": model.norm_eps,
         "theta": rotary.theta,
         "rope_scaling": None if rotary.scaling is None else dataclasses.asdict(rotary.scaling),
+        **({} if rotary.dims is None else {"partial_rotary_factor": rotary.dims / model.head_dim}),
         "qkv_has_bias": model.attention.qkv_bias,
         "attn_proj_has_bias": model.attention.out_bias,
         "mlp_bias": model.feed_forward.bias,
@@ -61,12 +62,15 @@ def from_settings(given: Mapping[str, Any]) -> Decoder:
 
 def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of `settings`, as `decoder` takes it."""
+    head_dim = given["head_dim"] or given["hidden_size"] // given["num_heads"]
+    factor = given["partial_rotary_factor"]
+    dims = None if factor is None else int(head_dim * factor)
     return shared_settings(given) | {
         "n_kv_heads": given["n_kv_heads"] or given["num_heads"],
-        "head_dim": given["head_dim"] or given["hidden_size"] // given["num_heads"],
+        "head_dim": head_dim,
         "intermediate_size": given["intermediate_size"],
         "norm_eps": given["rms_norm_eps"],
-        "rotary": Rotary(given["theta"], given["rope_scaling"]),
+        "rotary": Rotary(given["theta"], given["rope_scaling"], dims),
         "qkv_bias": given["qkv_has_bias"],
         "out_bias": given["attn_proj_has_bias"],
         "mlp_bias": given["mlp_bias"],

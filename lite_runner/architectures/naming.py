@@ -45,7 +45,8 @@ class Name:
 
     mindformers: str  # the full tensor name for embedding and positions, which have no bias
     hugging_face: str
-    part: int | None = None  # 0, 1, 2: q, k or v where Hugging Face and GGUF fuse them
+    # Which of q, k and v, or of gate and up, where Hugging Face and GGUF fuse them.
+    part: int | None = None
     transposed: bool = False  # MindFormers stores the matrix [in, out]
     # MindFormers' name where `mindformers` is ours: without a prefix, or of a part of a fused one.
     stored: str = ""
@@ -73,8 +74,16 @@ GGUF: Mapping[Role, str] = {  # llama.cpp's names, the same for every architectu
     "norm": "output_norm",
     "head": "output",
 }
-_FUSED = "blk.{}.attn_qkv"
-HEAD = "lm_head"  # module of an untied head, in Hugging Face and MindFormers
+_QKV, _GATE_UP = "blk.{}.attn_qkv", "blk.{}.ffn_up"
+_FUSED: Mapping[Role, str] = {
+    "query": _QKV,
+    "key": _QKV,
+    "value": _QKV,
+    "gate": _GATE_UP,
+    "up": _GATE_UP,
+}
+HEAD = "lm_head"  # module of an untied head
+_HEAD_NAME = Name(HEAD, HEAD)  # in Hugging Face and MindFormers, unless an architecture has another
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,7 @@ class Parameter:
     hugging_face: str  # as transformers saves a ...ForCausalLM
     gguf: str = ""  # llama.cpp's name; "": it does not support the architecture
     layout: Layout = "plain"
-    part: int | None = None  # 0, 1, 2: q, k or v where the source fuses them
+    part: int | None = None  # which of q, k and v, or of gate and up, where the source fuses them
     rotary_heads: int = 0  # heads whose rows llama.cpp permutes for its rotary embedding
     role: Role | None = None  # None: of a custom network
     layer: int | None = None
@@ -109,10 +118,16 @@ def parameters_of(model: Decoder, names: Names) -> Iterator[Parameter]:
         else:
             yield from _of_model(model, role, name)
     if not model.tie_word_embeddings:
-        shape = (model.vocab_size, model.hidden_size)
-        weight = f"{HEAD}.weight"
-        gguf = f"{GGUF['head']}.weight"
-        yield Parameter(weight, shape, weight, gguf, role="head", split="vocabulary")
+        name, shape = names.get("head", _HEAD_NAME), (model.vocab_size, model.hidden_size)
+        yield Parameter(
+            f"{HEAD}.weight",
+            shape,
+            f"{name.hugging_face}.weight",
+            f"{GGUF['head']}.weight",
+            role="head",
+            split="vocabulary",
+            stored=name.stored and f"{name.stored}.weight",
+        )
 
 
 def _of_model(model: Decoder, role: Role, name: Name) -> Iterator[Parameter]:
@@ -223,4 +238,4 @@ def _at(name: str, layer: int | None) -> str:
 
 
 def _gguf(role: Role, name: Name, layer: int | None, kind: Part) -> str:
-    return f"{_at(GGUF[role] if name.part is None else _FUSED, layer)}.{kind}"
+    return f"{_at((GGUF if name.part is None else _FUSED)[role], layer)}.{kind}"

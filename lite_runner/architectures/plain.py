@@ -142,6 +142,9 @@ def _block_faults(block: Block, model: Decoder) -> Iterator[str]:
         yield "model: a block has no norm"
     if one.rotary is not None:
         scaling = one.rotary.scaling
+        dims = one.rotary.dims
+        if dims is not None and (dims % 2 or not 2 <= dims <= one.head_dim):
+            yield f"model: {dims} rotated dimensions, expected 2, 4, ... of {one.head_dim}"
         if one.rotary.theta <= 0:
             yield f"model: theta is {one.rotary.theta}, expected a number above 0"
         if scaling is not None and (scaling.factor <= 0 or scaling.original_seq_length < 1):

@@ -7,23 +7,35 @@ checkpoint's `rope_scaling` has the same meaning here.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import RopeScaling, Rotary
 
+Floats: TypeAlias = NDArray[np.float32]
+
 MASKED = -1.0e9  # attention bias: far below any score, but finite: a fully masked row gives no NaN
 
 
-def frequencies(rotary: Rotary, head_dim: int) -> tuple[NDArray[np.float32], float]:
+def frequencies(rotary: Rotary, head_dim: int) -> tuple[Floats, float | Floats]:
     """Radians per position for each pair of dimensions [head_dim / 2], and a factor on cos and sin.
 
-    For `dynamic` scaling these hold up to the original length; beyond it the network scales them
-    with `dynamic_exponents`.
+    Pairs that are not rotated have a frequency of 0. For `dynamic` scaling these hold up to the
+    original length; beyond it the network scales them with `dynamic_exponents`.
     """
-    base = _unscaled(rotary.theta, head_dim)
+    if rotary.dims is None or rotary.dims == head_dim:
+        return _frequencies(rotary, head_dim)
+    rotated, factor = _frequencies(rotary, rotary.dims)
+    resting = head_dim // 2 - len(rotated)
+    factors = np.full(len(rotated), factor, np.float32)
+    return np.pad(rotated, (0, resting)), np.pad(factors, (0, resting), constant_values=1)
+
+
+def _frequencies(rotary: Rotary, dims: int) -> tuple[Floats, float]:
+    """The same for `dims` dimensions that are all rotated."""
+    base = _unscaled(rotary.theta, dims)
     scaling = rotary.scaling
     if scaling is None or scaling.type == "dynamic":
         return base, 1.0
@@ -31,7 +43,7 @@ def frequencies(rotary: Rotary, head_dim: int) -> tuple[NDArray[np.float32], flo
         return base / np.float32(scaling.factor), 1.0
     if scaling.type == "llama3":
         return _llama3(base, scaling), 1.0
-    return _yarn(base, scaling, rotary.theta, head_dim), _yarn_attention_factor(scaling)
+    return _yarn(base, scaling, rotary.theta, dims), _yarn_attention_factor(scaling)
 
 
 def dynamic_exponents(head_dim: int) -> NDArray[np.float32]:

@@ -115,7 +115,8 @@ def attention(given: Attention, x: Floats, weights: Weights, layer: int) -> Floa
 
 
 def apply_rotary(rotary: Rotary, x: Floats) -> Floats:
-    """x [T, heads, head_dim] with the pairs (d, d + head_dim / 2) rotated by position."""
+    """x [T, heads, head_dim] with the pairs (d, d + head_dim / 2) rotated by position, those of
+    d >= dims / 2 by nothing."""
     length, head_dim = len(x), x.shape[-1]
     speeds, factor = frequencies(rotary, head_dim)
     scaling = rotary.scaling

@@ -10,14 +10,40 @@ from lite_runner.architectures.spec import RopeScaling
 ROPE_TYPES = ("linear", "dynamic", "llama3", "yarn")
 
 
-def rope_from_hf(fields: Fields, positions: int) -> tuple[float, RopeScaling | None]:
+def rope_from_hf(
+    fields: Fields, positions: int, *, partial: bool = False
+) -> tuple[float, RopeScaling | None]:
     """Base (theta) and scaling of a model with `positions` position ids.
 
-    Raises ArtifactError for an unsupported scaling.
+    `partial`: heads may be rotated in part, see `rotary_dims`. Raises ArtifactError for an
+    unsupported scaling.
     """
     rope = _rope_object(fields)
+    factor = _partial_factor(rope, fields)
+    if factor not in (None, 1) and not partial:
+        raise rope.fault("partial_rotary_factor", factor, "1: the whole head is rotated")
     theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
-    return theta, _rope_scaling(rope, fields, positions)
+    scaling = _rope_scaling(rope, fields, positions)
+    if partial and scaling is not None and scaling.type == "dynamic":
+        raise rope.fault("rope_type", "dynamic", "another: heads are rotated in part")
+    return theta, scaling
+
+
+def rotary_dims(fields: Fields, head_dim: int, default: float) -> int:
+    """How many dimensions of a head are rotated; `default` is that of partial_rotary_factor."""
+    rope = _rope_object(fields)
+    factor = _partial_factor(rope, fields)
+    factor = default if factor is None else factor
+    if type(factor) in (int, float) and 0 < factor <= 1:
+        dims = int(head_dim * factor)
+        if dims and dims % 2 == 0:
+            return dims
+    expected = f"a fraction of the {head_dim} of a head that is an even number"
+    raise rope.fault("partial_rotary_factor", factor, expected)
+
+
+def _partial_factor(rope: Fields, fields: Fields) -> Any:
+    return rope.raw.get("partial_rotary_factor", fields.raw.get("partial_rotary_factor"))
 
 
 def _rope_object(fields: Fields) -> Fields:
@@ -34,9 +60,6 @@ def _rope_object(fields: Fields) -> Fields:
 
 def _rope_scaling(rope: Fields, fields: Fields, positions: int) -> RopeScaling | None:
     key, kind = rope.get("rope_type", "type")
-    partial = rope.raw.get("partial_rotary_factor", fields.raw.get("partial_rotary_factor"))
-    if partial not in (None, 1):
-        raise rope.fault("partial_rotary_factor", partial, "1: the whole head is rotated")
     if kind in (None, "default"):
         return None
     if kind not in ROPE_TYPES:

@@ -42,10 +42,12 @@ class Norm:
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary position embedding on the pairs (d, d + head_dim / 2) of queries and keys."""
+    """Rotary position embedding on the pairs (d, d + head_dim / 2) of queries and keys, for
+    d < dims / 2."""
 
     theta: float = 10000.0  # base of the frequencies
     scaling: RopeScaling | None = None
+    dims: int | None = None  # how many of a head's dimensions are rotated; None: all
 
     @property
     def dynamic(self) -> RopeScaling | None:
@@ -207,6 +209,7 @@ class Decoder:
             "tie_word_embeddings": self.tie_word_embeddings,
             "theta": rotary.theta,
             "rope_scaling": rotary.scaling,
+            "rotary_dims": rotary.dims,
             "qkv_has_bias": attention.qkv_bias,
             "attn_proj_has_bias": attention.out_bias,
             "mlp_has_bias": self.feed_forward.bias,

@@ -19,7 +19,12 @@ from lite_runner.config.parallel import division_faults, parallel_faults
 from lite_runner.config.quantization_checks import quantization_faults
 from lite_runner.config.repeat import READ, WRITTEN, path_at
 from lite_runner.config.schema import RunConfig
-from lite_runner.config.sections import AutoSettings, LayerNormSettings, LlamaSettings
+from lite_runner.config.sections import (
+    AutoSettings,
+    ChatGLM2Settings,
+    LayerNormSettings,
+    LlamaSettings,
+)
 
 _BYTE_TOKENIZER_SIZE = 259  # 256 bytes, begin, end, pad
 
@@ -124,7 +129,9 @@ def _model(config: RunConfig) -> Iterator[Fault]:
                 "processor.tokenizer.type: ByteTokenizer is for the tiny models",
             )
     else:
-        yield from _sizes(settings)
+        yield from (
+            _chatglm(settings) if isinstance(settings, ChatGLM2Settings) else _sizes(settings)
+        )
         model = settings.resolve()
         yield from fits_model(config, model)
         is_byte = config.processor.tokenizer.type == "ByteTokenizer"
@@ -166,8 +173,32 @@ def _sizes(settings: LlamaSettings | LayerNormSettings) -> Iterator[Fault]:
             f"{prefix}head_dim: got {head_dim}, expected an even number: rotary positions"
             " turn pairs",
         )
+    factor = settings.partial_rotary_factor
+    if factor is not None and (int(head_dim * factor) < 2 or int(head_dim * factor) % 2):
+        yield fault(
+            f"{prefix}partial_rotary_factor",
+            f"{prefix}partial_rotary_factor: got {factor:g}, expected a fraction of the"
+            f" {head_dim} of a head that is an even number: rotary positions turn pairs",
+        )
     yield from _rope(settings)
     yield from _windows(settings)
+
+
+def _chatglm(settings: ChatGLM2Settings) -> Iterator[Fault]:
+    prefix = "model.model_config."
+    heads, groups = settings.num_heads, settings.multi_query_group_num
+    if settings.multi_query_attention and (heads % groups or heads == groups):
+        yield fault(
+            (f"{prefix}num_heads", f"{prefix}multi_query_group_num"),
+            f"{prefix}multi_query_group_num: got {groups}, expected a divisor of num_heads={heads},"
+            " and fewer; multi_query_attention=false has as many",
+        )
+    if settings.kv_channels % 4:
+        yield fault(
+            f"{prefix}kv_channels",
+            f"{prefix}kv_channels: got {settings.kv_channels}, expected a multiple of 4: half of a"
+            " head is rotated",
+        )
 
 
 def _rope(settings: LlamaSettings) -> Iterator[Fault]:

@@ -25,6 +25,9 @@ _FAMILY_MODEL = {
     "Olmo2ForCausalLM": "olmo2_1b",
     "GraniteForCausalLM": "granite3.1_2b",
     "SmolLM3ForCausalLM": "smollm3_3b",
+    "GlmForCausalLM": "glm4_9b_hf",
+    "Glm4ForCausalLM": "glm4_9b_0414",
+    "ChatGLM2ForConditionalGeneration": "glm2_6b",
     "BloomLMHeadModel": "bloom_560m",
     "GPT2LMHeadModel": "gpt2",
 }
@@ -33,8 +36,10 @@ FAMILIES = {
     "llama": _FAMILY_MODEL["LlamaForCausalLM"],
     "bloom": _FAMILY_MODEL["BloomLMHeadModel"],
     "gpt2": _FAMILY_MODEL["GPT2LMHeadModel"],
+    "glm2": _FAMILY_MODEL["ChatGLM2ForConditionalGeneration"],
+    "glm3": "glm3_6b",
 }
-UNSUPPORTED_FAMILIES = ("glm", "glm2")  # of MindFormers
+UNSUPPORTED_FAMILIES = ("glm",)  # of MindFormers
 # MindFormers' keys by our names. Those of generation_config are the model's defaults here.
 _RENAMED = {
     **RENAMED,

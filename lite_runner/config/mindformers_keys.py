@@ -40,15 +40,18 @@ _IGNORED = {
     "processor": "audio_processor image_processor return_tensors type",
     "processor.tokenizer": """
         add_bos_token add_eos_token add_prefix_space additional_special_tokens bos_token
-        chat_template eos_token errors mask_token merges_file model_max_length pad_token
+        chat_template end_token eos_token errors gmask_token mask_token merges_file
+        model_max_length pad_token
         padding_side trust_remote_code unk_token use_fast
     """,
     "model.model_config": """
         add_qkv_bias apply_rope_fusion architectures attention_bias attention_dropout
-        attention_dropout_rate batch_size bias_swiglu_fusion block_size calculate_per_token_loss
+        attention_dropout_rate attention_softmax_in_fp32 batch_size bias_dropout_fusion
+        bias_swiglu_fusion block_size calculate_per_token_loss
         chunk_prefill compute_in_2d embedding_dropout_prob embedding_init_type
         enable_slice_dp extend_method ffn_dim_multiplier fine_grain_interleave
-        fp32_residual_connection fused_norm fused_rms_norm gated_linear_unit hidden_act
+        fp32_residual_connection fused_norm fused_rms_norm gated_linear_unit
+        gmask_token_id hidden_act
         hidden_dropout hidden_dropout_rate ignore_token_id init_method_std initializer_range
         input_sliced_sig is_dynamic is_flexible_shape layernorm_compute_dtype
         layernorm_compute_type llm_backend max_position_embedding max_position_embeddings
@@ -76,6 +79,7 @@ IGNORED = frozenset(
 # Values that mean "off", and a hint for any other, which is not supported.
 _NO_EXPERTS = "models of experts do not run here"
 _NOT_HERE = "of no model that runs here"
+_NO_PREFIX = "prefix tuning does not run here"
 OFF: dict[str, tuple[tuple[Any, ...], str]] = {
     "profile": ((False, None), "there is no profiler; result.json has the times of a run"),
     "plugins": (("", None, []), "it runs code, so it is taken from the command line only"),
@@ -83,6 +87,16 @@ OFF: dict[str, tuple[tuple[Any, ...], str]] = {
     "moe_config.expert_num": ((1, None), _NO_EXPERTS),
     "model.model_config.moe_config.expert_num": ((1, None), _NO_EXPERTS),
     "model.model_config.add_bias_linear": ((False, None), _NOT_HERE),
+    "model.model_config.apply_query_key_layer_scaling": (
+        (True, None),
+        "MindFormers then leaves out the scale of scores, Hugging Face does not",
+    ),
+    "model.model_config.apply_residual_connection_post_layernorm": ((False, None), _NOT_HERE),
+    "model.model_config.post_layer_norm": ((True, None), _NOT_HERE),
+    "model.model_config.rmsnorm": ((True, None), _NOT_HERE),
+    "model.model_config.pre_seq_len": ((None, "None", 0), _NO_PREFIX),
+    "model.model_config.prefix_projection": ((False, None), _NO_PREFIX),
+    "model.model_config.quantization_bit": ((0, None), "quant=a16w8 or a16w4 quantizes here"),
     "model.model_config.normalization": (("RMSNorm", None), _NOT_HERE),
     "model.model_config.position_embedding_type": (("rope", None), "rope_scaling has the others"),
     "model.model_config.qk_layernorm": ((True, None), "a Qwen3 always has it"),

@@ -27,6 +27,8 @@ RENAMED = {
         "num_attention_heads": "num_heads",
         "num_key_value_heads": "n_kv_heads",
         "rope_theta": "theta",
+        "padded_vocab_size": "vocab_size",
+        "max_length": "max_decode_length",
     }.items()
 }
 # dtypes of quantization_config.
@@ -38,6 +40,8 @@ _ACTIVATIONS = {
     "Olmo2Config": ("silu",),
     "GraniteConfig": ("silu",),
     "SmolLM3Config": ("silu",),
+    "GlmConfig": ("silu",),
+    "Glm4Config": ("silu",),
     "BloomConfig": ("gelu",),
     "GPT2Config": ("gelu",),
 }
@@ -82,6 +86,8 @@ def translate_model(
         _translate_positions(settings, defaults, result)
     if kind == "Qwen3Config":
         _translate_qwen3(settings, result)
+    if kind == "ChatGLM2Config" and settings.get("add_qkv_bias") is not None:
+        result.assignments[f"{PREFIX}qkv_has_bias"] = settings["add_qkv_bias"]
     if kind == "LlamaConfig":
         try:
             _translate_llama(settings, defaults, result)

@@ -11,5 +11,6 @@ Index = Annotated[int, Range(0)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 Positive = Annotated[float, Range(0, above=True)]
 Probability = Annotated[float, Range(0, 1)]
-TopP = Annotated[float, Range(0, 1, above=True)]
+Fraction = Annotated[float, Range(0, 1, above=True)]
+TopP = Fraction
 TopLogprobs = Annotated[int, Range(0, 100)]

@@ -15,7 +15,7 @@ from lite_runner.architectures.fields import MAX_LAYERS
 from lite_runner.architectures.spec import Decoder, RopeScaling
 from lite_runner.config import hccl
 from lite_runner.config.fields import Range
-from lite_runner.config.ranges import Count, Index, Positive, TopP
+from lite_runner.config.ranges import Count, Fraction, Index, Positive, TopP
 
 CheckpointFormat = Literal["ckpt", "safetensors", "huggingface"]
 AdapterFormat = Literal["peft", "mindformers"]
@@ -83,15 +83,24 @@ class DecoderSettings(Settings):
 @dataclass(frozen=True, kw_only=True)
 class LlamaSettings(DecoderSettings):
     """Of what is built like a Llama: Llama, Qwen2, Qwen3, Mistral, SmolLM2 and 3, OLMo 2,
-    Granite."""
+    Granite, GLM-4."""
 
-    type: Literal["LlamaConfig", "Qwen3Config", "Olmo2Config", "GraniteConfig", "SmolLM3Config"]
+    type: Literal[
+        "LlamaConfig",
+        "Qwen3Config",
+        "Olmo2Config",
+        "GraniteConfig",
+        "SmolLM3Config",
+        "GlmConfig",
+        "Glm4Config",
+    ]
     n_kv_heads: Count | None  # null: as num_heads
     head_dim: Count | None  # null: hidden_size / num_heads
     intermediate_size: Count
     rms_norm_eps: Positive
     theta: Positive
     rope_scaling: RopeScaling | None
+    partial_rotary_factor: Fraction | None = None  # of a head; null: all of it
     qkv_has_bias: bool
     attn_proj_has_bias: bool = False
     mlp_bias: bool = False
@@ -104,6 +113,23 @@ class LlamaSettings(DecoderSettings):
     attention_multiplier: Positive | None = None  # of scores; null: head_dim^-1/2
     residual_multiplier: Positive = 1.0
     logits_scaling: Positive = 1.0  # logits are divided by it
+
+    def resolve(self) -> Decoder:
+        return self._described(self.type)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatGLM2Settings(DecoderSettings):
+    """Of ChatGLM2, ChatGLM3 and GLM-4 in their first form."""
+
+    type: Literal["ChatGLM2Config"]
+    kv_channels: Count  # head size
+    multi_query_attention: bool  # false: as many key/value heads as heads
+    multi_query_group_num: Count  # key/value heads
+    ffn_hidden_size: Count
+    layernorm_epsilon: Positive
+    rope_ratio: Positive  # times 10000: base of the rotary frequencies
+    qkv_has_bias: bool
 
     def resolve(self) -> Decoder:
         return self._described(self.type)
@@ -136,6 +162,9 @@ class Arch:
         "Olmo2ForCausalLM",
         "GraniteForCausalLM",
         "SmolLM3ForCausalLM",
+        "GlmForCausalLM",
+        "Glm4ForCausalLM",
+        "ChatGLM2ForConditionalGeneration",
         "BloomLMHeadModel",
         "GPT2LMHeadModel",
         "auto",
@@ -145,7 +174,7 @@ class Arch:
 @dataclass(frozen=True)
 class Model:
     arch: Arch
-    model_config: LlamaSettings | LayerNormSettings | AutoSettings
+    model_config: LlamaSettings | ChatGLM2Settings | LayerNormSettings | AutoSettings
 
 
 @dataclass(frozen=True)
@@ -162,6 +191,8 @@ class TokenizerSettings:
         "BloomTokenizer",
         "BloomTokenizerFast",
         "ByteTokenizer",
+        "ChatGLM2Tokenizer",
+        "ChatGLM3Tokenizer",
         "GPT2Tokenizer",
         "GPT2TokenizerFast",
         "LlamaTokenizer",

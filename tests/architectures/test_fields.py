@@ -25,7 +25,8 @@ OTHER: dict[str, Any] = {
     "layer_types": ["sliding_attention"] + ["full_attention"] * 63,
     "n_inner": 100,
     "no_rope_layers": [0] * 64,
-    "num_key_value_heads": 2,
+    "num_key_value_heads": 1,
+    "quantization_bit": 4,
     "per_layer_config": {"0": {}},
     "pruned_heads": {"0": [1]},
     "rms_norm_eps": 1e-3,
@@ -34,6 +35,7 @@ OTHER: dict[str, Any] = {
 # What a field needs beside it to mean anything.
 BESIDE: dict[str, dict[str, Any]] = {
     "layer_types": {"use_sliding_window": True, "sliding_window": 8},
+    "multi_query_group_num": {"multi_query_attention": True},
     "max_window_layers": {"use_sliding_window": True, "max_window_layers": 1},
     "pretraining_tp": {"slow_but_exact": True},
     "slow_but_exact": {"pretraining_tp": 2},
@@ -52,6 +54,15 @@ PUBLISHED = {
         "skip_bias_add": True,
         "skip_bias_add_qkv": False,
         "unk_token_id": 0,
+    },
+    "chatglm": {
+        "_name_or_path": "THUDM/chatglm3-6b",
+        "architectures": ["ChatGLMModel"],
+        "auto_map": {"AutoConfig": "configuration_chatglm.ChatGLMConfig"},
+        "num_hidden_layers": 28,
+        "original_rope": True,
+        "use_cache": True,
+        "torch_dtype": "float16",
     },
     "gpt2": {"n_ctx": 1024, "task_specific_params": {"text-generation": {"do_sample": True}}},
     "llama": {
@@ -79,7 +90,7 @@ REFUSED = {
 def read(name: str, **changes: Any) -> Decoder | str:
     """What a config.json with all defaults but `changes` (Ellipsis: absent) says, or the fault."""
     raw = {"model_type": name, **CLASSES[name]["defaults"], **changes}
-    layers = next(raw[key] for key in ("num_hidden_layers", "n_layer") if key in raw)
+    layers = next(raw[key] for key in ("num_hidden_layers", "n_layer", "num_layers") if key in raw)
     listed = ("layer_types", "no_rope_layers")
     raw |= {key: raw[key][:layers] for key in listed if raw.get(key) not in (None, ...)}
     try:

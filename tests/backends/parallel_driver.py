@@ -37,6 +37,8 @@ CASES = [  # fixture, the ranks that share it, whether the vocabulary is cut, or
     ("qwen2_window", range(2, 4), False, True),
     ("granite", range(2), True, True),
     ("smollm3", range(2), True, False),
+    ("chatglm", range(2), True, True),
+    ("glm4", range(2, 4), True, True),
     ("llama_biases", range(2, 4), False, True),
 ]
 

@@ -95,7 +95,7 @@ def test_a_rounded_cache_is_close(
         *((case, "a16w8") for case in ("bloom", "gpt2", "llama_biases", "qwen2", "qwen2_window")),
         *(
             (case, quant)
-            for case in ("qwen3", "mistral", "olmo2", "granite", "smollm3")
+            for case in ("qwen3", "mistral", "olmo2", "granite", "smollm3", "chatglm", "glm4")
             for quant in ("a16w8", "a16w4")
         ),
         ("bloom", "a16w4"),

@@ -104,7 +104,7 @@ def test_the_bits_are_the_online_ones(
 @pytest.mark.parametrize(
     ("case", "format"),
     [
-        *(("llama", 1), ("llama_biases", 1), ("smollm3", 1)),
+        *(("llama", 1), ("llama_biases", 1), ("smollm3", 1), ("chatglm", 1), ("glm4", 3)),
         *(("qwen3", 2), ("mistral", 2), ("qwen2_window", 2)),
         *(("olmo2", 3), ("granite", 3)),
     ],

@@ -37,6 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("qwen2_window", [2, 3]),  # layers with a window and without
         ("granite", [0, 1]),
         ("smollm3", [0, 1]),
+        ("chatglm", [0, 1]),
+        ("glm4", [2, 3]),
         ("llama_biases", [2, 3]),  # of layers that are cut along their inputs, added once
     ],
 )

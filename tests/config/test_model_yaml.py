@@ -28,6 +28,9 @@ BASES = {
     "olmo2": "olmo2_1b",
     "granite": "granite3.1_2b",
     "smollm3": "smollm3_3b",
+    "glm": "glm4_9b_hf",
+    "glm4": "glm4_9b_0414",
+    "chatglm": "glm2_6b",
     "llama": "mistral_7b",  # whose window is not the model's
 }
 

@@ -68,7 +68,7 @@ class _Hyperparameters:
             "attention.head_count_kv": config.n_kv_heads,
             "attention.key_length": config.head_dim,
             "attention.value_length": config.head_dim,
-            "rope.dimension_count": config.head_dim,
+            "rope.dimension_count": (config.rotary and config.rotary.dims) or config.head_dim,
         }
         for key in sorted(self._given.keys() - self._read - NO_EFFECT.keys()):
             value = self.value(key)
@@ -203,7 +203,12 @@ def llama3_factors(theta: float, head_dim: int, scaling: RopeScaling) -> NDArray
 def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
     """Canonical tensors of the file, complete and checked, or ArtifactError."""
     table = parameters(config)
-    expected = {parameter.gguf: _shape_in_file(parameter) for parameter in table}
+    expected: dict[str, tuple[int, ...]] = {}
+    starts = {}  # of parameters in the tensors that fuse them, in the order of their parts
+    for parameter in sorted(table, key=lambda one: one.part or 0):
+        rows, *rest = parameter.shape[::-1] if parameter.layout == "in_out" else parameter.shape
+        starts[parameter.name] = start = expected.get(parameter.gguf, (0,))[0]
+        expected[parameter.gguf] = (start + rows, *rest)
     found = {name: tensor.shape for name, tensor in file.tensors.items() if name != FREQUENCIES}
     head = file.tensors.get("output.weight")
     tied_twice = head is not None and "output.weight" not in expected
@@ -214,20 +219,14 @@ def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
         check_tied_head(head.lazy(), file.tensors[table[0].gguf].lazy(), str(file.path))
     gguf = KNOWN[str(file.metadata.get("general.architecture"))].gguf
     reordered = gguf is not None and gguf.permuted
-    return {parameter.name: _from_file(parameter, file, reordered) for parameter in table}
+    return {one.name: _from_file(one, file, starts[one.name], reordered) for one in table}
 
 
-def _shape_in_file(parameter: Parameter) -> tuple[int, ...]:
-    shape = parameter.shape[::-1] if parameter.layout == "in_out" else parameter.shape
-    return shape if parameter.part is None else (3 * shape[0], *shape[1:])
-
-
-def _from_file(parameter: Parameter, file: GGUFFile, reordered: bool) -> LazyTensor:
+def _from_file(parameter: Parameter, file: GGUFFile, start: int, reordered: bool) -> LazyTensor:
+    """`start`: its first row in a tensor that holds several, one after the other."""
     stored = file.tensors[parameter.gguf]
-    if parameter.part is not None:  # q, k and v lie one after the other
-        rows = parameter.shape[0]
-        return stored.lazy(parameter.part * rows, (parameter.part + 1) * rows)
-    tensor = stored.lazy()
+    whole = parameter.part is None
+    tensor = stored.lazy() if whole else stored.lazy(start, start + parameter.shape[0])
     if parameter.layout == "in_out":
         return replace(transposed(tensor), integers=tensor.integers, blocks=tensor.blocks)
     if not (reordered and parameter.rotary_heads):

@@ -31,7 +31,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
 )
 # Buffers that older releases of transformers saved; the network computes them itself.
-_BUFFERS = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
+_BUFFERS = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_(pos_)?emb\.inv_freq)$")
 
 
 def is_buffer(name: str) -> bool:

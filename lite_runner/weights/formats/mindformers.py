@@ -23,6 +23,8 @@ def canonical_name(name: str) -> str:
     # Its BLOOM with a language-model head saves everything below `transformer.`, and its conversion
     # calls the head of Hugging Face's `head`.
     name = name.removeprefix("transformer.")
+    if name == "embedding.embedding_table":  # of ChatGLM2, before release 1.1
+        return "embedding.embedding_weight"
     return "lm_head.weight" if name == "head.weight" else name
 
 

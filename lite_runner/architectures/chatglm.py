@@ -1,0 +1,216 @@
+"""ChatGLM2, ChatGLM3, CodeGeeX2 and GLM-4 in the form of their first release: a Llama with rotary
+positions on half of each head, and q, k and v, and gate and up, fused."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+from lite_runner.architectures import fused, llama_like
+from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers, shared_settings
+from lite_runner.architectures.fields import MAX_LAYERS, Fields
+from lite_runner.architectures.fused import Rows
+from lite_runner.architectures.naming import Name, Names, Parameter
+from lite_runner.architectures.no_effect import KERNEL
+from lite_runner.architectures.spec import Decoder, Rotary
+
+BASE = 10000.0  # of the frequencies, times rope_ratio
+_OURS = "encoder.layers.{}"
+_LAYER = f"transformer.{_OURS}"
+_QKV = f"{_LAYER}.self_attention.query_key_value"
+_GATE_UP = f"{_LAYER}.mlp.dense_h_to_4h"
+_OUT, _DOWN = "self_attention.dense", "mlp.dense_4h_to_h"
+_EMBEDDING, _NORM = "transformer.embedding", "encoder.final_layernorm"
+
+
+def _same(name: str) -> Name:
+    """A name that MindFormers and Hugging Face share."""
+    return Name(name, f"transformer.{name}", stored=f"transformer.{name}")
+
+
+def _part(name: str, stored: str, part: int) -> Name:
+    """The name of a part of the `stored` tensor, which both fuse."""
+    return Name(name, stored, part, stored=stored)
+
+
+NAMES: Names = {
+    "embedding": Name(
+        "embedding.embedding_weight",
+        f"{_EMBEDDING}.word_embeddings",
+        stored=f"{_EMBEDDING}.embedding_weight",
+    ),
+    "attention_norm": _same(f"{_OURS}.input_layernorm"),
+    "query": _part(f"{_OURS}.self_attention.query", _QKV, 0),
+    "key": _part(f"{_OURS}.self_attention.key", _QKV, 1),
+    "value": _part(f"{_OURS}.self_attention.value", _QKV, 2),
+    "attention_out": _same(f"{_OURS}.{_OUT}"),
+    "feed_forward_norm": _same(f"{_OURS}.post_attention_layernorm"),
+    "gate": _part(f"{_OURS}.mlp.gate", _GATE_UP, 0),
+    "up": _part(f"{_OURS}.mlp.up", _GATE_UP, 1),
+    "down": _same(f"{_OURS}.{_DOWN}"),
+    "norm": _same(_NORM),
+    "head": Name("lm_head", "transformer.output_layer", stored="transformer.output_layer"),
+}
+
+
+def stored_rows(parameter: Parameter, model: Decoder) -> Rows | None:
+    """Without multi-query attention q, k and v of each head lie together."""
+    by_head = model.n_kv_heads == model.num_heads and parameter.role in ("query", "key", "value")
+    return fused.interleaved(fused.by_head if by_head else fused.stacked)(parameter, model)
+
+
+def decoder(*, rope_ratio: float, head_dim: int, **sizes: Any) -> Decoder:
+    """See llama_like.decoder; half of each head is rotated."""
+    rotary = Rotary(BASE * rope_ratio, dims=head_dim // 2)
+    return llama_like.decoder(architecture="chatglm", rotary=rotary, head_dim=head_dim, **sizes)
+
+
+def read(fields: Fields) -> Decoder:
+    """From config.json."""
+    fields.neutral(
+        add_bias_linear=False,
+        apply_residual_connection_post_layernorm=False,
+        interleaved_qkv=False,
+        original_rope=True,
+        post_layer_norm=True,
+        pre_seq_len=0,
+        prefix_projection=False,
+        quantization_bit=0,
+        rmsnorm=True,
+        tie_word_embeddings=False,
+    )
+    hidden = fields.integer("hidden_size")
+    heads = fields.integer("num_attention_heads")
+    vocab_size = fields.integer("padded_vocab_size", "vocab_size")
+    head_dim = _head_dim(fields, hidden, heads)
+    groups = fields.integer("multi_query_group_num", default=1)
+    grouped = fields.flag("multi_query_attention", False)
+    if grouped and (heads % groups or groups == heads):
+        expected = f"a divisor of the {heads} heads, and fewer"
+        raise fields.fault("multi_query_group_num", groups, expected)
+    return decoder(
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        num_layers=fields.integer("num_layers", "num_hidden_layers", most=MAX_LAYERS),
+        num_heads=heads,
+        n_kv_heads=groups if grouped else heads,
+        head_dim=head_dim,
+        intermediate_size=fields.integer("ffn_hidden_size"),
+        seq_length=fields.integer("seq_length", default=2048),
+        norm_eps=fields.number("layernorm_epsilon", 1e-5),
+        rope_ratio=fields.number("rope_ratio", 1.0),
+        qkv_bias=fields.flag("add_qkv_bias", False),
+        tie_word_embeddings=False,
+        **fields.tokens(vocab_size),
+    )
+
+
+def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
+    if fields.raw.get("kv_channels") is None:
+        head_dim = fields.head_dim(hidden, heads)
+    else:
+        head_dim = fields.integer("kv_channels")
+    if head_dim % 4:
+        raise fields.fault("kv_channels", head_dim, "a multiple of 4: half of it is rotated")
+    return head_dim
+
+
+def write(model: Decoder) -> dict[str, Any]:
+    """config.json, as its repositories have it; transformers reads it with their code only."""
+    shared = settings(model)
+    return {
+        **{key: value for key, value in shared.items() if key != "qkv_has_bias"},
+        "architectures": ["ChatGLMModel"],
+        "hidden_size": model.hidden_size,
+        "num_layers": model.num_layers,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "padded_vocab_size": model.vocab_size,
+        "seq_length": model.seq_length,
+        "add_bias_linear": False,
+        "add_qkv_bias": model.attention.qkv_bias,
+        "apply_query_key_layer_scaling": True,
+        "apply_residual_connection_post_layernorm": False,
+        "original_rope": True,
+        "post_layer_norm": True,
+        "rmsnorm": True,
+    }
+
+
+def settings(model: Decoder) -> dict[str, Any]:
+    """Settings of MindFormers' ChatGLM2Config besides the shared ones."""
+    rotary = model.rotary or Rotary()
+    return {
+        "kv_channels": model.head_dim,
+        "multi_query_attention": model.n_kv_heads != model.num_heads,
+        "multi_query_group_num": model.n_kv_heads,
+        "ffn_hidden_size": model.intermediate_size,
+        "layernorm_epsilon": model.norm_eps,
+        "rope_ratio": rotary.theta / BASE,
+        "qkv_has_bias": model.attention.qkv_bias,
+    }
+
+
+def from_settings(given: Mapping[str, Any]) -> Decoder:
+    """The inverse of `settings`."""
+    groups = given["multi_query_group_num"] if given["multi_query_attention"] else None
+    return decoder(
+        **shared_settings(given),
+        n_kv_heads=groups or given["num_heads"],
+        head_dim=given["kv_channels"],
+        intermediate_size=given["ffn_hidden_size"],
+        norm_eps=given["layernorm_epsilon"],
+        rope_ratio=given["rope_ratio"],
+        qkv_bias=given["qkv_has_bias"],
+    )
+
+
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The base of the frequencies as a ratio; biases and groups. transformers' `glm` is written as
+    chatglm with q, k and v apart."""
+    kv_heads = given.get("multi_query_group_num")
+    if "blk.0.attn_q.weight" in tensors:
+        return {
+            "model_type": "glm",
+            "num_key_value_heads": kv_heads,
+            "head_dim": given.get("kv_channels"),
+            "rms_norm_eps": given.get("layernorm_epsilon"),
+            "attention_bias": "blk.0.attn_q.bias" in tensors,
+        }
+    return {
+        "multi_query_attention": kv_heads is not None and kv_heads != given["num_attention_heads"],
+        "add_qkv_bias": "blk.0.attn_qkv.bias" in tensors,
+        "rope_ratio": (given.get("rope_theta") or BASE) / BASE,
+    }
+
+
+CHATGLM = Architecture(
+    "chatglm",
+    read,
+    NAMES,
+    write,
+    MindFormers(
+        "ChatGLM2Config", "ChatGLM2ForConditionalGeneration", "common", settings, from_settings
+    ),
+    GGUF(
+        {
+            "num_attention_heads": "attention.head_count",
+            "multi_query_group_num": "attention.head_count_kv",
+            "kv_channels": "attention.key_length",
+            "ffn_hidden_size": "feed_forward_length",
+            "seq_length": "context_length",
+            "layernorm_epsilon": "attention.layer_norm_rms_epsilon",
+            "rope_theta": "rope.freq_base",
+        },
+        permuted=True,
+        infer=infer_from_gguf,
+    ),
+    stored_rows=stored_rows,
+    no_effect=dict.fromkeys(
+        (
+            *("apply_query_key_layer_scaling", "attention_softmax_in_fp32"),
+            *("bias_dropout_fusion", "fp32_residual_connection"),
+        ),
+        KERNEL,
+    ),
+)

@@ -1,0 +1,114 @@
+"""GLM-4 in the form of transformers, `glm` and `glm4`: a Llama with rotary positions on half of
+each head, and gate and up fused; glm4 has norms behind attention and feed-forward too."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Mapping
+from typing import Any
+
+from lite_runner.architectures import fused, llama, llama_like, llama_settings
+from lite_runner.architectures.architecture import GGUF, MindFormers
+from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.spec import Decoder, Norm
+
+_HALF = 0.5  # of a head is rotated
+_LAYER = "model.layers.{}"
+_GATE_UP = f"{_LAYER}.mlp.gate_up_proj"
+NAMES: Names = {
+    **llama_like.NAMES,
+    "gate": Name(f"{_LAYER}.feed_forward.w1", _GATE_UP, 0),
+    "up": Name(f"{_LAYER}.feed_forward.w3", _GATE_UP, 1),
+}
+NAMES_4: Names = {
+    **NAMES,
+    "attention_post_norm": Name(
+        f"{_LAYER}.post_attention_norm", f"{_LAYER}.post_self_attn_layernorm"
+    ),
+    "feed_forward_post_norm": Name(f"{_LAYER}.post_ffn_norm", f"{_LAYER}.post_mlp_layernorm"),
+}
+
+
+def decoder(architecture: str, norm_eps: float, **sizes: Any) -> Decoder:
+    """See llama_like.decoder."""
+    model = llama_like.decoder(architecture=architecture, norm_eps=norm_eps, **sizes)
+    if architecture == "glm":
+        return model
+    norm = Norm("rms", norm_eps)
+    blocks = tuple(dataclasses.replace(block, post_norm=norm) for block in model.blocks)
+    return dataclasses.replace(model, blocks=blocks)
+
+
+def read(fields: Fields, architecture: str) -> Decoder:
+    """From config.json."""
+    fields = fields.with_defaults(num_key_value_heads=2, head_dim=128, rms_norm_eps=1.5625e-07)
+    return decoder(
+        architecture,
+        qkv_bias=fields.flag("attention_bias", True),
+        **llama_like.sizes(fields, positions=131072, partial=_HALF),
+    )
+
+
+def write(model: Decoder) -> dict[str, Any]:
+    """config.json."""
+    rotary = model.rotary
+    dims = rotary.dims if rotary is not None else None
+    return llama_like.shared(model) | {
+        "architectures": [_network(model.architecture)],
+        "attention_bias": model.attention.qkv_bias,
+        "partial_rotary_factor": (dims or model.head_dim) / model.head_dim,
+    }
+
+
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Biases by their tensors; what is rotated as a fraction of a head."""
+    head_dim = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
+    dims = given.get("partial_rotary_factor") or head_dim
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "head_dim": head_dim,
+        "partial_rotary_factor": dims / head_dim,
+    }
+
+
+def _network(architecture: str) -> str:
+    return {"glm": "GlmForCausalLM", "glm4": "Glm4ForCausalLM"}[architecture]
+
+
+def _mindformers(architecture: str, config: str) -> MindFormers:
+    def from_settings(given: Mapping[str, Any]) -> Decoder:
+        return decoder(architecture, **llama_settings.sizes_of_settings(given))
+
+    return MindFormers(
+        config, _network(architecture), "llama", llama_settings.settings, from_settings
+    )
+
+
+GLM = dataclasses.replace(
+    llama.LLAMA,
+    name="glm",
+    read=lambda fields: read(fields, "glm"),
+    names=NAMES,
+    write=write,
+    mindformers=_mindformers("glm", "GlmConfig"),
+    gguf=None,  # llama.cpp has it as chatglm
+    stored_rows=fused.interleaved(fused.stacked),
+)
+GLM4 = dataclasses.replace(
+    GLM,
+    name="glm4",
+    read=lambda fields: read(fields, "glm4"),
+    names=NAMES_4,
+    mindformers=_mindformers("glm4", "Glm4Config"),
+    gguf=GGUF(
+        llama_like.KEYS
+        | {
+            "hidden_size": "embedding_length",
+            "num_attention_heads": "attention.head_count",
+            "partial_rotary_factor": "rope.dimension_count",
+        },
+        permuted=True,
+        infer=infer_from_gguf,
+    ),
+)
