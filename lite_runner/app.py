@@ -91,7 +91,9 @@ def _dispatch(args: list[str]) -> int:
     elif line.action == "version":
         print(f"lite-runner {__version__}")
     elif line.action == "completion":
-        _complete(args)
+        from lite_runner.config.help import complete
+
+        complete(args)
     elif line.action == "cfg":
         from lite_runner.config.help import config_text
 
@@ -108,30 +110,21 @@ def _dispatch(args: list[str]) -> int:
     return 0
 
 
-def _complete(args: list[str]) -> None:
-    """Hydra's shell completion, which reads conf/ by itself."""
-    import hydra
-
-    from lite_runner.config.groups import conf_dir
-
-    sys.argv = [sys.argv[0], *args]
-    folder = str(conf_dir())
-    hydra.main(version_base="1.3", config_path=folder, config_name="config")(lambda _: None)()
-
-
 def _run(config: RunConfig, notes: Sequence[Note], plugins: Sequence[str] = ()) -> int:
+    from lite_runner.cache_limit import limited_cache
     from lite_runner.distributed.membership import membership
     from lite_runner.plugins import register_plugins
 
     member = membership()
     register_plugins(plugins)
-    if member is not None:
-        from lite_runner import joined
+    with limited_cache(config):
+        if member is not None:
+            from lite_runner import joined
 
-        return joined.run(config, notes, member, plugins)
-    from lite_runner.launch import launch
+            return joined.run(config, notes, member, plugins)
+        from lite_runner.launch import launch
 
-    return launch(config, notes, plugins)
+        return launch(config, notes, plugins)
 
 
 def _multirun(line: CommandLine) -> int:

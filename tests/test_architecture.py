@@ -116,6 +116,7 @@ ALLOWED: dict[str, set[str]] = {
     "launch": {
         *("config", "distributed", "launch_ranks", "output", "progress", "run_modes", "system"),
     },
+    "cache_limit": {"config", "progress", "sizing", "weights"},
     "joined_rank": {
         *("backends", "config", "distributed", "launch", "progress", "shared_plan", "system"),
     },
@@ -127,6 +128,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "app": {
         "run_modes",
+        "cache_limit",
         "config",
         "distributed",
         "errors",

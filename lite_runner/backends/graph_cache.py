@@ -21,6 +21,7 @@ from lite_runner import progress
 from lite_runner.system.code_digest import code_digest
 from lite_runner.system.files import sha256_of
 from lite_runner.system.signals import deferred
+from lite_runner.weights import caches
 from lite_runner.weights.source import GRAPHS, cache_dir
 
 SEAL = ".sha256"
@@ -69,7 +70,7 @@ class GraphCache:
             key = json.dumps(self._described | {"purpose": purpose}, sort_keys=True)
             name = hashlib.sha256(key.encode()).hexdigest()[:32]
             self._folder = cache_dir() / GRAPHS / name
-            self._active = _is_writable(self._folder)
+            self._active = _is_writable(self._folder) and caches.use(self._folder)
         if not self._active or purpose != self._purpose:
             yield False
             return

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lite_runner.config.fields import Fault, fault, show
+from lite_runner.config.fields import Fault, fault
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.sections import Context
+from lite_runner.config.sizes import size_faults
 from lite_runner.config.suggest import did_you_mean, nearest
 
 KEYS = ("max_device_memory", "ascend_config")
@@ -20,7 +20,6 @@ ASCEND_CONFIG = (
     *("parallel_speed_up_json_path", "host_scheduling_max_threshold", "hccl_watchdog"),
     "topo_order",
 )
-_MEMORY = re.compile(r"(?=.*[1-9])\d+(\.\d+)?GB")
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,8 @@ def _typed(value: Any) -> Any:
 
 def ascend_faults(config: RunConfig) -> Iterator[Fault]:
     """Settings that MindSpore would refuse on an Ascend device."""
-    memory, given = config.context.max_device_memory, config.context.ascend_config
-    if memory is not None and not _MEMORY.fullmatch(memory):
-        key = "context.max_device_memory"
-        yield fault(key, f"{key}: got {show(memory)}, expected gigabytes as 58GB or 3.5GB")
-    for name in given or ():
+    yield from size_faults("context.max_device_memory", config.context.max_device_memory)
+    for name in config.context.ascend_config or ():
         if name not in ASCEND_CONFIG:
             key, near = f"context.ascend_config.{name}", did_you_mean(nearest(name, ASCEND_CONFIG))
             yield fault(key, f"{key}: MindSpore has no such setting of Ascend{near}")

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from lite_runner.architectures import network_name
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ascend import ascend_faults
-from lite_runner.config.cluster import cluster_faults
 from lite_runner.config.fields import Fault, fault, raise_faults, show
 from lite_runner.config.lengths import beyond_context, context_faults
 from lite_runner.config.options import ExportedOptions, SamplingOptions, StrategyOptions
@@ -25,6 +24,7 @@ from lite_runner.config.sections import (
     LayerNormSettings,
     LlamaSettings,
 )
+from lite_runner.config.sizes import size_faults
 
 _BYTE_TOKENIZER_SIZE = 259  # 256 bytes, begin, end, pad
 
@@ -39,8 +39,8 @@ def common_faults(config: RunConfig) -> Iterator[Fault]:
         yield fault(key, f"{key} has an effect only with an exported model")
     yield from quantization_faults(config)
     yield from ascend_faults(config)
+    yield from size_faults("context.cache_limit", config.context.cache_limit)
     yield from parallel_faults(config)
-    yield from cluster_faults(config)
 
 
 def fits_model(config: RunConfig, model: Decoder) -> Iterator[Fault]:

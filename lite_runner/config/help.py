@@ -1,4 +1,4 @@
-"""The texts of --help, made from conf/ itself, of --cfg and of --info."""
+"""The texts of --help, made from conf/ itself, of --cfg, of --info and of shell completion."""
 
 from __future__ import annotations
 
@@ -137,3 +137,12 @@ def _names(path: Path) -> set[str]:
     """The keys of a yaml that are no sections."""
     raw = read_yaml(path)
     return {key for key, value in raw.items() if key != "defaults" and not isinstance(value, dict)}
+
+
+def complete(args: list[str]) -> None:
+    """Print Hydra's shell completion, which reads conf/ by itself."""
+    import hydra
+
+    sys.argv = [sys.argv[0], *args]
+    folder = str(conf_dir())
+    hydra.main(version_base="1.3", config_path=folder, config_name="config")(lambda _: None)()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lite_runner.architectures import custom_network
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.cluster import ranks_of
+from lite_runner.config.cluster import cluster_faults, ranks_of
 from lite_runner.config.fields import Fault, raise_faults
 from lite_runner.config.options import GenerateOptions
 from lite_runner.config.prompts import STANDARD_INPUT, prompt_count, prompt_file
@@ -17,7 +17,12 @@ DATA_KEYS = ("parallel_config.data_parallel", "parallel", "use_parallel")
 
 
 def parallel_faults(config: RunConfig) -> Iterator[Fault]:
-    """Validation errors of the parallel group, whatever the model."""
+    """Validation errors of the parallel group and of its machines, whatever the model."""
+    yield from _size_faults(config)
+    yield from cluster_faults(config)
+
+
+def _size_faults(config: RunConfig) -> Iterator[Fault]:
     asked = config.parallel_config
     if asked.pipeline_stage != 1:
         yield Fault(

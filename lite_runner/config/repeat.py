@@ -108,6 +108,11 @@ def run_again(
     heads = {key.partition(".")[0] for key in every}
     gone = heads - {field.name for field in fields(schema)}
     again = {**groups, **{key: value for key, value in raw.items() if key not in gone}}
+    for key in leaves(schema):
+        section, _, name = key.rpartition(".")
+        former = at(again, section) if section and not section.startswith("model") else None
+        if isinstance(former, Mapping) and name not in former:  # the run is older than the key
+            put_at(again, key, at(groups, key))
     for option in options:
         for key in leaves(schema):
             section, _, name = key.rpartition(".")

@@ -217,6 +217,7 @@ class Context:
     kernels: bool
     max_device_memory: str | None  # Ascend: 58GB; null: all of it
     ascend_config: Mapping[str, Any] | None  # Ascend: as mindspore.set_context takes it
+    cache_limit: str | None  # 10GB; null: none
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,14 @@ from pathlib import Path
 
 from lite_runner.doctor.check import Finding
 from lite_runner.sizing.need import readable
+from lite_runner.weights.caches import limited_folders
 from lite_runner.weights.source import folder_size
+
+
+def against(limit: str) -> Finding:
+    """What compiled graphs and exports take of context.cache_limit."""
+    used = readable(sum(map(folder_size, filter(Path.is_dir, limited_folders()))))
+    return Finding("ok", f"{used} of {limit} for compiled graphs and exports")
 
 
 def kept(*folders: Path) -> Finding:

@@ -15,7 +15,7 @@ from lite_runner.weights.source import EXPORTS, GRAPHS, HUB, PACKAGES, cache_dir
 Format = Literal["text", "json"]
 
 
-def machine_checks(output_dir: Path) -> Iterator[Check]:
+def machine_checks(output_dir: Path, cache_limit: str | None) -> Iterator[Check]:
     """Of the machine, for runs that write below `output_dir`. Nothing is written there."""
     cache = cache_dir()
     yield from requirements.checks()
@@ -30,6 +30,8 @@ def machine_checks(output_dir: Path) -> Iterator[Check]:
     yield Check("cache", partial(hardware.cache_disk, cache))
     yield Check("compiled graphs", partial(caches.kept, cache / GRAPHS))
     yield Check("exports", partial(caches.kept, cache / EXPORTS))
+    if cache_limit is not None:
+        yield Check("cache_limit", partial(caches.against, cache_limit))
     yield Check("downloads", partial(caches.kept, cache / HUB, cache / PACKAGES))
     yield Check("port", two_ranks.port)
     yield Check("msrun", two_ranks.gather)

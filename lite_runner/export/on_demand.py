@@ -13,20 +13,25 @@ from lite_runner.export.job import ExportJob
 from lite_runner.export.output_paths import OutputPaths
 from lite_runner.export.writer import export_artifact
 from lite_runner.mindir.manifest import Manifest, read_manifest
+from lite_runner.weights import caches
 
 
 def cached_export(job: ExportJob) -> tuple[Path, Manifest]:
     """Its folder in the cache and its manifest. Of several ranks each calls this; replicas of the
     model share one export. Raises RunnerError."""
     folder, ranks = folder_in_cache(job.config, job.files, job.spec), job.ranks
-    if not folder.is_dir():
+    found = caches.use(folder)
+    if not found:
         job.tokenizer_files()  # without a tokenizer it cannot be exported
-    if broadcast(ranks, "" if folder.is_dir() else "missing"):
+    if broadcast(ranks, "" if found else "missing"):
         progress.note(f"no exported {job.config.model_name} in the cache: exporting it first")
         paths = OutputPaths(folder)
         if ranks.tensor > 1:  # all ranks are of one replica
-            return folder, export_artifact(job, paths)
+            manifest = export_artifact(job, paths)
+            caches.use(folder)
+            return folder, manifest
         if job.first:
             export_artifact(replace(job, ranks=Ranks()), paths)
         barrier(ranks)
+        caches.use(folder)
     return folder, read_manifest(folder, check_files=False)  # ours; checked when written

@@ -41,7 +41,8 @@ def faults(config: Config) -> Iterator[Fault]:
 
 def checks(config: Config) -> Iterator[Check]:
     """Of the machine, and of the model where one is named."""
-    yield from checkup.machine_checks(Path(config.output_dir).expanduser())
+    output_dir = Path(config.output_dir).expanduser()
+    yield from checkup.machine_checks(output_dir, config.context.cache_limit)
     if config.names_model:
         yield from model_checks.checks(config)
 

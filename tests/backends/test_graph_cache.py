@@ -43,9 +43,12 @@ def test_the_second_run_compiles_nothing(
     first, told = predict()
     assert "compile the prefill graph" in told and "compile the decode graph" in told
     assert len(graphs(tmp_path)) == 2
+    (entry,) = (tmp_path / "cache/graphs").iterdir()
+    os.utime(entry, times=(1_000_000_000,) * 2)
     second, told = predict()
     assert "compile the" not in told
     assert second["results"] == first["results"]
+    assert entry.stat().st_mtime > 1_000_000_000  # noted as used
 
 
 def test_a_damaged_graph_is_compiled_anew(

@@ -19,7 +19,7 @@ from pathlib import Path
 from lite_runner.app import guarded
 def run():
     from lite_runner.doctor import checkup
-    return 0 if checkup.run(checkup.machine_checks(Path("outputs")), sys.argv[1]) else 3
+    return 0 if checkup.run(checkup.machine_checks(Path("outputs"), None), sys.argv[1]) else 3
 sys.exit(guarded(run))
 """
 
