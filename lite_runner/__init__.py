@@ -14,6 +14,8 @@ if TYPE_CHECKING:
         AutoTokenizer,
         BloomTokenizer,
         BloomTokenizerFast,
+        ChatGLM2Tokenizer,
+        ChatGLM3Tokenizer,
         GPT2Tokenizer,
         GPT2TokenizerFast,
         LlamaTokenizer,
@@ -28,7 +30,13 @@ if TYPE_CHECKING:
         build_context,
         init_context,
     )
-    from lite_runner.api.family_configs import BloomConfig, GPT2Config, LlamaConfig, Qwen2Config
+    from lite_runner.api.family_configs import (
+        BloomConfig,
+        ChatGLM2Config,
+        GPT2Config,
+        LlamaConfig,
+        Qwen2Config,
+    )
     from lite_runner.api.infer_config import InferConfig
     from lite_runner.api.infer_task import InferTask
     from lite_runner.api.mindformer_config import (
@@ -39,6 +47,7 @@ if TYPE_CHECKING:
     from lite_runner.api.model import PreTrainedModel
     from lite_runner.api.network import (
         BloomLMHeadModel,
+        ChatGLM2ForConditionalGeneration,
         GPT2LMHeadModel,
         LlamaForCausalLM,
         Qwen2ForCausalLM,
@@ -66,6 +75,10 @@ __all__ = [
     "BloomLMHeadModel",
     "BloomTokenizer",
     "BloomTokenizerFast",
+    "ChatGLM2Config",
+    "ChatGLM2ForConditionalGeneration",
+    "ChatGLM2Tokenizer",
+    "ChatGLM3Tokenizer",
     "ContextConfig",
     "GPT2Config",
     "GPT2LMHeadModel",
@@ -117,6 +130,10 @@ _MODULE_OF = {
     "BloomLMHeadModel": "api.network",
     "BloomTokenizer": "api.auto_tokenizer",
     "BloomTokenizerFast": "api.auto_tokenizer",
+    "ChatGLM2Config": "api.family_configs",
+    "ChatGLM2ForConditionalGeneration": "api.network",
+    "ChatGLM2Tokenizer": "api.auto_tokenizer",
+    "ChatGLM3Tokenizer": "api.auto_tokenizer",
     "ContextConfig": "api.context",
     "GPT2Config": "api.family_configs",
     "GPT2LMHeadModel": "api.network",

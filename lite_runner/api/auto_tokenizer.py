@@ -13,7 +13,8 @@ from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ConfigError
 from lite_runner.model.locate import locate
 from lite_runner.model.tokenizer import tokenizer_of
-from lite_runner.text.loading import load_tokenizer
+from lite_runner.text.chatglm_chat import ChatForm
+from lite_runner.text.loading import CHAT_FORMS, load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 
 # Arguments of MindFormers' tokenizers that change no id.
@@ -85,11 +86,11 @@ class AutoTokenizer:
         return PreTrainedTokenizer(*arguments, **own)
 
 
-def _found(source: str) -> tuple[Tokenizer, int | None]:
+def _found(source: str, form: ChatForm | None = None) -> tuple[Tokenizer, int | None]:
     """The tokenizer of a name or path, and the token that the model pads with."""
     path = Path(source).expanduser()
     if source not in options_of("model") and path.exists():
-        return load_tokenizer(path, model_vocab=None), None
+        return load_tokenizer(path, model_vocab=None, chat_form=form), None
     config = resolve_source(source)
     files = locate(config, weights=False)
     return tokenizer_of(config, files), files.model.pad_token_id
@@ -120,14 +121,15 @@ class _FamilyTokenizer(PreTrainedTokenizer):
                 f"merges_file: got {merges_file}, expected merges.txt beside {path}",
                 "put the two files into one folder, and give that",
             )
-        core = load_tokenizer(path, model_vocab=None)
+        form = CHAT_FORMS.get(type(self).__name__)
+        core = load_tokenizer(path, model_vocab=None, chat_form=form)
         arguments, own = with_settings(core, settings, core.id_of(self._pad))
         super().__init__(*arguments, **own)
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path, **settings: Any) -> PreTrainedTokenizer:
         """As AutoTokenizer.from_pretrained, an object of this class."""
-        core, pad = _found(str(name_or_path))
+        core, pad = _found(str(name_or_path), CHAT_FORMS.get(cls.__name__))
         arguments, own = with_settings(core, settings, core.id_of(cls._pad) if pad is None else pad)
         tokenizer = cls.__new__(cls)
         PreTrainedTokenizer.__init__(tokenizer, *arguments, **own)
@@ -142,6 +144,16 @@ class BloomTokenizer(_FamilyTokenizer):
 
 class BloomTokenizerFast(BloomTokenizer):
     """All tokenizers are fast ones here."""
+
+
+class ChatGLM2Tokenizer(_FamilyTokenizer):
+    """MindFormers' name of a ChatGLM2's."""
+
+    _pad = "<unk>"
+
+
+class ChatGLM3Tokenizer(ChatGLM2Tokenizer):
+    """MindFormers' name of a ChatGLM3's, which has another chat."""
 
 
 class GPT2Tokenizer(_FamilyTokenizer):

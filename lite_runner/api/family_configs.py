@@ -38,6 +38,12 @@ class BloomConfig(_SizedConfig):
     _base = "bloom_560m"
 
 
+class ChatGLM2Config(_SizedConfig):
+    """A ChatGLM2's or ChatGLM3's; what is not given is as in glm2_6b."""
+
+    _base = "glm2_6b"
+
+
 class GPT2Config(_SizedConfig):
     """A GPT-2's; what is not given is as in gpt2."""
 

@@ -127,6 +127,12 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
     """MindFormers' name of a Qwen2."""
 
 
+class ChatGLM2ForConditionalGeneration(Network):
+    """MindFormers' name of a ChatGLM2's or ChatGLM3's."""
+
+    arch = "ChatGLM2ForConditionalGeneration"
+
+
 class BloomLMHeadModel(Network):
     """MindFormers' name of a BLOOM."""
 
@@ -142,7 +148,8 @@ class GPT2LMHeadModel(Network):
 def network_of(config: PretrainedConfig) -> Network:
     """The model of a config, of the class of its family. Raises ConfigError, ArtifactError."""
     files = locate(without_call_options(config.run_config()))
-    kinds = {kind.arch: kind for kind in (LlamaForCausalLM, BloomLMHeadModel, GPT2LMHeadModel)}
+    named = (LlamaForCausalLM, BloomLMHeadModel, GPT2LMHeadModel, ChatGLM2ForConditionalGeneration)
+    kinds = {kind.arch: kind for kind in named}
     return kinds.get(_arch_of(files), Network)(config, files)
 
 

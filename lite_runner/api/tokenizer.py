@@ -34,6 +34,17 @@ _CLEANED = (
 )
 
 
+class _Chat(str):
+    """A rendered chat whose ids its text does not tell."""
+
+    ids: list[int]
+
+    def __new__(cls, text: str, ids: list[int]) -> _Chat:
+        chat = super().__new__(cls, text)
+        chat.ids = ids
+        return chat
+
+
 class PreTrainedTokenizer:
     """MindFormers' methods over `core`, the tokenizer that the rest of lite_runner uses."""
 
@@ -119,7 +130,13 @@ class PreTrainedTokenizer:
             self.padding_side,
             self.core.source,
         )
-        ids, masks = batch.rows([self.core.encode(one, add_special_tokens) for one in texts])
+        encoded = (one.ids if isinstance(one, _Chat) else None for one in texts)
+        ids, masks = batch.rows(
+            [
+                self.core.encode(text, add_special_tokens) if known is None else known
+                for text, known in zip(texts, encoded, strict=True)
+            ]
+        )
         found: dict[str, Any] = {"input_ids": ids}
         if return_token_type_ids:
             found["token_type_ids"] = [[0] * len(row) for row in ids]
@@ -164,11 +181,17 @@ class PreTrainedTokenizer:
         several = not isinstance(messages[0], Mapping)
         template = chat_template or self.chat_template
         texts = [
-            self.core.render_chat(getattr(one, "messages", one), add_generation_prompt, template)
+            self._chat(getattr(one, "messages", one), add_generation_prompt, template)
             for one in (messages if several else [messages])
         ]
         text = texts if several else texts[0]
         return self.encode(text, add_special_tokens=False, **options) if tokenize else text
+
+    def _chat(self, messages: Any, add_generation_prompt: bool, template: str | None) -> str:
+        text = self.core.render_chat(messages, add_generation_prompt, template)
+        if template or self.core.chat_form is None:
+            return text
+        return _Chat(text, self.core.encode_chat(messages, add_generation_prompt))
 
     def decode(
         self,

@@ -45,6 +45,14 @@ def _family(name: str, config: str, model: str, tokenizer: str) -> dict[str, tup
 
 _FAMILIES = {
     **_family("bloom", "BloomConfig", "BloomLMHeadModel", "BloomTokenizer"),
+    "models.glm2": (
+        *("ChatGLM2Config", "ChatGLM2ForConditionalGeneration"),
+        *("ChatGLM2Tokenizer", "ChatGLM3Tokenizer"),
+    ),
+    "models.glm2.glm2": ("ChatGLM2ForConditionalGeneration",),
+    "models.glm2.glm2_config": ("ChatGLM2Config",),
+    "models.glm2.glm2_tokenizer": ("ChatGLM2Tokenizer",),
+    "models.glm2.glm3_tokenizer": ("ChatGLM3Tokenizer",),
     **_family("gpt2", "GPT2Config", "GPT2LMHeadModel", "GPT2Tokenizer"),
     **_family("llama", "LlamaConfig", "LlamaForCausalLM", "LlamaTokenizer"),
     **_family("qwen2", "Qwen2Config", "Qwen2ForCausalLM", "Qwen2Tokenizer"),

@@ -10,7 +10,7 @@ from lite_runner.config.groups import own_source
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.model.files import RANDOM, ModelFiles
-from lite_runner.text.loading import holds_tokenizer, load_tokenizer
+from lite_runner.text.loading import CHAT_FORMS, holds_tokenizer, load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer, byte_tokenizer
 from lite_runner.weights.checkpoint import config_folder
 from lite_runner.weights.source import fetch, held
@@ -25,21 +25,23 @@ def tokenizer_of(config: RunConfig, files: ModelFiles, *, fetching: bool = True)
     Without `fetching`, only one that is here already or in the cache. Raises ArtifactError.
     """
     settings = config.processor.tokenizer
-    vocab = files.model.vocab_size
+    vocab, form = files.model.vocab_size, CHAT_FORMS.get(settings.type)
     if named := config.tokenizer_source:
         file = "processor.tokenizer.tokenizer_file"
         key = file if settings.tokenizer_file else "pretrained_model_dir"
-        return load_tokenizer(_source_of(named, key, fetching=fetching), model_vocab=vocab)
+        return load_tokenizer(
+            _source_of(named, key, fetching=fetching), model_vocab=vocab, chat_form=form
+        )
     exported = files.exported
     if exported is not None and exported.manifest.tokenizer:
-        return load_tokenizer(exported.folder, model_vocab=vocab)
+        return load_tokenizer(exported.folder, model_vocab=vocab, chat_form=form)
     source = files.path if exported is None else exported.folder
     if settings.type == "ByteTokenizer" or source is None:
         return byte_tokenizer()
     place = tokenizer_place(source)
     if place.is_dir() and not holds_tokenizer(place):
         place = _tokenizer_elsewhere(config, source, fetching=fetching) or place
-    return load_tokenizer(place, model_vocab=vocab)
+    return load_tokenizer(place, model_vocab=vocab, chat_form=form)
 
 
 def tokenizer_for_plan(config: RunConfig, files: ModelFiles) -> Tokenizer | None:

@@ -10,12 +10,18 @@ from tokenizers import AddedToken
 
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json_object
+from lite_runner.text import chatglm
+from lite_runner.text.chatglm_chat import ChatForm
 from lite_runner.text.sentencepiece import build_tokenizer, read_model
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer
 from lite_runner.text.tokenizer_cost import check_tokenizer
 from lite_runner.text.vocab_merges import MERGES, read_vocab_and_merges
 
 _JSON, _MODEL, _CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
+CHAT_FORMS: dict[str, ChatForm] = {  # by tokenizer_class
+    "ChatGLM2Tokenizer": "chatglm2",
+    "ChatGLM3Tokenizer": "chatglm3",
+}
 _VOCAB = "vocab.json"  # slow GPT-2-style tokenizer, needs merges.txt
 _MAX_FILE_BYTES = 512 * 2**20
 _MAX_IDS = 1 << 24
@@ -25,13 +31,16 @@ _HINT = (
 )
 
 
-def load_tokenizer(path: Path, *, model_vocab: int | None) -> Tokenizer:
+def load_tokenizer(
+    path: Path, *, model_vocab: int | None, chat_form: ChatForm | None = None
+) -> Tokenizer:
     """The tokenizer at `path`: a folder, a tokenizer.json, a sentencepiece .model, or a .gguf.
 
-    `model_vocab` is the model's vocabulary size; a tokenizer with a higher id is rejected. Raises
-    ArtifactError if it is missing, broken, too large or of an unknown kind.
+    `chat_form`: that of a ChatGLM, whose files do not always tell. `model_vocab` is the model's
+    vocabulary size; a tokenizer with a higher id is rejected. Raises ArtifactError if it is
+    missing, broken, too large or of an unknown kind.
     """
-    tokenizer = _load(path)
+    tokenizer = _load(path, chat_form)
     if tokenizer.vocab_size > _MAX_IDS:
         raise ArtifactError(
             f"{tokenizer.source}: a tokenizer of {tokenizer.vocab_size:,} ids, at most "
@@ -52,9 +61,9 @@ def holds_tokenizer(folder: Path) -> bool:
     return _file_in(folder) is not None
 
 
-def _load(path: Path) -> Tokenizer:
+def _load(path: Path, chat_form: ChatForm | None) -> Tokenizer:
     if path.is_dir():
-        return _load_folder(path)
+        return _load_folder(path, chat_form)
     if not path.is_file():
         raise ArtifactError(f"no tokenizer at {path}: no such file or folder", hint=_HINT)
     if path.suffix == ".gguf":
@@ -62,15 +71,15 @@ def _load(path: Path) -> Tokenizer:
 
         return load_gguf(path)
     if path.suffix in (".json", ".model"):
-        return _load_file(path)
+        return _load_file(path, chat_form)
     raise ArtifactError(f"{path} is no tokenizer: its name ends in {path.suffix!r}", hint=_HINT)
 
 
-def _load_folder(folder: Path) -> Tokenizer:
+def _load_folder(folder: Path, chat_form: ChatForm | None) -> Tokenizer:
     file = _file_in(folder)
     if file is None:
         raise ArtifactError(f"no tokenizer in {folder}: neither {_JSON} nor {_MODEL}", hint=_HINT)
-    return _load(file)
+    return _load(file, chat_form)
 
 
 def _file_in(folder: Path) -> Path | None:
@@ -84,9 +93,16 @@ def _file_in(folder: Path) -> Path | None:
     return ggufs[0] if len(ggufs) == 1 else None
 
 
-def _load_file(path: Path) -> Tokenizer:
+def _load_file(path: Path, chat_form: ChatForm | None) -> Tokenizer:
     """A tokenizer.json or tokenizer.model with the config files next to it."""
     config = _Config(path.parent)
+    form = chat_form or config.chat_form
+    if path.suffix == ".model" and config.is_tiktoken:
+        raise ArtifactError(
+            f"{path}: of a GLM-4, whose tokenizer.model is not sentencepiece's but tiktoken's",
+            hint="processor.tokenizer.tokenizer_file= the tokenizer.json of the same model in the "
+            "form of transformers, such as that of glm-4-9b-chat-hf",
+        )
     if path.name == _VOCAB:
         backend, defaults = read_vocab_and_merges(path, config.is_qwen2)
     elif path.suffix == ".json":
@@ -96,14 +112,18 @@ def _load_file(path: Path) -> Tokenizer:
         vocabulary = read_model(path, space_after_special=config.legacy)
         backend = build_tokenizer(vocabulary, source=str(path))
         defaults = vocabulary.special
+    if form is not None:
+        chatglm.add_tokens(backend, str(path))
+        defaults = chatglm.DEFAULTS
     config.add_tokens(backend)
     special = config.special_tokens(defaults)
     return Tokenizer(
         backend,
-        special,
+        special if form is None else chatglm.with_ends(special, form),
         source=str(path),
-        chat_template=config.chat_template(),
+        chat_template=config.chat_template() if form is None else None,
         template_source=str(config.template_file),
+        chat_form=form,
     )
 
 
@@ -133,6 +153,20 @@ class _Config:
     @property
     def legacy(self) -> bool:
         return self._values.get("legacy") is not False
+
+    @property
+    def chat_form(self) -> ChatForm | None:
+        """That of a ChatGLM2 or ChatGLM3; both are of one class, and only the newer has a template,
+        which is a rough one."""
+        kind = self._values.get("tokenizer_class")
+        if kind == "ChatGLMTokenizer":
+            named = "chatglm3" in str(self._values.get("name_or_path"))
+            return "chatglm3" if named or self._values.get("chat_template") else "chatglm2"
+        return CHAT_FORMS.get(kind) if isinstance(kind, str) else None
+
+    @property
+    def is_tiktoken(self) -> bool:
+        return self._values.get("tokenizer_class") == "ChatGLM4Tokenizer"
 
     @property
     def is_qwen2(self) -> bool:

@@ -13,7 +13,15 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.text.chatglm_chat import ChatForm, Tag
+from lite_runner.text.chatglm_chat import parts as chat_parts
 from lite_runner.text.spelling import byte_alphabet, spelling_of
+
+_CLASSES = {  # tokenizer_class of tokenizer_config.json, by chat form
+    None: "PreTrainedTokenizerFast",
+    "chatglm2": "ChatGLM2Tokenizer",
+    "chatglm3": "ChatGLM3Tokenizer",
+}
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,7 @@ class Tokenizer:
 
     `backend` is the vocabulary and its rules; this object takes ownership. `source` is the file
     name for error messages, and `template_source` that of the template where it is another.
+    With a `chat_form` chats are of that form, and special tokens written out in a text stay text.
     """
 
     def __init__(
@@ -43,8 +52,11 @@ class Tokenizer:
         source: str,
         chat_template: str | None = None,
         template_source: str | None = None,
+        chat_form: ChatForm | None = None,
     ) -> None:
         self._backend = backend
+        self.chat_form = chat_form
+        backend.encode_special_tokens = chat_form is not None
         self._special = special
         self._chat_template = chat_template
         self.source = source
@@ -75,6 +87,14 @@ class Tokenizer:
         self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = True
     ) -> list[int]:
         """Token ids of a rendered chat. The template writes bos itself, so none is added."""
+        if self.chat_form is not None and self._chat_template is None:
+            return [
+                id
+                for part in chat_parts(self.chat_form, messages, add_generation_prompt)
+                for id in (
+                    self._ids_of(part) if isinstance(part, Tag) else self.encode(part, False)
+                )
+            ]
         return self.encode(self.render_chat(messages, add_generation_prompt), False)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -108,6 +128,8 @@ class Tokenizer:
         """Render chat `messages` ({"role", "content"} each) with `template` or the model's own."""
         source = self.source if template else self._template_source
         template = template or self._chat_template
+        if template is None and self.chat_form is not None:
+            return "".join(chat_parts(self.chat_form, messages, add_generation_prompt))
         if template is None:
             raise ConfigError(
                 f"{self.source} has no chat template",
@@ -131,7 +153,7 @@ class Tokenizer:
         The config holds only the first eos token.
         """
         config = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
+            "tokenizer_class": _CLASSES[self.chat_form],
             "clean_up_tokenization_spaces": False,  # else transformers changes decoded spaces
             **self.named_tokens(),
             "add_bos_token": self._special.add_bos,
@@ -162,7 +184,14 @@ class Tokenizer:
             source=self.source,
             chat_template=template,
             template_source=template_source,
+            chat_form=self.chat_form,
         )
+
+    def _ids_of(self, token: str) -> list[int]:
+        id = self.id_of(token)
+        if id is None:
+            raise ArtifactError(f"{self.source}: {token!r} is not in the vocabulary")
+        return [id]
 
     def id_of(self, token: str | None) -> int | None:
         """The id of a token; None if it is not in the vocabulary."""
@@ -208,7 +237,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._chat_template is not None
+        return self._chat_template is not None or self.chat_form is not None
 
     def named_tokens(self) -> dict[str, str]:
         """The special tokens by their names in chat templates and tokenizer_config.json."""

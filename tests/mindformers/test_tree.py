@@ -85,8 +85,8 @@ def test_what_is_not_there_is_told_with_what_is() -> None:
         from lite_runner.mindformers.models.llama import LlamaModel  # noqa: F401
     with pytest.raises(ImportError, match=r"has no get_last_checkpoint; it is in mindformers\.tra"):
         from lite_runner.mindformers.tools import get_last_checkpoint  # noqa: F401
-    with pytest.raises(ModuleNotFoundError, match=r"mindformers\.models has no glm2; it has "):
-        importlib.import_module("lite_runner.mindformers.models.glm2.glm2_config")
+    with pytest.raises(ModuleNotFoundError, match=r"mindformers\.models has no t5; it has "):
+        importlib.import_module("lite_runner.mindformers.models.t5.t5_config")
     tools = importlib.import_module("lite_runner.mindformers.tools")
     with pytest.raises(AttributeError, match=r"mindformers.tools has no hccl; it has MindFormerC"):
         _ = tools.hccl

@@ -1,0 +1,58 @@
+"""The chats of ChatGLM2 and ChatGLM3, whose tags are tokens that no text spells."""
+
+# ruff: noqa: RUF001  (the rounds of ChatGLM2 have full-width colons)
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from lite_runner.errors import ConfigError
+
+ChatForm = Literal["chatglm2", "chatglm3"]
+PREFIX = ("[gMASK]", "sop")  # of every prompt
+ROLES = ("system", "user", "assistant", "observation")
+
+
+class Tag(str):
+    """A token by its name; other parts of a chat are texts, each encoded by itself."""
+
+
+def role_tag(role: str) -> Tag:
+    return Tag(f"<|{role}|>")
+
+
+def parts(
+    form: ChatForm, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool
+) -> Iterator[str]:
+    """A chat of {"role", "content"} as tags and texts. Raises ConfigError for roles, or an order of
+    them, that the model does not know."""
+    yield from map(Tag, PREFIX)
+    if form == "chatglm2":
+        yield "".join(_rounds(messages, add_generation_prompt))
+        return
+    for message in messages:
+        role = message["role"]
+        if role not in ROLES:
+            expected = ", ".join(ROLES)
+            raise ConfigError(f"chat: a message has role {role!r}, expected one of {expected}")
+        yield role_tag(role)
+        yield f"{message.get('metadata') or ''}\n"
+        yield message["content"]
+    if add_generation_prompt:
+        yield role_tag("assistant")
+
+
+def _rounds(messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> Iterator[str]:
+    for index, message in enumerate(messages):
+        expected = ("user", "assistant")[index % 2]
+        if message["role"] != expected:
+            raise ConfigError(
+                f"chat: message {index} has role {message['role']!r}, expected {expected}: the"
+                " user and the assistant of a ChatGLM2 take turns, and it has no system"
+            )
+        if expected == "user":
+            yield f"[Round {index // 2 + 1}]\n\n问：{message['content']}\n\n答："
+        else:
+            yield f"{message['content']}\n\n"
+    if add_generation_prompt and len(messages) % 2 == 0:
+        raise ConfigError("chat: the last message is the assistant's, expected one of the user")
