@@ -107,6 +107,7 @@ def random_weights(case: Case) -> torch.nn.Module:
         for name, weight in model.named_parameters():
             values = rng.normal(0.0, 0.3, tuple(weight.shape))
             is_norm_scale = weight.ndim == 1 and name.endswith(".weight")
+            is_norm_scale &= not case.config.model_type.startswith("gemma")  # less 1 already
             weight.copy_(torch.from_numpy(values + 1.0 if is_norm_scale else values))
     return model
 
@@ -122,7 +123,11 @@ def use_old_names(folder: Path, config: PreTrainedConfig) -> None:
     path = folder / "config.json"
     values = json.loads(path.read_text())
     values["torch_dtype"] = values.pop("dtype")
-    if rope := values.pop("rope_parameters", None):
+    if config.model_type == "gemma3_text":
+        ropes = values.pop("rope_parameters")
+        for key, kind in (("rope_theta", "full"), ("rope_local_base_freq", "sliding")):
+            values[key] = ropes[f"{kind}_attention"]["rope_theta"]
+    elif rope := values.pop("rope_parameters", None):
         values["rope_theta"] = rope.pop("rope_theta")
         if rope["rope_type"] != "llama3":  # older than the name rope_type
             rope["type"] = rope.pop("rope_type")
@@ -134,7 +139,8 @@ def use_old_names(folder: Path, config: PreTrainedConfig) -> None:
         values["num_attention_heads"] = values.pop("n_head")
     if config.model_type == "mistral":
         del values["head_dim"]
-    values.pop("layer_types", None)
+    if config.model_type != "gemma3_text":  # whose own do not follow its pattern
+        values.pop("layer_types", None)
     path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
 
     weights = load_file(folder / "model.safetensors")

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 Floats = NDArray[np.float32]
-SAME = ("granite", "llama", "olmo2", "qwen2", "qwen3", "smollm3")
-ARCHITECTURES = {name: name for name in SAME} | {"mistral": "llama"}
+SAME = ("gemma2", "granite", "llama", "olmo2", "qwen2", "qwen3", "smollm3")
+ARCHITECTURES = {name: name for name in SAME} | {"mistral": "llama", "gemma3_text": "gemma3"}
 PERMUTED = ("granite", "llama", "smollm3")  # rows of q and k
 KINDS = ("F32", "Q8_0", "Q4_0", "Q4_1", "Q4_K")
 
@@ -39,7 +39,9 @@ def write_model_gguf(
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
-    writer.add_rope_freq_base(config.get("rope_parameters", config)["rope_theta"])
+    rope = config.get("rope_parameters", config)
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     if "head_dim" in config:
         writer.add_key_length(config["head_dim"])
@@ -49,13 +51,20 @@ def write_model_gguf(
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    if architecture.startswith("gemma"):
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if architecture == "gemma3":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
     if architecture in PERMUTED:
         writer.add_vocab_size(config["vocab_size"])
         writer.add_rope_dimension_count(config.get("head_dim", config["hidden_size"] // heads))
     writer.add_token_list([f"t{index}" for index in range(config["vocab_size"])])
-    for token in ("bos", "eos"):
-        if (id := config[f"{token}_token_id"]) is not None:
-            writer.add_uint32(f"tokenizer.ggml.{token}_token_id", id)
+    for token, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        if (id := config.get(f"{token}_token_id")) is not None:
+            writer.add_uint32(f"tokenizer.ggml.{name}_token_id", id)
     for key, value in (metadata or {}).items():
         writer.add_uint32(f"{architecture}.{key}", value)
 
@@ -67,6 +76,8 @@ def write_model_gguf(
     for name, values in load_file(folder / "model.safetensors").items():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
+        less_one = architecture.startswith("gemma") and name.endswith("norm.weight")
+        values = values + np.float32(1) if less_one else values
         rotary = {"q_proj": heads, "k_proj": kv_heads}.get(name.split(".")[-2], 0)
         if architecture not in PERMUTED:
             rotary = 0
@@ -76,6 +87,7 @@ def write_model_gguf(
         writer.add_tensor(stored, np.ascontiguousarray(blocks), raw_dtype=used)
         found = gguf.quants.dequantize(blocks, used).reshape(values.shape)
         meant[name] = _halves(found, rotary) if rotary else found
+        meant[name] = meant[name] - np.float32(less_one)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -9,30 +9,14 @@ from typing import Any, TypeAlias
 from lite_runner.architectures.architecture import Architecture as Architecture
 from lite_runner.architectures.architecture import CustomNetwork as CustomNetwork
 from lite_runner.architectures.architecture import MindFormers
-from lite_runner.architectures.bloom import BLOOM
-from lite_runner.architectures.chatglm import CHATGLM
+from lite_runner.architectures.built_in import BUILT_IN
 from lite_runner.architectures.fused import Rows
-from lite_runner.architectures.glm import GLM, GLM4
-from lite_runner.architectures.gpt2 import GPT2
-from lite_runner.architectures.granite import GRANITE
-from lite_runner.architectures.llama import LLAMA
-from lite_runner.architectures.mistral import MISTRAL
 from lite_runner.architectures.naming import Parameter as Parameter
 from lite_runner.architectures.naming import Part, Role, parameters_of
-from lite_runner.architectures.olmo2 import OLMO2
-from lite_runner.architectures.qwen2 import QWEN2
-from lite_runner.architectures.qwen3 import QWEN3
-from lite_runner.architectures.smollm3 import SMOLLM3
 from lite_runner.architectures.spec import Decoder
 
 # By model_type; lite_runner.register adds to it.
-KNOWN: dict[str, Architecture] = {
-    one.name: one
-    for one in (
-        *(BLOOM, LLAMA, QWEN2, GPT2, QWEN3, MISTRAL, OLMO2, GRANITE, SMOLLM3),
-        *(CHATGLM, GLM, GLM4),
-    )
-}
+KNOWN: dict[str, Architecture] = {one.name: one for one in BUILT_IN}
 
 
 def architecture_of(model: Decoder) -> Architecture:

@@ -59,6 +59,8 @@ class Architecture:
     conv1d: bool = False  # transformers stores its linear layers as Conv1D, [in, out]
     stored_rows: StoredRows = stacked  # of tensors that checkpoints fuse or reorder
     always_tied: bool = False  # the head is always the embedding
+    text_of: str = ""  # a model with other parts, of which this architecture's text model is read
+    norms_less_one: bool = False  # transformers stores the weights of norms less 1
     custom: CustomNetwork | None = None
 
 

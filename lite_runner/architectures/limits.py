@@ -15,11 +15,12 @@ def unsupported(model: Decoder) -> list[str]:
     # These are computed once per step and shared by all layers.
     if len({(one.heads, one.kv_heads, one.head_dim) for one in attentions}) > 1:
         reasons.append("heads differ between its layers")
-    rotaries = {one.rotary for one in attentions if one.rotary is not None}
-    if len(rotaries) > 1 or len({one.alibi for one in attentions}) > 1:
+    if len({one.alibi for one in attentions}) > 1:
         reasons.append("positions differ between its layers")
-    if any(one.dynamic and one.dims for one in rotaries):
+    if any(one.dynamic and one.dims for one in model.rotaries):
         reasons.append("dynamic scaling of RoPE needs heads that are rotated as a whole")
+    if len(model.rotaries) > 1 and any(one.dynamic for one in model.rotaries):
+        reasons.append("rotary positions that depend on the length differ between its layers")
     if model.rotary is not None and model.head_dim % 2:
         reasons.append(f"rotary positions need an even head_dim, got {model.head_dim}")
     return reasons

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from lite_runner.architectures.fields import MAX_LAYERS, Fields
 from lite_runner.architectures.naming import Name, Names
@@ -14,6 +14,7 @@ from lite_runner.architectures.rope_fields import (
     rotary_dims,
 )
 from lite_runner.architectures.spec import (
+    Activation,
     Attention,
     Block,
     Decoder,
@@ -62,7 +63,10 @@ def decoder(
     mlp_bias: bool = False,
     qk_norm: bool = False,
     qk_norm_by_head: bool = True,
-    norm_after: bool = False,
+    norms: Literal["before", "after", "both"] = "before",
+    softcap: float | None = None,
+    activation: Activation | None = None,
+    local_rotary: Rotary | None = None,
     scale: float | None = None,
     residual_scale: float = 1.0,
     rotary_layers: Sequence[bool] = (),
@@ -73,7 +77,8 @@ def decoder(
 
     `windows` are the sliding windows per layer (empty: none); a window of at least seq_length masks
     nothing and counts as none. `rotary_layers`: which layers have positions (empty: all).
-    `norm_after`: norms are behind attention and feed-forward, not before.
+    `norms`: whether these are before attention and feed-forward, or behind them. `local_rotary`: of
+    the layers with windows, which then keep any window (None: as of the others).
 
     Without `architecture` it is qwen2 if only q, k and v have biases,
     else mistral if there are windows, else llama: MindFormers has one config class for all three.
@@ -92,17 +97,21 @@ def decoder(
         qk_norm=norm if qk_norm else None,
         qk_norm_by_head=qk_norm_by_head,
         scale=scale,
+        softcap=softcap,
     )
-    feed_forward = FeedForward(intermediate_size, gated=True, bias=mlp_bias)
+    feed_forward = FeedForward(intermediate_size, True, mlp_bias, activation)
+    before = None if norms == "after" else norm
+    after = None if norms == "before" else norm
 
     def block(window: int | None, rotates: bool) -> Block:
-        masks = window is not None and window < seq_length
+        # A window of the whole context still tells which layers have the local positions.
+        masks = window is not None and (local_rotary is not None or window < seq_length)
+        positions = rotary if window is None else local_rotary or rotary
         own = dataclasses.replace(
             attention,
             window=window if masks else None,
-            rotary=rotary if rotates else None,
+            rotary=positions if rotates else None,
         )
-        before, after = (None, norm) if norm_after else (norm, None)
         return Block(before, own, feed_forward, after, residual_scale)
 
     blocks = tuple(
@@ -111,9 +120,12 @@ def decoder(
     return Decoder(architecture, seq_length=seq_length, blocks=blocks, norm=norm, **rest)
 
 
-def sizes(fields: Fields, *, positions: int, partial: float | None = None) -> dict[str, Any]:
+def sizes(
+    fields: Fields, *, positions: int, partial: float | None = None, rope: Fields | None = None
+) -> dict[str, Any]:
     """The shared fields of config.json, as `decoder` takes them; `positions` is the default of
-    max_position_embeddings, `partial` that of partial_rotary_factor (None: it must be 1)."""
+    max_position_embeddings, `partial` that of partial_rotary_factor (None: it must be 1); `rope`:
+    see rope_from_hf."""
     fields.choice("hidden_act", SILU)
     hidden = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
@@ -127,7 +139,7 @@ def sizes(fields: Fields, *, positions: int, partial: float | None = None) -> di
     if head_dim % 2:
         raise fields.fault("head_dim", head_dim, "an even number, for the rotary embedding")
     positions = fields.integer("max_position_embeddings", default=positions)
-    theta, scaling = rope_from_hf(fields, positions, partial=partial is not None)
+    theta, scaling = rope_from_hf(fields, positions, rope, partial=partial is not None)
     dims = None if partial is None else rotary_dims(fields, head_dim, partial)
     # Dynamic scaling extends the context beyond the trained positions.
     if scaling is not None and scaling.type == "dynamic":

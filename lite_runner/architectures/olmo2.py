@@ -30,7 +30,7 @@ NAMES: Names = {
 def decoder(**sizes: Any) -> Decoder:
     """See llama_like.decoder."""
     return llama_like.decoder(
-        architecture="olmo2", qk_norm=True, qk_norm_by_head=False, norm_after=True, **sizes
+        architecture="olmo2", qk_norm=True, qk_norm_by_head=False, norms="after", **sizes
     )
 
 

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from lite_runner.architectures import by_role
 from lite_runner.architectures.naming import Part, Role
 from lite_runner.architectures.positions import alibi_slopes, dynamic_exponents, frequencies
-from lite_runner.architectures.spec import Attention, Decoder, FeedForward, Norm, Rotary
+from lite_runner.architectures.spec import (
+    Activation,
+    Attention,
+    Decoder,
+    FeedForward,
+    Norm,
+    Rotary,
+)
 
 Floats = NDArray[np.float64]
 
@@ -45,7 +52,12 @@ def forward(
         x = x + block.residual_scale * added
     head: Role = "embedding" if model.tie_word_embeddings else "head"
     logits = norm(model.norm, x, weights, "norm") @ weights[head, None, "weight"].T
-    return logits / model.logits_scaling
+    return capped(logits / model.logits_scaling, model.logits_softcap)
+
+
+def capped(x: Floats, softcap: float | None) -> Floats:
+    """Between -softcap and softcap; None: x itself."""
+    return x if softcap is None else softcap * np.tanh(x / softcap)
 
 
 class Weights:
@@ -100,7 +112,7 @@ def attention(given: Attention, x: Floats, weights: Weights, layer: int) -> Floa
     # Grouped-query attention: consecutive query heads share a key/value head.
     key, value = (np.repeat(one, given.heads // given.kv_heads, axis=1) for one in (key, value))
     scale = given.head_dim**-0.5 if given.scale is None else given.scale
-    scores = np.einsum("qhd,khd->hqk", query, key) * scale
+    scores = capped(np.einsum("qhd,khd->hqk", query, key) * scale, given.softcap)
     distance = np.arange(len(x))[:, None] - np.arange(len(x))  # query position - key position
     if given.alibi:
         scores = scores - alibi_slopes(given.heads)[:, None, None] * distance
@@ -134,7 +146,14 @@ def feed_forward(given: FeedForward, x: Floats, weights: Weights, layer: int) ->
     up = linear(x, weights, "up", layer, given.bias)
     if given.gated:
         gate = linear(x, weights, "gate", layer, given.bias)
-        inner = gate / (1 + np.exp(-gate)) * up
+        inner = activated(given.function, gate) * up
     else:
-        inner = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+        inner = activated(given.function, up)
     return linear(inner, weights, "down", layer, given.bias)
+
+
+def activated(function: Activation, x: Floats) -> Floats:
+    """Elementwise."""
+    cubic = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    share: Floats = 1 / (1 + np.exp(-x)) if function == "silu" else (1 + np.tanh(cubic)) / 2
+    return x * share

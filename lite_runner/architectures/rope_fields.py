@@ -11,14 +11,15 @@ ROPE_TYPES = ("linear", "dynamic", "llama3", "yarn")
 
 
 def rope_from_hf(
-    fields: Fields, positions: int, *, partial: bool = False
+    fields: Fields, positions: int, rope: Fields | None = None, *, partial: bool = False
 ) -> tuple[float, RopeScaling | None]:
-    """Base (theta) and scaling of a model with `positions` position ids.
+    """Base (theta) and scaling of a model with `positions` position ids; `rope`: the object of
+    rotary parameters, if it is not where most files have it.
 
     `partial`: heads may be rotated in part, see `rotary_dims`. Raises ArtifactError for an
     unsupported scaling.
     """
-    rope = _rope_object(fields)
+    rope = rope or _rope_object(fields)
     factor = _partial_factor(rope, fields)
     if factor not in (None, 1) and not partial:
         raise rope.fault("partial_rotary_factor", factor, "1: the whole head is rotated")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 RopeType = Literal["linear", "dynamic", "llama3", "yarn"]
+Activation = Literal["silu", "gelu"]  # gelu: the tanh form
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,23 @@ class Attention:
     qk_norm: Norm | None = None  # of queries and keys, before RoPE
     qk_norm_by_head: bool = True  # on each head [head_dim]; else over all heads together
     scale: float | None = None  # of scores; None: head_dim^-1/2
+    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
     window: int | None = None  # sliding window in tokens, the current one included; None: full
 
 
 @dataclass(frozen=True)
 class FeedForward:
-    """Gated: down(silu(gate(x)) * up(x)); else down(gelu(up(x))) with tanh GELU."""
+    """Gated: down(f(gate(x)) * up(x)); else down(f(up(x))); f is the activation."""
 
     width: int
     gated: bool
     bias: bool
+    activation: Activation | None = None  # None: SiLU if gated, else GELU
+
+    @property
+    def function(self) -> Activation:
+        """Its activation."""
+        return self.activation or ("silu" if self.gated else "gelu")
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,7 @@ class Decoder:
     embedding_norm: Norm | None = None
     embedding_scale: float = 1.0  # of embeddings, before positions and norm
     logits_scaling: float = 1.0  # logits are divided by it
+    logits_softcap: float | None = None  # then they become softcap * tanh(logit / softcap)
     bos_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()
     pad_token_id: int | None = None
@@ -149,8 +158,18 @@ class Decoder:
 
     @property
     def rotary(self) -> Rotary | None:
-        """Rotary positions of the blocks that have them, the same in all of these."""
-        return next((one.attention.rotary for one in self.blocks if one.attention.rotary), None)
+        """Rotary positions of the blocks with the whole context; if all have windows, of the first
+        with positions."""
+        found = [one.attention for one in self.blocks if one.attention.rotary]
+        whole = (one for one in found if one.window is None)
+        first = next(whole, found[0] if found else None)
+        return None if first is None else first.rotary
+
+    @property
+    def rotaries(self) -> tuple[Rotary, ...]:
+        """The different rotary positions of the blocks, in the order of their first blocks."""
+        found = (one.attention.rotary for one in self.blocks)
+        return tuple(dict.fromkeys(one for one in found if one is not None))
 
     @property
     def length_dependent(self) -> bool:
@@ -178,10 +197,11 @@ class Decoder:
         return self._each(part)
 
     def with_rope_scaling(self, scaling: RopeScaling) -> Decoder:
-        """The same model with this RoPE scaling."""
+        """The same model with this scaling of its `rotary`."""
+        changed = self.rotary
 
         def scaled(block: Block) -> Block:
-            if block.attention.rotary is None:
+            if block.attention.rotary is None or block.attention.rotary != changed:
                 return block
             rotary = replace(block.attention.rotary, scaling=scaling)
             return replace(block, attention=replace(block.attention, rotary=rotary))
@@ -210,9 +230,11 @@ class Decoder:
             "theta": rotary.theta,
             "rope_scaling": rotary.scaling,
             "rotary_dims": rotary.dims,
+            "rope_local_base_freq": tuple(one.theta for one in self.rotaries if one != rotary),
             "qkv_has_bias": attention.qkv_bias,
             "attn_proj_has_bias": attention.out_bias,
             "mlp_has_bias": self.feed_forward.bias,
+            "hidden_act": self.feed_forward.function,
             "qk_layernorm": attention.qk_norm is not None,
             "sliding_window": windows if len(set(windows)) > 1 else windows[0],
             "no_rope_layers": tuple(
@@ -224,6 +246,8 @@ class Decoder:
             "attention_multiplier": attention.scale,
             "residual_multiplier": self.blocks[0].residual_scale,
             "logits_scaling": self.logits_scaling,
+            "attn_logit_softcapping": attention.softcap,
+            "final_logit_softcapping": self.logits_softcap,
             "bos_token_id": self.bos_token_id,
             "eos_token_id": self.eos_token_id,
             "pad_token_id": self.pad_token_id,

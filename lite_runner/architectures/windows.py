@@ -30,6 +30,11 @@ def read(fields: Fields, layers: int) -> tuple[int | None, ...]:
     return per_layer(window, layers, 0, kinds)
 
 
+def periodic(layers: int, period: int) -> list[str]:
+    """Kinds of layers of which every `period`th has no window."""
+    return [SLIDING if (layer + 1) % period else FULL for layer in range(layers)]
+
+
 def per_layer(
     window: int | None, layers: int, first: int, kinds: Sequence[str] | None
 ) -> tuple[int | None, ...]:
@@ -43,7 +48,10 @@ def per_layer(
 def from_settings(given: Mapping[str, Any]) -> tuple[int | None, ...]:
     """Sliding window per layer, from MindFormers settings."""
     window = given["sliding_window"] if given["use_sliding_window"] else None
-    return per_layer(window, given["num_layers"], given["max_window_layers"], given["layer_types"])
+    kinds, period = given["layer_types"], given["sliding_window_pattern"]
+    if kinds is None and period is not None:
+        kinds = periodic(given["num_layers"], period)
+    return per_layer(window, given["num_layers"], given["max_window_layers"], kinds)
 
 
 def to_settings(model: Decoder) -> dict[str, Any]:

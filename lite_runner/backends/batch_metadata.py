@@ -73,7 +73,8 @@ class BatchMetadata:
 
     @property
     def table(self) -> NDArray[np.float32]:
-        """Rotary table of all positions [rows, head_dim], cos then sin; with `new_tables` only its
+        """Rotary table of all positions [rows, R * head_dim], cos then sin of each of the model's R
+        rotary positions; with `new_tables` only its
         shape is used."""
         return self._angles.table
 
@@ -123,13 +124,12 @@ class _Angles:
     def __init__(self, config: Decoder, length: int, capacity: int) -> None:
         self.dynamic = config.length_dependent
         self.table = np.zeros((1, 1), np.float32)
-        if config.rotary is None:
-            return
-        self._angles = RotaryAngles(config.rotary, config.head_dim)
+        angles = [RotaryAngles(one, config.head_dim) for one in config.rotaries]
         if self.dynamic:
+            (self._angles,) = angles
             self.table = np.zeros((capacity, config.head_dim), np.float32)
-        else:
-            self.table = np.concatenate(self._angles.table(length), 1)
+        elif angles:
+            self.table = np.concatenate([one for each in angles for one in each.table(length)], 1)
 
     def of(
         self, position: NDArray[np.int32], lengths: NDArray[np.int64], rows: NDArray[np.int32]

@@ -33,6 +33,9 @@ def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True)
             f"{where}: the weights are quantized (quantization_config), which is not supported",
             "take the unquantized checkpoint, or a GGUF file",
         )
+    if architecture.text_of:
+        text = _text_config(fields, architecture.text_of)
+        return model_config_from_hf(text, f"{where}: text_config", notes=notes)
     refuse_variants(fields)
     model = architecture.read(fields)
     unknown = [
@@ -42,6 +45,16 @@ def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True)
         progress.note(f"{where}: {_listed(unknown)}: not a field of {model_type}, and not followed")
     # A description that is registered under another name is that name's.
     return replace(model, architecture=architecture.name)
+
+
+def _text_config(fields: Fields, model_type: str) -> dict[str, Any]:
+    """The config.json of the text model alone, of a model that has other parts too; special tokens
+    are the whole model's where it has any."""
+    shared = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
+    outer = {name: fields.raw[name] for name in shared if fields.raw.get(name) is not None}
+    if fields.raw.get("text_config") is None:
+        raise fields.fault("text_config", None, "an object")
+    return {**fields.section("text_config").raw, **outer, "model_type": model_type}
 
 
 def _listed(names: list[str]) -> str:

@@ -28,6 +28,8 @@ _FAMILY_MODEL = {
     "GlmForCausalLM": "glm4_9b_hf",
     "Glm4ForCausalLM": "glm4_9b_0414",
     "ChatGLM2ForConditionalGeneration": "glm2_6b",
+    "Gemma2ForCausalLM": "gemma2_2b",
+    "Gemma3ForCausalLM": "gemma3_1b",
     "BloomLMHeadModel": "bloom_560m",
     "GPT2LMHeadModel": "gpt2",
 }

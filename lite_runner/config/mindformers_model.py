@@ -42,6 +42,8 @@ _ACTIVATIONS = {
     "SmolLM3Config": ("silu",),
     "GlmConfig": ("silu",),
     "Glm4Config": ("silu",),
+    "Gemma2Config": ("gelu_pytorch_tanh", "gelu"),
+    "Gemma3TextConfig": ("gelu_pytorch_tanh", "gelu"),
     "BloomConfig": ("gelu",),
     "GPT2Config": ("gelu",),
 }

@@ -83,7 +83,7 @@ class DecoderSettings(Settings):
 @dataclass(frozen=True, kw_only=True)
 class LlamaSettings(DecoderSettings):
     """Of what is built like a Llama: Llama, Qwen2, Qwen3, Mistral, SmolLM2 and 3, OLMo 2,
-    Granite, GLM-4."""
+    Granite, GLM-4, Gemma 2 and 3."""
 
     type: Literal[
         "LlamaConfig",
@@ -93,6 +93,8 @@ class LlamaSettings(DecoderSettings):
         "SmolLM3Config",
         "GlmConfig",
         "Glm4Config",
+        "Gemma2Config",
+        "Gemma3TextConfig",
     ]
     n_kv_heads: Count | None  # null: as num_heads
     head_dim: Count | None  # null: hidden_size / num_heads
@@ -104,15 +106,19 @@ class LlamaSettings(DecoderSettings):
     qkv_has_bias: bool
     attn_proj_has_bias: bool = False
     mlp_bias: bool = False
-    use_sliding_window: bool = False  # else the next three have no effect
+    use_sliding_window: bool = False  # else the next four have no effect
     sliding_window: Count | None = None  # latest tokens that one sees, itself among them
     max_window_layers: Index = 0  # first layers, which have no window
     layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
+    sliding_window_pattern: Count | None = None  # every so manieth layer has no window
     no_rope_layers: tuple[Literal[0, 1], ...] | None = None  # 1: with rotary positions; null: all
     embedding_multiplier: Positive = 1.0
     attention_multiplier: Positive | None = None  # of scores; null: head_dim^-1/2
     residual_multiplier: Positive = 1.0
     logits_scaling: Positive = 1.0  # logits are divided by it
+    attn_logit_softcapping: Positive | None = None  # of scores, with tanh; null: none
+    final_logit_softcapping: Positive | None = None  # of logits
+    rope_local_base_freq: Positive | None = None  # theta of layers with windows; null: 10000
 
     def resolve(self) -> Decoder:
         return self._described(self.type)
@@ -165,6 +171,8 @@ class Arch:
         "GlmForCausalLM",
         "Glm4ForCausalLM",
         "ChatGLM2ForConditionalGeneration",
+        "Gemma2ForCausalLM",
+        "Gemma3ForCausalLM",
         "BloomLMHeadModel",
         "GPT2LMHeadModel",
         "auto",

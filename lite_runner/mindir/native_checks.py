@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lite_runner.errors import ArtifactError
 from lite_runner.mindir.manifest import Manifest
 from lite_runner.native.validation import check_layer, check_model
-from lite_runner.networks.native import cache_shapes
+from lite_runner.networks.native import cache_shapes, head_operator
 
 AGAIN = "export the model again"
 _LAYER = "layer"  # a Parameter's name is this and its number
@@ -147,7 +147,7 @@ class _Graph:
         _equal("operators that it does not call", [name for name, _, _ in expected], [])
         (result,) = self._graph.output
         logits = self._values[result.name]
-        _equal("output", logits.name, "output of Head")
+        _equal("output", logits.name, f"output of {head_operator(self._manifest.model)}")
         (tensor,) = result.tensor
         _equal("output", _shape_of(tensor), logits.shape)
 
@@ -167,7 +167,7 @@ class _Graph:
         return [
             ("Embedding", [step, adapter_slots, first], hidden),
             ("Layers", [embedded, step, rope, adapter_slots, *packed], hidden),
-            ("Head", [computed, step, adapter_slots, last, first], logits),
+            (head_operator(model), [computed, step, adapter_slots, last, first], logits),
         ]
 
     def _add(self, name: str, value: _Value) -> None:

@@ -28,7 +28,7 @@ from lite_runner.system.files import temporary_folder
 from lite_runner.system.protobuf import parse_message
 
 LIBRARY = "operators.so"
-OPERATORS = ("Embedding", "Layers", "Head")
+OPERATORS = ("Embedding", "Layers", "Head", "CappedHead")
 MAX_GRAPH = 64 * 2**20  # bytes of a graph without its parameters
 AGAIN = "export the model again"
 _LITTLE_ENDIAN = b"\x01"  # the first of the bytes in front of MindSpore's parameters

@@ -56,6 +56,12 @@ def unsupported(model: Decoder) -> list[str]:
         one.residual_scale != 1 or one.attention.scale is not None for one in model.blocks
     ):
         reasons.append("embeddings, scores, residual connections or logits have multipliers")
+    if model.logits_softcap is not None or any(one.softcap is not None for one in attentions):
+        reasons.append("scores or logits have a soft cap")
+    if any(one.feed_forward.activation is not None for one in model.blocks):
+        reasons.append("the feed-forward network has another activation")
+    if len(model.rotaries) > 1:
+        reasons.append("rotary positions differ between its layers")
     if any(one.qk_norm is not None and one.qk_norm.kind != "rms" for one in attentions):
         reasons.append("queries and keys have another norm than RMSNorm")
     return reasons

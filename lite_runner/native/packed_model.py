@@ -14,7 +14,7 @@ from lite_runner.architectures.positions import alibi_slopes
 from lite_runner.native import packing
 from lite_runner.native.lora_pool import LoraSize, PoolLayout, Target
 from lite_runner.native.packing import Block, Floats, Layout, Norm, Weight
-from lite_runner.native.structs import MOST_HEAD_DIM
+from lite_runner.native.structs import MOST_HEAD_DIM, Activation
 
 _INWARD: tuple[Role, ...] = ("query", "key", "value")
 
@@ -53,13 +53,30 @@ def is_general(model: spec.Decoder, block: spec.Block) -> bool:
         or block.post_norm is not None
         or residual_scale(model, block) != 1
         or attention.scale is not None
+        or attention.softcap is not None
         or not attention.qk_norm_by_head
+        or block.feed_forward.activation is not None
+        or len(model.rotaries) > 1
     )
 
 
 def score_scale(attention: spec.Attention) -> float:
     """Scale of attention scores."""
     return attention.head_dim**-0.5 if attention.scale is None else attention.scale
+
+
+def rope_columns(model: spec.Decoder, attention: spec.Attention) -> tuple[int, int]:
+    """Width of a row of the rotary table, and where a layer's cos and sin begin in it: the model's
+    different rotary positions lie side by side. (0, 0): the layer has none."""
+    if attention.rotary is None:
+        return 0, 0
+    index = model.rotaries.index(attention.rotary)
+    return len(model.rotaries) * model.head_dim, index * model.head_dim
+
+
+def activation(feed_forward: spec.FeedForward) -> Activation:
+    """As the kernels have it."""
+    return {"silu": Activation.SILU, "gelu": Activation.GELU}[feed_forward.function]
 
 
 class Weights(Protocol):
@@ -164,8 +181,13 @@ class _Packer:
             key_norm = self._norm(parts.qk_norm, "key_norm", layer)
         general = None
         if residual := self._residual("attention_post_norm", layer, block):
-            joint = not parts.qk_norm_by_head
-            general = packing.GeneralAttention(score_scale(parts), residual, joint)
+            general = packing.GeneralAttention(
+                score_scale(parts),
+                residual,
+                joint_norm=not parts.qk_norm_by_head,
+                softcap=parts.softcap,
+                rope=rope_columns(self._model, parts),
+            )
         packed = packing.attention(
             packing.AttentionShape(
                 parts.heads,
@@ -205,6 +227,7 @@ class _Packer:
             bias = self._bias("up", layer) if parts.bias else None
         upward = self._packed(up, bias)
         down = self._matrix("down", layer)
+        residual = self._residual("feed_forward_post_norm", layer, block)
         packed = packing.feed_forward(
             upward,
             self._packed(down, self._bias("down", layer) if parts.bias else None),
@@ -213,7 +236,7 @@ class _Packer:
             hidden=hidden,
             wide=parts.width,
             gated=parts.gated,
-            residual=self._residual("feed_forward_post_norm", layer, block) or True,
+            residual=residual is None or packing.GeneralFeedForward(residual, activation(parts)),
         )
         return Packed(packed.block(), layout)
 
@@ -229,7 +252,9 @@ class _Packer:
             scaling = np.float32(model.logits_scaling)
             beta = None if norm.beta is None else norm.beta / scaling
             norm = Norm(norm.gamma / scaling, beta, norm.epsilon)
-        block = packing.head(matrix, norm, layout, hidden=model.hidden_size)
+        block = packing.head(
+            matrix, norm, layout, hidden=model.hidden_size, softcap=model.logits_softcap
+        )
         return Packed(block.block(), layout)
 
     def _name(self, role: Role, layer: int | None = None, kind: Part = "weight") -> str:

@@ -327,7 +327,17 @@ class GeneralAttention:
 
     scale: float  # of scores
     residual: Residual
-    joint_norm: bool  # query and key norm over all heads together
+    joint_norm: bool = False  # query and key norm over all heads together
+    softcap: float | None = None  # of scores
+    rope: tuple[int, int] = (0, 0)  # numbers in a row of the rotary table; this layer's first
+
+
+@dataclass(frozen=True)
+class GeneralFeedForward:
+    """What only a general feed-forward layer has."""
+
+    residual: Residual
+    activation: structs.Activation
 
 
 @dataclass(frozen=True)
@@ -371,7 +381,8 @@ def attention(
     if general is not None:
         fields.kind = Kind.GENERAL_ATTENTION
         widest.scale, widest.residual_scale = general.scale, general.residual.scale
-        widest.joint_norm = general.joint_norm
+        widest.joint_norm, widest.softcap = general.joint_norm, general.softcap or 0.0
+        widest.rope_width, widest.rope_offset = general.rope
     fields.hidden = shape.hidden
     fields.heads, fields.kv_heads, fields.head_dim = shape.heads, shape.kv_heads, shape.head_dim
     fields.rotary, fields.residual = shape.rotary, shape.residual
@@ -402,12 +413,12 @@ def feed_forward(
     hidden: int,
     wide: int,
     gated: bool,
-    residual: bool | Residual,
+    residual: bool | GeneralFeedForward,
 ) -> Layout:
     """Pack a feed-forward layer; `up`: gate and up as Alternating panels if `gated`. `norm` None:
-    only with a Residual."""
+    only in a general layer."""
     whole = structs.GeneralFeedForwardLayer()
-    general = residual if isinstance(residual, Residual) else None
+    general = residual if isinstance(residual, GeneralFeedForward) else None
     fields = whole.plain
     fields.kind = Kind.FEED_FORWARD if general is None else Kind.GENERAL_FEED_FORWARD
     fields.hidden, fields.wide, fields.gated = hidden, wide, gated
@@ -419,18 +430,26 @@ def feed_forward(
     if norm is not None:
         fields.norm = layout.norm(norm)
     if general is not None:
-        whole.residual_scale = general.scale
-        if general.norm is not None:
-            whole.post_norm = layout.norm(general.norm)
+        whole.activation = general.activation
+        whole.residual_scale = general.residual.scale
+        if general.residual.norm is not None:
+            whole.post_norm = layout.norm(general.residual.norm)
     return layout
 
 
 def head(
-    matrix_layout: Layout | None, norm: Norm, adapters: PoolLayout | None, *, hidden: int
+    matrix_layout: Layout | None,
+    norm: Norm,
+    adapters: PoolLayout | None,
+    *,
+    hidden: int,
+    softcap: float | None = None,
 ) -> Layout:
     """Pack the head; None: it is tied to the embedding."""
-    fields = structs.HeadLayer(hidden=hidden, adapters=_parts_of(adapters))
-    layout = Layout(fields)
+    whole = structs.CappedHeadLayer(softcap=softcap or 0.0)
+    fields = whole.plain
+    fields.hidden, fields.adapters = hidden, _parts_of(adapters)
+    layout = Layout(fields if softcap is None else whole)
     if matrix_layout is not None:
         fields.matrix_offset = layout.add(matrix_layout)
     fields.norm = layout.norm(norm)

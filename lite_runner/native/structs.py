@@ -43,6 +43,13 @@ class Kind(IntEnum):
     GENERAL_FEED_FORWARD = 5
 
 
+class Activation(IntEnum):
+    """Activation of a feed-forward network."""
+
+    SILU = 0
+    GELU = 1
+
+
 # With slots, assigning a misspelled field fails.
 class Matrix(Structure):
     """A matrix [out, in]; `format` is a Format."""
@@ -139,8 +146,11 @@ class GeneralAttentionLayer(Structure):
     _fields_ = [
         ("extended", ExtendedAttentionLayer),
         ("scale", c_double),
+        ("softcap", c_double),
         ("residual_scale", c_double),
         ("joint_norm", c_int64),
+        ("rope_width", c_int64),
+        ("rope_offset", c_int64),
         ("post_norm", Norm),
     ]
 
@@ -168,6 +178,7 @@ class GeneralFeedForwardLayer(Structure):
     __slots__ = ()
     _fields_ = [
         ("plain", FeedForwardLayer),
+        ("activation", c_int64),
         ("residual_scale", c_double),
         ("post_norm", Norm),
     ]
@@ -183,3 +194,10 @@ class HeadLayer(Structure):
         ("norm", Norm),
         ("adapters", LoraPair),
     ]
+
+
+class CappedHeadLayer(Structure):
+    """A head whose logits become softcap * tanh(logit / softcap)."""
+
+    __slots__ = ()
+    _fields_ = [("plain", HeadLayer), ("softcap", c_double)]

@@ -17,9 +17,11 @@ from lite_runner.errors import ArtifactError
 from lite_runner.native import structs
 from lite_runner.native.lora_pool import PoolLayout
 from lite_runner.native.packed_model import (
+    activation,
     is_general,
     norm_of_hidden,
     residual_scale,
+    rope_columns,
     score_scale,
     unsupported,
 )
@@ -136,6 +138,9 @@ class _Validator:
         if general:
             widest = self._header(structs.GeneralAttentionLayer)
             self._equal("scale", widest.scale, score_scale(parts))
+            self._equal("softcap", widest.softcap, parts.softcap or 0.0)
+            columns = rope_columns(self._model, parts)
+            self._equal("rope columns", (widest.rope_width, widest.rope_offset), columns)
             self._equal("joint_norm", widest.joint_norm, int(not parts.qk_norm_by_head))
             self._residual(widest, block)
 
@@ -156,7 +161,9 @@ class _Validator:
         self._matrix("down", fields.down, hidden, parts.width, bias=parts.bias)
         self._norm("norm", fields.norm, norm_of_hidden(self._model, block.norm), hidden)
         if general:
-            self._residual(self._header(structs.GeneralFeedForwardLayer), block)
+            widest = self._header(structs.GeneralFeedForwardLayer)
+            self._equal("activation", widest.activation, activation(parts))
+            self._residual(widest, block)
 
     def head(self) -> None:
         model, fields = self._model, self._header(structs.HeadLayer)
@@ -167,6 +174,9 @@ class _Validator:
         else:
             self._matrix("matrix", fields.matrix_offset, model.vocab_size, model.hidden_size)
         self._norm("norm", fields.norm, norm_of_hidden(model, model.norm), model.hidden_size)
+        if model.logits_softcap is not None:
+            capped = self._header(structs.CappedHeadLayer)
+            self._equal("softcap", capped.softcap, model.logits_softcap)
 
     def _residual(
         self,

@@ -48,9 +48,11 @@ def supports(dtype: ms.Type, config: Decoder) -> bool:
     """Whether the fused operators support a network in this type."""
     # PagedAttentionMask requires the ALiBi bias as float16, and the query in the same type.
     types = (ms.float16,) if config.attention.alibi else TYPES
-    # PagedAttention attends to the whole row: no sliding window shorter than the context.
+    # PagedAttention attends to the whole row, by plain scores: no sliding window shorter than the
+    # context, no soft cap.
     whole = all(window is None or window >= config.seq_length for window in config.windows)
-    return dtype in types and config.head_dim % HEAD_DIM_STEP == 0 and whole
+    capped = any(block.attention.softcap is not None for block in config.blocks)
+    return dtype in types and config.head_dim % HEAD_DIM_STEP == 0 and whole and not capped
 
 
 def blocks_of(cache: CacheSize) -> int:
@@ -120,8 +122,17 @@ class PagedInputs(StepPositions):
 class FusedAttention(nn.Cell):
     """As Attention, over a paged cache."""
 
-    def __init__(self, options: BuildOptions, heads: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(
+        self,
+        options: BuildOptions,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        softcap: float | None = None,
+    ) -> None:
+        """`softcap` is of the stock layers only: see `supports`."""
         super().__init__()
+        del softcap
         self.width, self.kv_width = heads * head_dim, kv_heads * head_dim
         self.kv_heads, self.head_dim = kv_heads, head_dim
         self.scale = head_dim**-0.5

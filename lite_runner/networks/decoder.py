@@ -21,6 +21,7 @@ from lite_runner.networks.layers import (
     LayerNorm,
     Linear,
     Weights,
+    capped,
 )
 from lite_runner.networks.lora import Adapters, Lora, Step
 from lite_runner.networks.quantized_layers import QuantizedLinear
@@ -130,16 +131,17 @@ class BlockCell(nn.Cell):
         self.feed_forward_post_norm = parts.optional_norm(
             block.post_norm, "feed_forward_post_norm", layer
         )
-        self.rotary = attention.rotary is not None
+        rotaries = parts.model.rotaries
+        self.rotary = -1 if attention.rotary is None else rotaries.index(attention.rotary)
         self.rotate = Rotate(self.query_width, attention.head_dim)
-        self.attention = attention_for(options, parts.model)
+        self.attention = attention_for(options, parts.model, attention.softcap)
         self.attention_out = parts.dense(
             "attention_out", layer, bias=attention.out_bias, combine=whole
         )
         self.feed_forward_norm = parts.optional_norm(block.norm, "feed_forward_norm", layer)
         self.gate = dense("gate") if feed_forward.gated else None
         self.up, self.down = dense("up"), dense("down", whole)
-        self.gelu = GELU()
+        self.activation = GELU() if feed_forward.function == "gelu" else ops.silu
 
         qkv: dict[Role, Dense] = {"query": self.query, "key": self.key, "value": self.value}
         wide: dict[Role, Dense] = {"up": self.up}
@@ -153,18 +155,19 @@ class BlockCell(nn.Cell):
     def construct(
         self,
         x: Tensor,
-        angles: tuple[Tensor, Tensor] | None,
+        angles: tuple[tuple[Tensor, Tensor], ...],
         rows: Tensor,
         biases: tuple[Tensor, ...],
         slot: Tensor | None,
         step: Step | None,
     ) -> Tensor:
-        """x [n, hidden], `rows` and `biases` from the step's inputs -> [n, hidden]."""
+        """x [n, hidden], `angles` of each of the model's rotary positions, `rows` and `biases` from
+        the step's inputs -> [n, hidden]."""
         h = x if self.attention_norm is None else self.attention_norm(x)
         to_q, to_k, to_v = self.qkv_lora(h, step)
         q, k = self.normed(self.query(h, to_q), self.key(h, to_k))
-        if angles is not None and self.rotary:
-            q, k = self.rotate(q, k, angles)
+        if self.rotary >= 0:
+            q, k = self.rotate(q, k, angles[self.rotary])
         v = self.value(h, to_v)
         if self.query_scale != 1.0:
             q = q * self.query_scale
@@ -194,9 +197,9 @@ class BlockCell(nn.Cell):
     def widened(self, h: Tensor, step: Step | None) -> Tensor:
         """h [n, hidden] -> [n, width], gated or not."""
         if self.gate is None:
-            return self.gelu(self.up(h, self.wide_lora(h, step)[0]))
+            return self.activation(self.up(h, self.wide_lora(h, step)[0]))
         to_gate, to_up = self.wide_lora(h, step)
-        return ops.silu(self.gate(h, to_gate)) * self.up(h, to_up)
+        return self.activation(self.gate(h, to_gate)) * self.up(h, to_up)
 
 
 class DecoderCell(nn.Cell):
@@ -208,15 +211,15 @@ class DecoderCell(nn.Cell):
         parts = Parts(model, weights, options)
         cache, parallel = options.cache, options.parallel
         self.embedding = Embedding(options, parts.tensor("embedding"))
-        self.position_embedding = self.angles = self.head = None
+        self.position_embedding = self.head = None
         self.embedding_scale, self.logits_scaling = model.embedding_scale, model.logits_scaling
+        self.logits_softcap = model.logits_softcap
         if model.learned_positions:  # small: replicated on every rank
             whole = replace(options, parallel=None)
             self.position_embedding = Embedding(whole, parts.tensor("positions"))
         self.embedding_norm = parts.optional_norm(model.embedding_norm, "embedding_norm")
-        if model.rotary is not None:
-            length = model.seq_length if cache is None else cache.length
-            self.angles = Angles(model, model.rotary, length)
+        length = model.seq_length if cache is None else cache.length
+        self.angles = nn.CellList([Angles(model, rotary, length) for rotary in model.rotaries])
         windows = list(dict.fromkeys(model.windows))
         slopes = _slopes(model, options) if model.attention.alibi else None
         self.inputs = nn.CellList(
@@ -258,7 +261,9 @@ class DecoderCell(nn.Cell):
         biases: tuple[Tensor, ...] = (bias,)
         for inputs in self.inputs[1:]:  # other windows; positions and rows are the same
             biases = (*biases, inputs(tokens, position, length, slot)[2])
-        angles = None if self.angles is None else self.angles(positions, length)
+        angles: tuple[tuple[Tensor, Tensor], ...] = ()
+        for one in self.angles:
+            angles = (*angles, one(positions, length))
         step = self.adapters(adapter_slot, slot)
         x = self.adapters.embedding(self.embedding(tokens), tokens, step)
         if self.embedding_scale != 1.0:
@@ -274,7 +279,9 @@ class DecoderCell(nn.Cell):
         x = self.norm(x)
         added = self.adapters.head(x, step)[0]
         logits = self.embedding.logits(x, added) if self.head is None else self.head(x, added)
-        return logits if self.logits_scaling == 1.0 else logits / self.logits_scaling
+        if self.logits_scaling != 1.0:
+            logits = logits / self.logits_scaling
+        return capped(logits, self.logits_softcap)
 
 
 def _slopes(model: Decoder, options: BuildOptions) -> Array:

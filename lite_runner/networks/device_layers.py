@@ -28,7 +28,7 @@ class Layers:
 
     norm: Callable[[Array, float], nn.Cell]
     inputs: Callable[[BuildOptions, int, int, Array | None, int | None], nn.Cell]
-    attention: Callable[[BuildOptions, int, int, int], nn.Cell]
+    attention: Callable[[BuildOptions, int, int, int, float | None], nn.Cell]
 
 
 def _step_inputs(
@@ -54,10 +54,10 @@ def inputs_for(
     return build(options, config.num_heads, config.n_kv_heads, slopes, window)
 
 
-def attention_for(options: BuildOptions, config: Decoder) -> nn.Cell:
+def attention_for(options: BuildOptions, config: Decoder, softcap: float | None) -> nn.Cell:
     """See Attention."""
     build = layers_for(options, config).attention
-    return build(options, config.num_heads, config.n_kv_heads, config.head_dim)
+    return build(options, config.num_heads, config.n_kv_heads, config.head_dim, softcap)
 
 
 def linear(

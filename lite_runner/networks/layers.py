@@ -194,6 +194,11 @@ class GELU(nn.Cell):
         return x * 0.5 * (ops.tanh(inner) + 1.0)
 
 
+def capped(x: Tensor, softcap: float | None) -> Tensor:
+    """Between -softcap and softcap; None: x itself."""
+    return x if softcap is None else ops.tanh(x / softcap) * softcap
+
+
 class StepPositions(nn.Cell):
     """Position ids, cache slots and key positions of a step."""
 
@@ -300,9 +305,18 @@ class Attention(nn.Cell):
     [slots * K * S, D]: a step writes K short rows per token, and reads a slot without copying.
     """
 
-    def __init__(self, options: BuildOptions, heads: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(
+        self,
+        options: BuildOptions,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        softcap: float | None = None,
+    ) -> None:
+        """`softcap`: of scores."""
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.softcap = softcap
         self.group = heads // kv_heads
         self.scale = head_dim**-0.5
         self.dtype = options.dtype
@@ -336,7 +350,8 @@ class Attention(nn.Cell):
         else:
             q = q.reshape(count, -1, kv, group * dim).transpose(0, 2, 1, 3)
             q = q.reshape(count * kv, -1, dim)
-        weights = self.softmax(self.scores(q, k).astype(ms.float32) + bias)
+        scores = capped(self.scores(q, k).astype(ms.float32), self.softcap)
+        weights = self.softmax(scores + bias)
         x = self.mix(weights.astype(self.dtype), v).astype(ms.float32)
         if slot is not None:
             x = x.reshape(count, kv, -1, group * dim).transpose(0, 2, 1, 3)

@@ -89,6 +89,11 @@ def _operator(name: str, width: int, rows: int) -> ops.Custom:
     )
 
 
+def head_operator(model: Decoder) -> str:
+    """The operator of the model's head."""
+    return "Head" if model.logits_softcap is None else "CappedHead"
+
+
 class NativeNetwork(nn.Cell):
     """State shared by steps of all capacities: packed weights and the KV cache.
 
@@ -99,6 +104,7 @@ class NativeNetwork(nn.Cell):
     def __init__(self, config: Decoder, weights: Weights, options: NativeOptions) -> None:
         super().__init__()
         self.hidden, self.vocab = config.hidden_size, config.vocab_size
+        self.head = head_operator(config)
         self._config = config
         model = pack(
             config,
@@ -153,10 +159,11 @@ class NativeStep(nn.Cell):
         self.network = network
         self.embed = _operator("Embedding", network.hidden, capacity)
         self.compute = _operator("Layers", network.hidden, capacity)
-        self.predict = _operator("Head", network.vocab, wanted)
+        self.predict = _operator(network.head, network.vocab, wanted)
 
     def construct(self, step: Tensor, rope: Tensor, adapter_slots: Tensor) -> Tensor:
-        """`step`: see Step in native/src/layers.h; `rope` [rows, head_dim], cos then sin;
+        """`step`: see Step in native/src/layers.h; `rope` [rows, R * head_dim], cos and
+        sin of R rotary positions;
         `adapter_slots` [capacity] per token, below 0 the base model -> logits [wanted, vocab]."""
         net = self.network
         last = len(net.layers) - 1

@@ -41,6 +41,11 @@ def cast(name: str, tensor: LazyTensor, dtype: DType) -> LazyTensor:
     return LazyTensor(tensor.shape, dtype, read)
 
 
+def shifted(tensor: LazyTensor, by: float) -> LazyTensor:
+    """Every value plus `by`, as F32: a sum has more bits than its parts."""
+    return LazyTensor(tensor.shape, "F32", lambda: tensor.float32() + np.float32(by))
+
+
 def transposed(tensor: LazyTensor) -> LazyTensor:
     """[a, b] as [b, a]."""
     return replace(

@@ -64,6 +64,15 @@ PUBLISHED = {
         "use_cache": True,
         "torch_dtype": "float16",
     },
+    "gemma2": {"cache_implementation": "hybrid", "hidden_act": "gelu_pytorch_tanh"},
+    "gemma3_text": {
+        "_sliding_window_pattern": 6,
+        "cache_implementation": "hybrid",
+        "rope_local_base_freq": 10000,
+        "rope_scaling": None,
+        "sliding_window_pattern": 6,
+        "torch_dtype": "bfloat16",
+    },
     "gpt2": {"n_ctx": 1024, "task_specific_params": {"text-generation": {"do_sample": True}}},
     "llama": {
         "_name_or_path": "checkpoints",
@@ -109,7 +118,7 @@ def other(field: str, default: Any) -> Any:
         return 1
     if isinstance(default, bool):
         return not default
-    return f"not {default}" if isinstance(default, str) else 2 * default
+    return f"not {default}" if isinstance(default, str) else 2 * default or 1
 
 
 def beside(name: str, field: str) -> dict[str, Any]:

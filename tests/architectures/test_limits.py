@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lite_runner.architectures.limits import unsupported
-from lite_runner.architectures.spec import Attention, Decoder, Rotary
+from lite_runner.architectures.spec import Attention, Decoder, RopeScaling, Rotary
 from tests import references
 
 Reference = Callable[[str], Any]
@@ -32,7 +32,10 @@ def test_what_it_can(case: str, reference: Reference) -> None:
     ("changes", "said"),
     [
         ({"heads": 2, "kv_heads": 2}, "heads differ between its layers"),
-        ({"rotary": Rotary(theta=5.0)}, "positions differ between its layers"),
+        (
+            {"rotary": Rotary(5.0, RopeScaling("dynamic", 2.0, 16))},
+            "rotary positions that depend on the length differ between its layers",
+        ),
         ({"rotary": None, "alibi": True}, "positions differ between its layers"),
     ],
 )

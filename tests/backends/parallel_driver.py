@@ -39,6 +39,8 @@ CASES = [  # fixture, the ranks that share it, whether the vocabulary is cut, or
     ("smollm3", range(2), True, False),
     ("chatglm", range(2), True, True),
     ("glm4", range(2, 4), True, True),
+    ("gemma2", range(2), True, True),
+    ("gemma3", range(2, 4), False, True),
     ("llama_biases", range(2, 4), False, True),
 ]
 

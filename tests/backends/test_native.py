@@ -78,7 +78,11 @@ def test_weights_of_16_bits(
 
 @pytest.mark.parametrize("cache", ["fp16", "int8"])
 @pytest.mark.parametrize(
-    "case", ["bloom", "llama", "gpt2", "qwen3", "mistral", "olmo2", "granite", "smollm3_window"]
+    "case",
+    [
+        *("bloom", "llama", "gpt2", "qwen3", "mistral", "olmo2", "granite", "smollm3_window"),
+        *("gemma2", "gemma3"),
+    ],
 )
 def test_a_rounded_cache_is_close(
     case: str, cache: str, reference: Reference, relative_error: Error
@@ -95,7 +99,10 @@ def test_a_rounded_cache_is_close(
         *((case, "a16w8") for case in ("bloom", "gpt2", "llama_biases", "qwen2", "qwen2_window")),
         *(
             (case, quant)
-            for case in ("qwen3", "mistral", "olmo2", "granite", "smollm3", "chatglm", "glm4")
+            for case in (
+                *("qwen3", "mistral", "olmo2", "granite", "smollm3", "chatglm", "glm4"),
+                *("gemma2", "gemma3"),
+            )
             for quant in ("a16w8", "a16w4")
         ),
         ("bloom", "a16w4"),
@@ -169,7 +176,7 @@ def test_a_files_own_integers_become_its_floats_in_whatever_forms_it_has_them(
     assert file.logits(held, dequantize=True).tobytes() == wanted.tobytes()
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen3", "mistral", "olmo2", "granite"])
+@pytest.mark.parametrize("case", ["llama", "qwen3", "mistral", "olmo2", "granite", "gemma2"])
 def test_integers_times_integers_are_close(
     case: str, reference: Reference, relative_error: Error
 ) -> None:

@@ -39,6 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("smollm3", [0, 1]),
         ("chatglm", [0, 1]),
         ("glm4", [2, 3]),
+        ("gemma2", [0, 1]),
+        ("gemma3", [2, 3]),
         ("llama_biases", [2, 3]),  # of layers that are cut along their inputs, added once
     ],
 )

@@ -520,13 +520,79 @@ def test_smollm3() -> None:
             read(SMOLLM3, no_rope_layers=wrong)
 
 
-@pytest.mark.parametrize("raw", [OLMO2, GRANITE, SMOLLM3], ids=lambda raw: str(raw["model_type"]))
-def test_what_is_written_reads_back(raw: dict[str, Any]) -> None:
-    model = read(raw)
-    assert model_config_from_hf(hf_from_model_config(model), "config.json") == model
-
-
 def test_what_a_config_json_cannot_say_is_not_lost() -> None:
     multiplied = replace(read(LLAMA), embedding_scale=2.0)
     with pytest.raises(ConfigError, match=r"has no words for embedding_multiplier=2\.0"):
         hf_from_model_config(multiplied)
+
+
+GEMMA2: dict[str, Any] = {
+    "model_type": "gemma2",
+    **{"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 96},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+    **{"max_position_embeddings": 128, "sliding_window": 32, "query_pre_attn_scalar": 25},
+}
+GEMMA3 = GEMMA2 | {"model_type": "gemma3_text", "num_hidden_layers": 7}
+
+
+def test_gemma2() -> None:
+    model = read(GEMMA2)
+    block, attention, norm = model.blocks[0], model.attention, Norm("rms", 1e-6)
+    assert (block.norm, block.post_norm, attention.qk_norm) == (norm, norm, None)
+    assert (attention.scale, attention.softcap, model.logits_softcap) == (0.2, 50.0, 30.0)
+    assert (block.feed_forward.function, model.embedding_scale) == ("gelu", 8.0)
+    assert model.windows == (32, None, 32, None) and model.tie_word_embeddings
+    assert (model.bos_token_id, model.eos_token_id, model.pad_token_id) == (2, (1,), 0)
+    plain = read(
+        GEMMA2,
+        **{"attn_logit_softcapping": None, "final_logit_softcapping": None},
+        **{"query_pre_attn_scalar": 16, "layer_types": ["full_attention"] * 4},
+    )
+    assert (plain.attention.softcap, plain.logits_softcap, plain.attention.scale) == (None,) * 3
+    assert set(plain.windows) == {None}
+    with pytest.raises(ArtifactError, match="use_bidirectional_attention=true is not supported"):
+        read(GEMMA2, use_bidirectional_attention=True)
+    with pytest.raises(ArtifactError, match="hidden_activation is 'gelu', expected gelu_pytorch"):
+        read(GEMMA2, hidden_activation="gelu")
+
+
+def test_gemma3() -> None:
+    model = read(GEMMA3, rope_scaling={"rope_type": "linear", "factor": 8.0})
+    assert model.windows == (32,) * 5 + (None, 32)
+    whole, local = Rotary(1e6, RopeScaling("linear", 8.0, 128)), Rotary(1e4)
+    assert (model.rotary, model.rotaries) == (whole, (local, whole))
+    assert model.attention.qk_norm == Norm("rms", 1e-6) and model.attention.qk_norm_by_head
+    assert (model.attention.softcap, model.logits_softcap) == (None, None)
+    nested = {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": None}
+    assert read(GEMMA3, rope_parameters=nested) == model
+    # A window of the whole context still tells which layers have the local positions.
+    assert read(GEMMA3, sliding_window=4096).rotaries == (local, Rotary(1e6))
+    assert read(GEMMA3, sliding_window_pattern=2).windows == (32, None) * 3 + (32,)
+    for wrong in ({"rope_theta": 5.0}, {"full_attention": 1}, [1]):
+        with pytest.raises(ArtifactError, match=r"(rope_par|full_att).* is .*, expected an object"):
+            read(GEMMA3, rope_parameters=wrong)
+    with pytest.raises(ArtifactError, match=r"rope_scaling is .*, expected null with"):
+        read(GEMMA3, rope_parameters=nested, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    scaled = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
+    with pytest.raises(ArtifactError, match="rope_type is 'linear', expected default"):
+        read(GEMMA3, rope_parameters=scaled)
+    with pytest.raises(ArtifactError, match="attn_logit_softcapping is 50, expected null"):
+        read(GEMMA3, attn_logit_softcapping=50)
+
+
+def test_of_a_gemma3_with_a_vision_tower_the_text_model_is_read() -> None:
+    text = {key: value for key, value in GEMMA3.items() if key != "vocab_size"}
+    outer = {"model_type": "gemma3", "text_config": text, "eos_token_id": [1, 106]}
+    model = read(outer)
+    assert (model.architecture, model.vocab_size) == ("gemma3_text", 262208)
+    assert model.eos_token_id == (1, 106)
+    with pytest.raises(ArtifactError, match="text_config is None, expected an object"):
+        read({"model_type": "gemma3"})
+
+
+@pytest.mark.parametrize(
+    "raw", [OLMO2, GRANITE, SMOLLM3, GEMMA2, GEMMA3], ids=lambda raw: str(raw["model_type"])
+)
+def test_what_is_written_reads_back(raw: dict[str, Any]) -> None:
+    model = read(raw)
+    assert model_config_from_hf(hf_from_model_config(model), "config.json") == model

@@ -31,6 +31,8 @@ BASES = {
     "glm": "glm4_9b_hf",
     "glm4": "glm4_9b_0414",
     "chatglm": "glm2_6b",
+    "gemma2": "gemma2_2b",
+    "gemma3_text": "gemma3_1b",
     "llama": "mistral_7b",  # whose window is not the model's
 }
 

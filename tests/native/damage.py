@@ -24,7 +24,10 @@ def words(block: Block, index: int, count: int) -> list[int]:
         Kind.GENERAL_FEED_FORWARD: structs.GeneralFeedForwardLayer,
     }
     whole = block.view(np.int64)
-    kind = {0: structs.EmbeddingLayer, count - 1: structs.HeadLayer}.get(index)
+    # Behind a plain head are zeros.
+    capped = whole[ctypes.sizeof(structs.HeadLayer) // 8] != 0
+    head = structs.CappedHeadLayer if capped else structs.HeadLayer
+    kind = {0: structs.EmbeddingLayer, count - 1: head}.get(index)
     fields = (kind or kinds[int(whole[0])]).from_buffer_copy(block.data)
     extended = getattr(fields, "extended", fields)
     plain = getattr(extended, "plain", extended)

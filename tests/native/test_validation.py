@@ -33,6 +33,8 @@ CASES: list[tuple[str, Quant]] = [
     ("olmo2", "a16w4"),
     ("granite_biases", "a16w8"),
     ("smollm3_window", "none"),
+    ("gemma2", "a16w8"),
+    ("gemma3_biases", "none"),
 ]
 
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from lite_runner import native
 from lite_runner.app import main
 from lite_runner.architectures import limits
-from lite_runner.architectures.spec import Rotary
 from lite_runner.backends.base import Backend, Row
 from lite_runner.config.argv import parse
 from lite_runner.config.ranks import Ranks
@@ -285,7 +284,7 @@ def test_a_model_that_they_cannot_compute_is_refused_before_anything_is_read() -
     model = config.model_config()
     assert model is not None
     first, second = model.blocks
-    turned = replace(second.attention, rotary=Rotary(1e6))
+    turned = replace(second.attention, rotary=None, alibi=True)
     blocks = (first, replace(second, attention=turned))
     files = ModelFiles("nowhere", None, replace(model, blocks=blocks), 0)
     assert not uses_native_operators(config, files, "CPU", Ranks())

@@ -25,15 +25,18 @@ from tests.model_gguf import KINDS, write_model_gguf
 CASES = (
     *("llama", "llama_biases", "llama_tied_mha", "mistral", "mistral_long"),
     *("qwen2", "qwen3", "qwen3_tied", "olmo2", "olmo2_tied", "granite", "granite_biases"),
-    "smollm3",
+    *("smollm3", "gemma2", "gemma3"),
 )
 ERRORS = {"F32": 0.0, "Q8_0": 6e-3, "Q4_0": 0.12, "Q4_1": 0.08, "Q4_K": 0.08}
 
 
 def window(case: str) -> dict[str, int]:
     """Metadata that llama.cpp's converter does not write: without it a Mistral reads as a Llama."""
-    attention = model_config_of(references.REFERENCE / case).attention
-    return {} if attention.window is None else {"attention.sliding_window": attention.window}
+    model = model_config_of(references.REFERENCE / case)
+    if (window := model.attention.window) is None:
+        return {}
+    pattern = {"attention.sliding_window_pattern": 3} if case == "gemma3" else {}
+    return {"attention.sliding_window": window} | pattern
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -53,13 +53,17 @@ struct Seen {  // by a row of queries: keys of these positions
   int32_t first, last;
 };
 
-// One chunk of keys for `rows` queries [rows][dim], already scaled. slope[r] is ALiBi's, or slope
-// is nullptr. What a row does not see, though another does, has a weight of 0, which changes no bit
+struct Scores {  // what becomes of scores
+  const float* slope;  // [rows] ALiBi's; nullptr: none
+  float softcap;       // 0: none
+};
+
+// One chunk of keys for `rows` queries [rows][dim], already scaled. What a row does not see, though another does, has a weight of 0, which changes no bit
 // of its sums; where it sees nothing of the chunk its total is 0. Only with `windowed` does a row not
 // see all that is before it.
 template <class F, bool windowed>  // not inlined: two copies might round differently
 __attribute__((noinline)) void attend_chunk(const Keys& keys, const float* queries, int64_t rows,
-                         const Seen* seen, const float* slope, int64_t first,
+                         const Seen* seen, Scores form, int64_t first,
                          float* work, Running result) {
   constexpr int64_t size = F::bytes / kPanel;
   float* scores = work;                     // [4][rows][32]
@@ -87,7 +91,8 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const float* queri
       Floats score = load(scores + (k / kPanel * rows + r) * kPanel + k % kPanel);
       const Ints key = lane + static_cast<int32_t>(k);
       if (key_scales) score = score * load(key_scales + k);
-      if (slope) score = score + slope[r] * to_float(key - last);
+      if (form.softcap != 0.0f) score = capped(score, form.softcap);
+      if (form.slope) score = score + form.slope[r] * to_float(key - last);
       score = key <= last ? score : lowest;
       if constexpr (windowed) score = key >= from ? score : lowest;
       store(row + k, score);
@@ -142,6 +147,7 @@ inline Running running(float* memory, int64_t rows) {
 struct Attention {
   const AttentionLayer& layer;
   int64_t window;  // keys that a token sees; 0: all
+  float softcap;   // of scores; 0: none
   const Step& step;
   const Cache& cache;
   const float* fused;  // [count][stride]: queries, keys, values
@@ -249,8 +255,8 @@ struct Attention {
         with_numbers(cache.type, [&](auto numbers) {
           const auto attend_one = window ? attend_chunk<decltype(numbers), true>
                                          : attend_chunk<decltype(numbers), false>;
-          attend_one(keys_of(item), x, used, queries.seen, layer.slopes ? slope : nullptr,
-                     chunk * kChunk, work, to);
+          const Scores form{layer.slopes ? slope : nullptr, softcap};
+          attend_one(keys_of(item), x, used, queries.seen, form, chunk * kChunk, work, to);
         });
       };
       if (item.chunk >= 0) {

@@ -131,15 +131,17 @@ struct ExtendedAttentionLayer {
 struct GeneralAttentionLayer {
   ExtendedAttentionLayer extended;
   double scale;           // of scores
+  double softcap;         // that tanh keeps scores within; 0: none
   double residual_scale;
   int64_t joint_norm;     // 1: query_norm and key_norm are over all heads together
+  int64_t rope_width, rope_offset;  // of a row of the rotary table, and where this layer's begins
   Norm post_norm;         // gamma 0: none
 };
 
 struct FeedForwardLayer : Layer {
   Kind kind;
   int64_t hidden, wide;
-  int64_t gated;     // 1: SwiGLU, panels of gate and up alternate; 0: GELU (tanh)
+  int64_t gated;     // 1: panels of gate and up alternate
   int64_t residual;
   int64_t up, down;  // Matrices
   Norm norm;
@@ -151,9 +153,12 @@ struct FeedForwardLayer : Layer {
   }
 };
 
+enum class Activation : int64_t { kSilu = 0, kGelu = 1 };  // GELU with tanh
+
 // As GeneralAttentionLayer.
 struct GeneralFeedForwardLayer {
   FeedForwardLayer plain;
+  Activation activation;  // a plain one has SiLU if it is gated, else GELU
   double residual_scale;
   Norm post_norm;
 };
@@ -163,6 +168,11 @@ struct HeadLayer : Layer {
   int64_t matrix_offset;  // Matrix [vocab, hidden]; 0: that of the embedding
   Norm norm;
   LoraPair adapters;
+};
+
+struct CappedHeadLayer {
+  HeadLayer plain;
+  double softcap;  // that tanh keeps logits within
 };
 
 // The tokens of one step: int32 words [2 + 4 * capacity + wanted capacity].
@@ -196,8 +206,8 @@ struct Kernels {
                     const float* rope, Cache, float* out);
   void (*feed_forward)(const FeedForwardLayer&, const Step&, Adapters, const float* x,
                        float* out);
-  void (*head)(const HeadLayer&, const Matrix&, const Step&, Adapters, const float* x,
-               float* logits);
+  void (*head)(const HeadLayer&, const Matrix&, const Step&, Adapters, float softcap,
+               const float* x, float* logits);  // softcap 0: none
   void (*linear)(const Matrix&, const float* x, int64_t rows, float* out);
   void (*widen)(const void* values, const uint16_t* scales, const uint16_t* minimums, int64_t rows,
                 int64_t inputs, int64_t bits, int64_t group, int64_t stride, float* to);

@@ -168,6 +168,8 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   });
   const ExtendedAttentionLayer* extended = layer.extended();
   const GeneralAttentionLayer* general = layer.general();
+  const int64_t rope_width = general ? general->rope_width : dim;
+  if (general) rope += general->rope_offset;
   over_rows(count, [&](int64_t row) {
     float* query = fused + row * stride;
     float *key = query + queries, *value = key + keys;
@@ -178,7 +180,7 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
     }
     if (layer.rotary)
       for (int64_t head = 0; head < layer.heads + layer.kv_heads; ++head)
-        rotate(query + head * dim, rope + step.rope[row] * dim, dim);
+        rotate(query + head * dim, rope + step.rope[row] * rope_width, dim);
     for (int64_t head = 0; head < layer.kv_heads; ++head)
       remember({cache, step.slot[row] * layer.kv_heads + head, dim}, step.position[row],
                key + head * dim, value + head * dim);
@@ -186,7 +188,8 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   float* mixed = scratch<float>(kMixed, count * outward.depth());
   clear_behind(mixed, count, queries, outward.depth());
   const int64_t window = extended ? extended->window : 0;
-  Attention{layer, window, step, cache, fused, stride, mixed, outward.depth()}.run();
+  const float softcap = general ? static_cast<float>(general->softcap) : 0.0f;
+  Attention{layer, window, softcap, step, cache, fused, stride, mixed, outward.depth()}.run();
   const Rows mixed_rows = prepared(outward, mixed, count, outward.depth());
   Lowered back(layer.adapters, adapters, 3, 1, mixed_rows, queries);
   float* added = general ? scratch<float>(kAdded, count * layer.hidden) : out;
@@ -198,12 +201,21 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   if (general) add_residual(layer, *general, added, x, count, layer.hidden, out);
 }
 
-inline Floats silu(Floats x) { return x / (1.0f + exponential(-x)); }
+struct Silu {
+  static Floats of(Floats x) { return x / (1.0f + exponential(-x)); }
+};
 
-// The tanh form.
-inline Floats gelu(Floats x) {
-  // (1 + tanh(a)) / 2 is 1 / (1 + e^-2a); 1.5957... is 2 sqrt(2 / pi).
-  return x / (1.0f + exponential(x * (x * x * 0.044715f + 1.0f) * -1.5957691216057308f));
+struct Gelu {  // the tanh form
+  static Floats of(Floats x) {
+    // (1 + tanh(a)) / 2 is 1 / (1 + e^-2a); 1.5957... is 2 sqrt(2 / pi).
+    return x / (1.0f + exponential(x * (x * x * 0.044715f + 1.0f) * -1.5957691216057308f));
+  }
+};
+
+// Calls body with the function.
+template <class Body>
+inline void with_activation(Activation activation, Body&& body) {
+  activation == Activation::kSilu ? body(Silu{}) : body(Gelu{});
 }
 
 inline void feed_forward(const FeedForwardLayer& layer, const Step& step, Adapters adapters,
@@ -216,25 +228,29 @@ inline void feed_forward(const FeedForwardLayer& layer, const Step& step, Adapte
   const Rows rows = normalized(layer, layer.norm, up, x, count);
   Lowered low(layer.adapters, adapters, layer.gated ? 0 : 1, layer.gated ? 2 : 1, rows,
               layer.hidden);
-  if (layer.gated) {
-    linear<2>(up, rows, low, [&](int64_t unit, float* sums) {
-      float* ups = sums + count * kPanel;
-      low.add(0, unit * kPanel, layer.wide, 0, sums);
-      low.add(1, unit * kPanel, layer.wide, 0, ups);
-      for (int64_t i = 0; i < count * kPanel; i += kLanes)
-        store(sums + i, silu(load(sums + i)) * load(ups + i));
-      spread(sums, count, unit, layer.wide, hidden, stride);
-    });
-  } else {
-    linear<1>(up, rows, low, [&](int64_t panel, float* sums) {
-      low.add_panel(&layer.wide, panel, sums);
-      for (int64_t i = 0; i < count * kPanel; i += kLanes) store(sums + i, gelu(load(sums + i)));
-      spread(sums, count, panel, layer.wide, hidden, stride);
-    });
-  }
+  const GeneralFeedForwardLayer* general = layer.general();
+  const Activation usual = layer.gated ? Activation::kSilu : Activation::kGelu;
+  with_activation(general ? general->activation : usual, [&](auto function) {
+    if (layer.gated) {
+      linear<2>(up, rows, low, [&](int64_t unit, float* sums) {
+        float* ups = sums + count * kPanel;
+        low.add(0, unit * kPanel, layer.wide, 0, sums);
+        low.add(1, unit * kPanel, layer.wide, 0, ups);
+        for (int64_t i = 0; i < count * kPanel; i += kLanes)
+          store(sums + i, function.of(load(sums + i)) * load(ups + i));
+        spread(sums, count, unit, layer.wide, hidden, stride);
+      });
+    } else {
+      linear<1>(up, rows, low, [&](int64_t panel, float* sums) {
+        low.add_panel(&layer.wide, panel, sums);
+        for (int64_t i = 0; i < count * kPanel; i += kLanes)
+          store(sums + i, function.of(load(sums + i)));
+        spread(sums, count, panel, layer.wide, hidden, stride);
+      });
+    }
+  });
   const Rows hidden_rows = prepared(down, hidden, count, stride);
   Lowered back(layer.adapters, adapters, 2, 1, hidden_rows, layer.wide);
-  const GeneralFeedForwardLayer* general = layer.general();
   float* added = general ? scratch<float>(kAdded, count * layer.hidden) : out;
   linear<1>(down, hidden_rows, back, [&](int64_t panel, float* sums) {
     back.add_panel(&layer.hidden, panel, sums);
@@ -245,11 +261,14 @@ inline void feed_forward(const FeedForwardLayer& layer, const Step& step, Adapte
 }
 
 inline void head(const HeadLayer& layer, const Matrix& matrix, const Step& step,
-                 Adapters adapters, const float* x, float* logits) {
+                 Adapters adapters, float softcap, const float* x, float* logits) {
   const Rows rows = normalized(layer, layer.norm, matrix, x, step.wanted, step.row);
   Lowered low(layer.adapters, adapters, 0, 1, rows, layer.hidden, step.row);
   linear<1>(matrix, rows, low, [&](int64_t panel, float* sums) {
     low.add_panel(&matrix.out, panel, sums);
+    if (softcap != 0.0f)
+      for (int64_t i = 0; i < step.wanted * kPanel; i += kLanes)
+        store(sums + i, capped(load(sums + i), softcap));
     spread(sums, step.wanted, panel, matrix.out, logits, matrix.out);
   });
 }

@@ -66,6 +66,20 @@ struct Inputs {
   }
 };
 
+// See Head below; softcap 0: none.
+int head(int count, void** p, int64_t** shapes, const char** types, float softcap) {
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  Inputs in{p, shapes, types, 5};
+  const Step step(static_cast<const int32_t*>(p[1]), shapes[0][0]);
+  const HeadLayer& layer = as<HeadLayer>(p[3]);
+  const EmbeddingLayer& embedding = as<EmbeddingLayer>(p[4]);
+  const Matrix& matrix = layer.matrix_offset ? layer.matrix(layer.matrix_offset)
+                                             : embedding.matrix(embedding.table);
+  kernels->head(layer, matrix, step, in.adapters(layer.adapters, p[2]), softcap,
+                static_cast<const float*>(p[0]), static_cast<float*>(p[count - 1]));
+  return 0;
+}
+
 }  // namespace
 }  // namespace lite_runner
 
@@ -200,16 +214,12 @@ int Layers(int count, void** p, int* ranks, int64_t** shapes, const char** types
 
 // x, step, places, layer, the embedding's layer, whose matrix may be the head's -> [wanted, vocab]
 int Head(int count, void** p, int*, int64_t** shapes, const char** types, void*, void*) {
-  std::lock_guard<std::mutex> lock(one_at_a_time);
-  Inputs in{p, shapes, types, 5};
-  const Step step(static_cast<const int32_t*>(p[1]), shapes[0][0]);
-  const HeadLayer& layer = as<HeadLayer>(p[3]);
-  const EmbeddingLayer& embedding = as<EmbeddingLayer>(p[4]);
-  const Matrix& matrix = layer.matrix_offset ? layer.matrix(layer.matrix_offset)
-                                             : embedding.matrix(embedding.table);
-  kernels->head(layer, matrix, step, in.adapters(layer.adapters, p[2]),
-                static_cast<const float*>(p[0]), static_cast<float*>(p[count - 1]));
-  return 0;
+  return head(count, p, shapes, types, 0.0f);
+}
+
+// The same, of a layer that is a CappedHeadLayer.
+int CappedHead(int count, void** p, int*, int64_t** shapes, const char** types, void*, void*) {
+  return head(count, p, shapes, types, static_cast<float>(as<CappedHeadLayer>(p[3]).softcap));
 }
 
 }  // extern "C"

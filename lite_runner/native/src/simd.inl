@@ -174,3 +174,8 @@ inline Floats exponential(Floats x) {
   Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
   return x < -87.0f ? Floats{} : p * reinterpret_cast<Floats>(power);
 }
+
+// Within -bound and bound: bound * tanh(x / bound).
+inline Floats capped(Floats x, float bound) {
+  return (1.0f - 2.0f / (1.0f + exponential(x * (2.0f / bound)))) * bound;
+}

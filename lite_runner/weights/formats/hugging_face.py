@@ -11,7 +11,7 @@ from lite_runner.architectures import Parameter, architecture_of, parameters, st
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json
-from lite_runner.weights.derive import same_values, transposed
+from lite_runner.weights.derive import same_values, shifted, transposed
 from lite_runner.weights.formats.fused import fuse, split
 from lite_runner.weights.formats.safetensors_file import open_safetensors
 from lite_runner.weights.formats.torch_file import open_torch
@@ -103,6 +103,12 @@ def _is_conv1d(parameter: Parameter, config: Decoder) -> bool:
     return architecture_of(config).conv1d and parameter.layout != "plain"
 
 
+def _is_less_one(parameter: Parameter, config: Decoder) -> bool:
+    """Whether it is the weight of a norm that transformers adds 1 to."""
+    is_norm = parameter.role is not None and parameter.role.endswith("norm")
+    return is_norm and architecture_of(config).norms_less_one
+
+
 def full_name(name: str, expected: Mapping[str, object]) -> str:
     """`name` with the prefix that checkpoints of the bare model leave out."""
     for prefix in ("model.", "transformer."):
@@ -146,6 +152,8 @@ def check_tied_head(head: LazyTensor, embedding: LazyTensor, where: str) -> None
 
 def _from_file(parameter: Parameter, tensor: LazyTensor, config: Decoder) -> LazyTensor:
     conv1d = _is_conv1d(parameter, config)
+    if _is_less_one(parameter, config):
+        return shifted(tensor, 1.0)
     if stored_rows(parameter, config) is not None:
         return split(transposed(tensor) if conv1d else tensor, parameter, config)
     return tensor if conv1d == (parameter.layout == "in_out") else transposed(tensor)
@@ -161,6 +169,8 @@ def _to_file(
 ) -> LazyTensor:
     first = parts[0]
     conv1d = _is_conv1d(first, config)
+    if _is_less_one(first, config):
+        return shifted(tensors[first.name], -1.0)
     if stored_rows(first, config) is None:
         held = tensors[first.name]
         return held if conv1d == (first.layout == "in_out") else transposed(held)

@@ -1,0 +1,117 @@
+"""Gemma 3, its text model: a Gemma 2 without a cap of scores, with a norm of each head's queries
+and keys, and with other rotary positions in the layers with windows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Mapping
+from typing import Any
+
+from lite_runner.architectures import gemma2
+from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
+from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.spec import Decoder, Rotary
+from lite_runner.architectures.windows import FULL, SLIDING
+
+NAMES: Names = {
+    **gemma2.NAMES,
+    "query_norm": Name("model.layers.{}.attention.q_norm", "model.layers.{}.self_attn.q_norm"),
+    "key_norm": Name("model.layers.{}.attention.k_norm", "model.layers.{}.self_attn.k_norm"),
+}
+LOCAL_THETA = 10000.0
+
+
+def decoder(**sizes: Any) -> Decoder:
+    """See gemma2.decoder."""
+    return gemma2.decoder(architecture="gemma3_text", qk_norm=True, **sizes)
+
+
+def read(fields: Fields) -> Decoder:
+    """From config.json."""
+    fields = fields.with_defaults(
+        vocab_size=262208, max_position_embeddings=131072, rope_theta=1e6, rms_norm_eps=1e-6
+    )
+    if fields.raw.get("attn_logit_softcapping") is not None:
+        got = fields.raw["attn_logit_softcapping"]
+        raise fields.fault("attn_logit_softcapping", got, "null: transformers does not apply it")
+    period = fields.integer("sliding_window_pattern", default=6)
+    rope, local = _ropes(fields)
+    return decoder(local_rotary=Rotary(local), **gemma2.sizes(fields, period=period, rope=rope))
+
+
+def _ropes(fields: Fields) -> tuple[Fields | None, float]:
+    """The rotary parameters of layers without a window, if they are an object of their own, and
+    theta of layers with one."""
+    theta = fields.number("rope_local_base_freq", LOCAL_THETA)
+    given = fields.raw.get("rope_parameters")
+    if given is None:
+        return None, theta
+    both = fields.section("rope_parameters")
+    if not {FULL, SLIDING} >= both.raw.keys():
+        raise fields.fault("rope_parameters", given, f"an object of {FULL} and {SLIDING}")
+    if fields.raw.get("rope_scaling"):
+        raise fields.fault("rope_scaling", fields.raw["rope_scaling"], "null with rope_parameters")
+    local = both.section(SLIDING)
+    local.choice("rope_type", ("default",))
+    return both.section(FULL), local.number("rope_theta", theta)
+
+
+def _local_theta(model: Decoder) -> float:
+    return next((one.theta for one in model.rotaries if one != model.rotary), LOCAL_THETA)
+
+
+def write(model: Decoder) -> dict[str, Any]:
+    """config.json."""
+    return gemma2.shared(model) | {
+        "architectures": ["Gemma3ForCausalLM"],
+        "rope_local_base_freq": _local_theta(model),
+    }
+
+
+def settings(model: Decoder) -> dict[str, Any]:
+    """MindFormers settings besides the shared ones."""
+    return gemma2.settings(model) | {"rope_local_base_freq": _local_theta(model)}
+
+
+def from_settings(given: Mapping[str, Any]) -> Decoder:
+    """The inverse of `settings`."""
+    local = Rotary(given["rope_local_base_freq"] or LOCAL_THETA)
+    return decoder(local_rotary=local, **gemma2.sizes_of_settings(given))
+
+
+GEMMA3_TEXT = dataclasses.replace(
+    gemma2.GEMMA2,
+    name="gemma3_text",
+    read=read,
+    names=NAMES,
+    write=write,
+    mindformers=MindFormers(
+        "Gemma3TextConfig", "Gemma3ForCausalLM", "llama", settings, from_settings
+    ),
+    gguf=None,
+)
+
+
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file leaves out is as in llama.cpp."""
+    return {
+        "model_type": "gemma3_text",
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "query_pre_attn_scalar": gemma2.scalar_of_gguf(given, 62),
+    }
+
+
+GEMMA3 = Architecture(
+    "gemma3",
+    read,
+    gguf=GGUF(
+        gemma2.KEYS
+        | {
+            "sliding_window_pattern": "attention.sliding_window_pattern",
+            "rope_local_base_freq": "rope.freq_base_swa",
+        },
+        infer=infer_from_gguf,
+    ),
+    text_of="gemma3_text",
+)
