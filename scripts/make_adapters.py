@@ -28,6 +28,8 @@ ADAPTERS = REFERENCE.parent / "adapters"
 ROWS, PROMPT, FORCED = 6, 9, 2  # prompts, tokens of each, tokens forced after each
 LEAST_EFFECT = 0.05  # of an adapter on the logits, relative to the largest
 LLAMA_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+# Models with the same modules, and something of their own around them.
+LLAMA_LIKE = ("olmo2", "granite", "smollm3_window", "gemma2", "gemma3")
 BLOOM_LINEAR = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
 TYPES = {"rank_64": torch.bfloat16, "feed_forward": torch.float16}  # the others float32
 
@@ -38,6 +40,18 @@ class Case:
 
     model: str
     adapters: dict[str, dict[str, Any]]
+
+
+def llama_like() -> dict[str, dict[str, Any]]:
+    """Adapters of every linear layer, and of the embedding (a tied head, too) and attention."""
+    return {
+        "all": {"r": 8, "lora_alpha": 16, "target_modules": LLAMA_LINEAR},
+        "ends": {
+            "r": 3,
+            "lora_alpha": 6,
+            "target_modules": ["embed_tokens", "q_proj", "k_proj", "o_proj"],
+        },
+    }
 
 
 def cases() -> list[Case]:
@@ -122,6 +136,7 @@ def cases() -> list[Case]:
                 },
             },
         ),
+        *(Case(model, llama_like()) for model in LLAMA_LIKE),
         Case(
             "bloom",
             {

@@ -35,6 +35,8 @@ def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True)
         )
     if architecture.text_of:
         text = _text_config(fields, architecture.text_of)
+        if notes:
+            progress.note(f"{where}: only its text model is read: prompts cannot have images")
         return model_config_from_hf(text, f"{where}: text_config", notes=notes)
     refuse_variants(fields)
     model = architecture.read(fields)

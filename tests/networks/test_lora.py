@@ -29,6 +29,7 @@ from lite_runner.weights.tensor import DType, LazyTensor
 from tests.paths import FIXTURES
 
 FAMILIES = ("bloom", "gpt2", "llama", "qwen2")
+LLAMA_LIKE = ("olmo2", "granite", "smollm3_window", "gemma2", "gemma3")
 TOLERANCE = 1e-4  # as without adapters; a wrong scale or rank is off by 1e-2 and more
 Weights = Mapping[str, NDArray[np.float32]]
 Error = Callable[[NDArray, NDArray], float]
@@ -113,7 +114,7 @@ def pinned(network: MindSporeBackend | NativeBackend, name: str) -> int:
         *(
             (family, way)
             for way in ({}, {"fused": True})
-            for family in (*FAMILIES, "qwen3", "mistral")
+            for family in (*FAMILIES, "qwen3", "mistral", *LLAMA_LIKE)
         ),
         ("llama", {"use_past": False}),
     ],

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from lite_runner.architectures import Parameter, architecture_of, parameters, stored_rows
+from lite_runner.architectures import KNOWN, Parameter, architecture_of, parameters, stored_rows
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json
@@ -32,6 +32,9 @@ TOKENIZER_FILES = (
 )
 # Buffers that older releases of transformers saved; the network computes them itself.
 _BUFFERS = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_(pos_)?emb\.inv_freq)$")
+
+# Of models that read images, too.
+_OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
 
 
 def is_buffer(name: str) -> bool:
@@ -109,8 +112,19 @@ def _is_less_one(parameter: Parameter, config: Decoder) -> bool:
     return is_norm and architecture_of(config).norms_less_one
 
 
+def _is_of_another_part(name: str, config: Decoder) -> bool:
+    """Whether a tensor is of a part besides the text model, where there are models with such."""
+    known = any(one.text_of == config.architecture for one in KNOWN.values())
+    return known and _OTHER_PARTS.match(name) is not None
+
+
 def full_name(name: str, expected: Mapping[str, object]) -> str:
-    """`name` with the prefix that checkpoints of the bare model leave out."""
+    """`name` with the prefix that checkpoints of the bare model leave out, and without that of the
+    text model of a model with other parts."""
+    for prefix, kept in (("language_model.", ""), ("model.language_model.", "model.")):
+        short = kept + name.removeprefix(prefix)
+        if name.startswith(prefix) and (short in expected or short == "lm_head.weight"):
+            return short
     for prefix in ("model.", "transformer."):
         if name not in expected and prefix + name in expected:
             return prefix + name
@@ -127,7 +141,7 @@ def from_hugging_face(
         name = full_name(stored_name, expected)
         if name in named:
             raise ArtifactError(f"{where}: tensor {name} occurs twice, with and without prefix")
-        if not is_buffer(name):
+        if not is_buffer(name) and not _is_of_another_part(name, config):
             named[name] = tensor
     head = None if "lm_head.weight" in expected else named.pop("lm_head.weight", None)
     check_tensors({name: tensor.shape for name, tensor in named.items()}, expected, where)

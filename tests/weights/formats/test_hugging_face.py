@@ -10,6 +10,7 @@ import pytest
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
+from lite_runner.weights.checkpoint import model_config_of
 from lite_runner.weights.formats.hugging_face import (
     INDEX,
     from_hugging_face,
@@ -19,6 +20,7 @@ from lite_runner.weights.formats.hugging_face import (
 )
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.tensor import LazyTensor
+from tests.paths import REFERENCE
 
 Values = Callable[..., dict[str, LazyTensor]]
 
@@ -252,3 +254,36 @@ def test_broken_index(text: str, tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(text, "utf-8")
     with pytest.raises(ArtifactError, match="index"):
         open_index(tmp_path / INDEX)
+
+
+@pytest.mark.parametrize("text", ["language_model.model.", "model.language_model."])
+def test_the_text_model_of_one_that_reads_images(text: str) -> None:
+    config = model_config_of(REFERENCE / "gemma3")
+    assert config is not None
+    plain = stored(config)
+    whole = {name.replace("model.", text, 1): tensor for name, tensor in plain.items()}
+    whole["language_model.lm_head.weight"] = plain["model.embed_tokens.weight"]
+    whole |= dict.fromkeys(
+        ("vision_tower.x.bias", "model.multi_modal_projector.y.weight"), lazy(np.zeros(3))
+    )
+    found, expected = from_hugging_face(whole, config, "x"), from_hugging_face(plain, config, "x")
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(found[name].read(), tensor.read(), name)
+
+
+def test_weights_of_norms_that_are_stored_less_one() -> None:
+    config = model_config_of(REFERENCE / "gemma2")
+    assert config is not None
+    theirs = stored(config)
+    ours = from_hugging_face(theirs, config, "x")
+    norm, matrix = "model.layers.0.input_layernorm.weight", "model.layers.0.mlp.up_proj.weight"
+    np.testing.assert_array_equal(
+        ours["model.layers.0.attention_norm.weight"].read(), theirs[norm].read() + 1
+    )
+    back = to_hugging_face(ours, config)
+    for name in (norm, matrix):
+        np.testing.assert_array_equal(back[name].read(), theirs[name].read(), name)
+    half = LazyTensor((32,), "BF16", lambda: np.full(32, 0x3B80, np.uint16))  # 2^-8
+    widened = from_hugging_face(theirs | {norm: half}, config, "x")
+    assert set(widened["model.layers.0.attention_norm.weight"].read()) == {1 + 2.0**-8}
