@@ -258,13 +258,14 @@ class Reference:
         threads: int | None = None,
         **options: object,
     ) -> NativeBackend:
-        from lite_runner.backends.native import NativeBackend, NativeOptions
+        from lite_runner.backends.native_compiled import open_compiled
+        from lite_runner.native.model import NativeOptions
         from lite_runner.weights.read_ahead import QuantizedWeights
 
         weights = QuantizedWeights(self.tensors(quant, dtype), self.config)
         rounds = quant == "a8w8"
         chosen = NativeOptions(slots=slots, length=length, integer_input=rounds, **options)
-        return NativeBackend(self.config, weights, chosen, threads=threads)
+        return open_compiled(self.config, weights, chosen, threads=threads)
 
     def run(self, model: Backend, slots: Sequence[int] | None = None) -> NDArray[np.float32]:
         """Logits [slots, steps + 1, vocab]: prompt i in slots[i], all together, then the forced

@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"architectures", "errors", "progress", "system"},
     "weights": {"architectures", "config", "errors", "progress", "system"},
     "text": {"errors", "system", "weights"},
-    "native": {"architectures", "errors", "weights"},
+    "native": {"architectures", "config", "errors", "weights"},
     "networks": {"architectures", "config", "native", "weights"},
     "mindir": {"architectures", "config", "errors", "native", "networks", "system", "weights"},
     "sizing": {"architectures", "config", "errors", "system"},

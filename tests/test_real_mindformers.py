@@ -19,7 +19,8 @@ from lite_runner import AutoModel
 from lite_runner.architectures.flat import ModelConfig
 from lite_runner.backends.base import Backend, Row
 from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
-from lite_runner.backends.native import NativeBackend, NativeOptions
+from lite_runner.backends.native_compiled import open_compiled
+from lite_runner.native.model import NativeOptions
 from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.lora.adapter import Adapter
@@ -62,7 +63,7 @@ def backend(
         tensors = merged(tensors, adapter, config)
     if kernels:
         options = NativeOptions(slots=1, length=SEQ_LENGTH)
-        return NativeBackend(config, QuantizedWeights(tensors, config), options)
+        return open_compiled(config, QuantizedWeights(tensors, config), options)
     return MindSporeBackend(
         config, ReadAhead(tensors), MindSporeOptions(slots=1, length=SEQ_LENGTH)
     )

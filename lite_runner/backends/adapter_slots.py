@@ -6,18 +6,33 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any
-
-import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
-from numpy.typing import NDArray
+from typing import Protocol
 
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.native.lora_pool import LoraSize
-from lite_runner.networks.lora import EmbeddingLora, Lora
-from lite_runner.networks.native import NativeNetwork
 from lite_runner.weights.lora.adapter import Adapter
+
+
+class AdapterPools(Protocol):
+    """The adapter slots of a network's layers."""
+
+    @property
+    def names(self) -> set[str]:
+        """Canonical names of the weights that adapters may target."""
+        ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def holds_bfloat16(self) -> bool:
+        """Whether adapters in bfloat16 are stored so."""
+        ...
+
+    def load(self, adapter: Adapter, slot: int) -> None:
+        """Write an adapter to a slot."""
+        ...
 
 
 class LoraSlots:
@@ -26,37 +41,23 @@ class LoraSlots:
     Slot assignment depends only on the order of the calls.
     """
 
-    def __init__(self, network: nn.Cell, adapters: Sequence[Adapter], size: LoraSize) -> None:
+    def __init__(self, pools: AdapterPools, adapters: Sequence[Adapter], size: LoraSize) -> None:
         """`adapters` (may be empty) are this rank's shards.
 
         Raises ArtifactError if the network does not support one of the targets, ConfigError for an
         adapter that does not fit `size`.
         """
-        cells = [cell for _, cell in network.cells_and_names()]
-        self._layers = [cell for cell in cells if isinstance(cell, Lora) and cell.names]
-        self._tables = [cell for cell in cells if isinstance(cell, EmbeddingLora) and cell.names]
-        self._pools = [
-            pool for cell in cells if isinstance(cell, NativeNetwork) for pool in cell.adapters
-        ]
-        supported = {name for cell in self._layers for name in cell.names}
-        supported |= {name for table in self._tables for name in table.names}
-        supported |= {name for layout, _ in self._pools for name in layout.names}
-        if missing := size.targets - supported:
+        if missing := size.targets - pools.names:
             raise ArtifactError(
                 f"adapters: this network takes none for {len(missing)} of their "
                 f"{len(size.targets)} weights, such as {min(missing)}",
                 "a custom network (lite_runner.register) has to add the LoRA deltas itself",
             )
-        # MindSpore cells store adapters in their compute type.
-        self._size = size if self._pools else replace(size, bfloat16=False)
+        self._pools = pools
+        self._size = size if pools.holds_bfloat16 else replace(size, bfloat16=False)
         self.slots = size.slots
         self.loads = 0
-        held = [pool for _, pool in self._pools]
-        for cell in self._layers:
-            held += [cell.a, *cell.b]
-        for table in self._tables:
-            held += [table.a, table.b]
-        self.nbytes = sum(one.nbytes for one in held)
+        self.nbytes = pools.nbytes
         self._known: dict[str, tuple[Adapter, int]] = {}  # name -> adapter, version
         self._versions = count(1)
         self._loaded: dict[str, int] = {}  # name -> slot, least recently used first
@@ -97,7 +98,7 @@ class LoraSlots:
             slot = self._evict()
             if slot is None:
                 return None
-            self._load(adapter, slot)
+            self._pools.load(adapter, slot)
             self._loaded[name] = slot
             self.loads += 1
         self._pins[name] += 1
@@ -134,29 +135,3 @@ class LoraSlots:
             return min(free)
         idle = next((name for name in self._loaded if not self._pins[name]), None)
         return None if idle is None else self._loaded.pop(idle)
-
-    def _load(self, adapter: Adapter, slot: int) -> None:
-        for layout, pool in self._pools:
-            _write(pool, np.array([slot]), layout.row(adapter)[None])
-        rank = self._size.rank
-        span = np.arange(rank)
-        for cell in self._layers:
-            parts = [
-                adapter.padded(name, rank, cell.a.shape[1], b.shape[1])
-                for name, b in zip(cell.names, cell.b, strict=True)
-            ]
-            starts = (np.arange(len(parts)) * self.slots + slot) * rank
-            rows = (starts[:, None] + span).reshape(-1)
-            _write(cell.a, rows, np.concatenate([lora_a for lora_a, _ in parts]))
-            for (_, lora_b), b in zip(parts, cell.b, strict=True):
-                _write(b, slot * rank + span, lora_b.T)
-        for table in self._tables:
-            tokens = table.vocabulary
-            lora_a, lora_b = adapter.padded(table.names[0], rank, tokens, table.b.shape[1])
-            _write(table.a, slot * tokens + np.arange(tokens), lora_a.T)
-            _write(table.b, slot * rank + span, lora_b.T)
-
-
-def _write(target: Parameter, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
-    update, new = ops.ScatterUpdate(), Tensor(np.ascontiguousarray(values))
-    update(target, Tensor(rows.astype(np.int32)), new.astype(target.dtype))

@@ -63,6 +63,12 @@ def forward_in_steps(
     return logits
 
 
+def empty_metadata(capacity: int, most: int) -> NDArray[np.int32]:
+    """The metadata of a step without tokens, of at most `capacity` and with at most `most` rows of
+    logits."""
+    return np.zeros(2 + 4 * capacity + most, np.int32)
+
+
 class BatchMetadata:
     """Builds the inputs of a step: see Step in native/src/layers.h."""
 
@@ -83,14 +89,10 @@ class BatchMetadata:
         """Whether every step has its own rotary table (dynamic scaling)."""
         return self._angles.dynamic
 
-    def empty(self, most: int) -> NDArray[np.int32]:
-        """The metadata of a step without tokens, sized for `most` logits."""
-        return np.zeros(2 + 4 * self._capacity + most, np.int32)
-
     def specs(self, most: int) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
         """Inputs of an exported step, which has no adapters."""
         return (
-            TensorSpec("step", self.empty(most).shape, "int32"),
+            TensorSpec("step", empty_metadata(self._capacity, most).shape, "int32"),
             TensorSpec("rope", self.table.shape, "float32"),
             TensorSpec("places", (1,), "int32"),  # the adapter slots; the name is in manifests
         )
@@ -104,7 +106,7 @@ class BatchMetadata:
         if tokens.min() < 0 or tokens.max() >= self._vocab:
             raise ValueError(f"token ids must be 0 to {self._vocab - 1}")
         count, capacity, rows = len(tokens), self._capacity, every.rows
-        metadata = self.empty(most)
+        metadata = empty_metadata(capacity, most)
         metadata[:2] = count, len(wanted)
         columns = metadata[2 : 2 + 4 * capacity].reshape(4, capacity)[:, :count]
         token, slot, position, angle = columns

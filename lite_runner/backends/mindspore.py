@@ -19,6 +19,7 @@ from mindspore import Tensor, nn
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
+from lite_runner.backends.adapter_cells import CellPools
 from lite_runner.backends.adapter_slots import LoraSlots
 from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row
 from lite_runner.backends.graph_cache import GraphCache
@@ -67,7 +68,11 @@ class MindSporeBackend:
         options = replace(options, length=cache_length(options.length, config.seq_length))
         network = self._network = build_network(config, weights, options)
         self.adapters: AdapterSlots | None
-        self.adapters = LoraSlots(network, adapters, options.lora) if options.lora else None
+        self.adapters = (
+            LoraSlots(CellPools(network, options.lora), adapters, options.lora)
+            if options.lora
+            else None
+        )
         self._config = config
         self._use_past = options.use_past
         self._configure(network, options)

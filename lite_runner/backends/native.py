@@ -1,33 +1,76 @@
 """The native backend: our own CPU kernels (lite_runner.native).
 
-One graph serves prefill and decode: a step takes tokens of any rows up to its capacity (continuous
+A step takes tokens of any rows up to its capacity, prefill and decode together (continuous
 batching). Logits are batch-invariant: bit-identical whatever else is in the batch.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
-from mindspore import Tensor
 from numpy.typing import NDArray
 
 from lite_runner import native
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.adapter_slots import LoraSlots
+from lite_runner.backends.adapter_slots import AdapterPools, LoraSlots
 from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row
 from lite_runner.backends.batch_metadata import BatchMetadata, TokenBatch, forward_in_steps
-from lite_runner.backends.device import set_device
-from lite_runner.backends.graph_cache import GraphCache
-from lite_runner.backends.network_cache import break_cycles, copy_slots, release_memory
 from lite_runner.backends.step_sizes import cache_length, rows_at_once, step_capacity
-from lite_runner.native.packed_model import Weights
-from lite_runner.networks.native import NativeNetwork, NativeStep
-from lite_runner.networks.native import NativeOptions as NativeOptions
+from lite_runner.native.model import NativeOptions as NativeOptions
 from lite_runner.weights.lora.adapter import Adapter
+
+
+class Executor(Protocol):
+    """Computes steps of a packed model, whose layers, KV cache and adapter pools it keeps."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def adapters(self) -> AdapterPools: ...
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds spent compiling so far."""
+        ...
+
+    def resize(self, options: NativeOptions, capacity: int, table: NDArray[np.float32]) -> None:
+        """Reallocate the caches, empty, for these options and steps of `capacity` tokens with a
+        rotary `table` of this shape."""
+        ...
+
+    def prepare(self) -> None:
+        """Compile steps with few logits."""
+        ...
+
+    def rows(self, wanted: int, most: int) -> int:
+        """Rows of logits that a step with `wanted` of them computes: at least as many; `most`: the
+        largest number that steps have, besides one per slot."""
+        ...
+
+    def run(
+        self,
+        metadata: NDArray[np.int32],
+        table: NDArray[np.float32],
+        adapter_slots: NDArray[np.int32] | None,
+        rows: int,
+    ) -> NDArray[np.float32]:
+        """Logits [rows, vocab] of a step with `metadata` (see BatchMetadata), a rotary `table` and
+        the adapter slot per token [capacity], None without adapters. They may be overwritten by
+        the next step."""
+        ...
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy cache slot sources[i] to targets[i]; all are read before any is written."""
+        ...
+
+    def close(self) -> None:
+        """Release the memory."""
+        ...
 
 
 class NativeBackend:
@@ -36,7 +79,7 @@ class NativeBackend:
     def __init__(
         self,
         config: Decoder,
-        weights: Weights,
+        executor: Executor,
         options: NativeOptions,
         adapters: Sequence[Adapter] = (),
         *,
@@ -44,25 +87,24 @@ class NativeBackend:
     ) -> None:
         """`adapters`: the initial ones, if `options` have adapter slots; `threads` None: one per
         processor available to this process."""
-        self._network: NativeNetwork | None = None
-        self._steps: dict[int, NativeStep] = {}  # compiled graphs by their rows of logits
-        set_device("CPU", 0, threads)
+        self._executor: Executor | None = executor
         native.set_threads(threads)
-        self.compile_s = 0.0
         self._config = config
-        options = replace(options, length=cache_length(options.length, config.seq_length))
-        network = self._network = NativeNetwork(config, weights, options)
         self.adapters: AdapterSlots | None
-        self.adapters = LoraSlots(network, adapters, options.lora) if options.lora else None
-        self._configure(network, options)
+        self.adapters = (
+            LoraSlots(executor.adapters, adapters, options.lora) if options.lora else None
+        )
+        self._configure(options)
 
-    def _configure(self, network: NativeNetwork, options: NativeOptions) -> None:
+    def _configure(self, options: NativeOptions) -> None:
         """Set everything that depends on the cache size."""
-        break_cycles(network)
-        self._options, config = options, self._config
+        assert self._executor is not None
+        config = self._config
+        length = cache_length(options.length, config.seq_length)
+        self._options = options = replace(options, length=length)
         self._capacity = step_capacity(options.slots)
         self.info = BackendInfo(
-            engine=f"mindspore, {native.instructions()} kernels",
+            engine=f"{self._executor.name}, {native.instructions()} kernels",
             vocab_size=config.vocab_size,
             slots=options.slots,
             max_length=options.length,
@@ -72,33 +114,20 @@ class NativeBackend:
             can_continue=not config.length_dependent,
         )
         self._metadata = BatchMetadata(config, self.info.max_length, self._capacity)
-        self._table = Tensor(self._metadata.table)
-        self._graphs = GraphCache(
-            {
-                "operators": str(native.LIBRARY),  # MindSpore keeps the path in the graph
-                "weights": [[*one.shape, str(one.dtype)] for one in network.get_parameters()],
-                "sizes": [
-                    asdict(replace(options, lora=None)),
-                    config.hidden_size,
-                    self._capacity,
-                ],
-                "adapters": [layout is not None for layout in network.layouts],
-            }
-        )
+        self._executor.resize(options, self._capacity, self._metadata.table)
+
+    @property
+    def compile_s(self) -> float:
+        return 0.0 if self._executor is None else self._executor.compile_s
 
     def grow(self, slots: int, length: int) -> None:
         """Reallocate the cache; the weights and the adapters stay."""
-        assert self._network is not None
-        self._steps.clear()
-        length = cache_length(length, self._config.seq_length)
-        options = replace(self._options, slots=slots, length=length)
-        self._network.resize(options)
-        self._configure(self._network, options)
-        release_memory()
+        self._configure(replace(self._options, slots=slots, length=length))
 
     def prepare(self) -> None:
-        """Compile the graph for steps with few logits."""
-        self._compiled(self.info.slots)
+        """Compile steps with few logits."""
+        assert self._executor is not None
+        self._executor.prepare()
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         """Logits [sum of row.logits, vocab], in the order of rows and tokens."""
@@ -107,15 +136,14 @@ class NativeBackend:
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slot sources[i] to targets[i]; all are read before any is written."""
-        assert self._network is not None
-        copy_slots(self._network.caches, self.info.slots, sources, targets)
+        assert self._executor is not None
+        self._executor.copy(sources, targets)
 
     def close(self) -> None:
-        """Release the network and its memory."""
-        if self._network is not None:
-            self._steps.clear()
-            self._network = self.adapters = None
-            release_memory()
+        """Release the model and its memory."""
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = self.adapters = None
 
     # Bound as a default: at interpreter shutdown module globals may be cleared first.
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -126,42 +154,18 @@ class NativeBackend:
         self, every: TokenBatch, part: slice, wanted: NDArray[np.int64]
     ) -> NDArray[np.float32]:
         """One step over a part of the tokens -> logits after the `wanted` ones."""
-        most = self._most(len(wanted))
-        metadata, angles = self._metadata.of(every, part, wanted, most)
-        table = Tensor(angles) if self._metadata.new_tables else self._table
-        adapter_slots = self._adapter_slots(every.rows, every.owner[part])
-        graph = self._compiled(most)
-        logits: NDArray[np.float32] = graph(
-            Tensor(metadata), table, Tensor(adapter_slots)
-        ).asnumpy()
-        return logits[: len(wanted)]
+        assert self._executor is not None
+        rows = self._executor.rows(len(wanted), self.info.most_logits)
+        metadata, table = self._metadata.of(every, part, wanted, rows)
+        slots = self._adapter_slots(every.rows, every.owner[part])
+        return self._executor.run(metadata, table, slots, rows)[: len(wanted)]
 
-    def _most(self, wanted: int) -> int:
-        """Rows of logits of the graph to use for a step: the smaller of two sizes that suffices,
-        preferring a compiled one."""
-        sizes = sorted({self.info.slots, self.info.most_logits})
-        enough = [size for size in sizes if size >= wanted]
-        return next((size for size in enough if size in self._steps), enough[0])
-
-    def _adapter_slots(self, rows: Sequence[Row], owner: NDArray[np.int64]) -> NDArray[np.int32]:
+    def _adapter_slots(
+        self, rows: Sequence[Row], owner: NDArray[np.int64]
+    ) -> NDArray[np.int32] | None:
         """Adapter slot per token [capacity]."""
         if self.adapters is None:
-            return np.zeros(1, np.int32)
+            return None
         found = np.full(self._capacity, BASE, np.int32)
         found[: len(owner)] = np.array([row.adapter_slot for row in rows])[owner]
         return found
-
-    def _compiled(self, wanted: int) -> NativeStep:
-        if wanted in self._steps:
-            return self._steps[wanted]
-        assert self._network is not None
-        start = time.perf_counter()
-        graph = NativeStep(self._network, self._capacity, wanted)
-        graph.set_train(False)
-        metadata = Tensor(self._metadata.empty(wanted))
-        slots = Tensor(np.zeros(1 if self.adapters is None else self._capacity, np.int32))
-        purpose = "generate" if wanted == self.info.slots else "score"
-        self._graphs.compile(graph, metadata, self._table, slots, name="graph", purpose=purpose)
-        self._steps[wanted] = graph
-        self.compile_s += time.perf_counter() - start
-        return graph

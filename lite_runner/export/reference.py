@@ -39,7 +39,7 @@ def reference_backend(job: ExportJob, length: int) -> Backend:
 def _native(
     model: Decoder, tensors: Mapping[str, LazyTensor], operators: Operators | None, length: int
 ) -> Backend:
-    from lite_runner.backends.native import NativeBackend, NativeOptions
+    from lite_runner.backends.native_compiled import NativeOptions, open_compiled
 
     if operators is None:
         options = NativeOptions(1, length, dequantize=True)
@@ -48,6 +48,6 @@ def _native(
         options = NativeOptions(1, length, cache=operators.kv_cache, integer_input=rounds)
     weights = QuantizedWeights(tensors, model)
     try:
-        return NativeBackend(model, weights, options)
+        return open_compiled(model, weights, options)
     finally:
         weights.close()

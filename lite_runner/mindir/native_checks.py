@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
 from lite_runner.mindir.manifest import Manifest
+from lite_runner.native.kv_cache import cache_shapes
 from lite_runner.native.validation import check_layer, check_model
-from lite_runner.networks.native import cache_shapes, head_operator
+from lite_runner.networks.native import head_operator
 
 AGAIN = "export the model again"
 _LAYER = "layer"  # a Parameter's name is this and its number

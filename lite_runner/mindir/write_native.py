@@ -16,8 +16,9 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.mindir.manifest import Graph, GraphName, Operators, TensorSpec
 from lite_runner.mindir.operators import write_graph
 from lite_runner.mindir.writer import check_length
+from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import Weights
-from lite_runner.networks.native import NativeNetwork, NativeOptions, NativeStep
+from lite_runner.networks.native import NativeNetwork, NativeStep
 
 
 def export_native(
@@ -41,6 +42,7 @@ def export_native(
     rounds = operators.quant == "a8w8"
     options = NativeOptions(slots, seq_length, operators.kv_cache, integer_input=rounds)
     network = NativeNetwork(model, weights, options)
+    network.resize(options)
     step = NativeStep(network, operators.capacity, slots)
     examples = [Tensor(np.zeros(one.shape, one.dtype)) for one in inputs]
     file = write_graph(step, examples, folder, name)

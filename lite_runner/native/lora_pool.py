@@ -131,3 +131,25 @@ class PoolLayout:
                 parts += [b.reshape(-1, PANEL, self.rank).swapaxes(1, 2)]
         values: NDArray[Any] = np.concatenate([part.reshape(-1) for part in parts])
         return to_bfloat16(values) if self.bfloat16 else values
+
+
+class NativePools:
+    """See `lite_runner.backends.adapter_slots.AdapterPools`: one per layer, in memory."""
+
+    holds_bfloat16 = True
+
+    def __init__(self, layouts: Sequence[PoolLayout | None], slots: int) -> None:
+        """`layouts` of the layers' pools; None: not targeted."""
+        self._layouts = layouts
+        self.pools: list[NDArray[Any] | None] = [
+            None if layout is None else np.zeros((slots, layout.width), layout.dtype)
+            for layout in layouts
+        ]
+        self.names = {name for layout in layouts if layout for name in layout.names}
+        self.nbytes = sum(pool.nbytes for pool in self.pools if pool is not None)
+
+    def load(self, adapter: Adapter, slot: int) -> None:
+        """Write an adapter to a slot."""
+        for layout, pool in zip(self._layouts, self.pools, strict=True):
+            if layout is not None and pool is not None:
+                pool[slot] = layout.row(adapter)

@@ -107,6 +107,11 @@ class PackedModel:
     blocks: list[tuple[Packed, Packed]]
     head: Packed
 
+    @property
+    def layers(self) -> list[Packed]:
+        """In the order of computation."""
+        return [self.embedding, *(one for pair in self.blocks for one in pair), self.head]
+
 
 def pack(
     model: spec.Decoder,

@@ -7,60 +7,18 @@ all steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.quantization import CacheType
 from lite_runner.native import LIBRARY
-from lite_runner.native.lora_pool import LoraSize, PoolLayout
+from lite_runner.native.kv_cache import cache_shapes
+from lite_runner.native.lora_pool import PoolLayout
+from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import Weights, pack
 from lite_runner.native.packing import aligned, format_of
-from lite_runner.native.structs import PANEL
-
-CHUNK = 128  # keys that are reduced together: the cache length is a multiple
-CACHE_TYPES: dict[CacheType, type[np.generic]] = {
-    "fp32": np.float32,
-    "fp16": np.float16,
-    "int8": np.int8,
-}
-
-
-def cached_positions(length: int) -> int:
-    """Cache positions per slot for rows of at most `length` tokens."""
-    return -(-length // CHUNK) * CHUNK
-
-
-def cache_shapes(
-    model: Decoder, slots: int, length: int, cache: CacheType
-) -> dict[str, tuple[tuple[int, ...], type[np.generic]]]:
-    """Shape and type of a layer's keys, values and their scales, by the names of the Parameters;
-    `length`: maximum tokens per slot."""
-    rows, dim, dtype = slots * model.n_kv_heads, model.head_dim, CACHE_TYPES[cache]
-    positions = cached_positions(length)
-    scaled = (rows, positions) if cache == "int8" else (1, 1)
-    return {
-        "keys": ((rows, positions // PANEL, dim, PANEL), dtype),
-        "values": ((rows, -(-dim // PANEL), positions, PANEL), dtype),
-        "key_scales": (scaled, np.float32),
-        "value_scales": (scaled, np.float32),
-    }
-
-
-@dataclass(frozen=True)
-class NativeOptions:
-    """Sizes and precision of a native network."""
-
-    slots: int  # cache slots
-    length: int  # maximum tokens per slot, prompt and generated
-    cache: CacheType = "fp32"
-    integer_input: bool = False  # a8w8: inputs of int8 weights are quantized too
-    lora: LoraSize | None = None  # adapter slots; None: base model only
-    dequantize: bool = False  # quant=none: a quantized file's weights become float32
 
 
 def _parameter(block: NDArray[np.generic], name: str) -> Parameter:
@@ -95,11 +53,8 @@ def head_operator(model: Decoder) -> str:
 
 
 class NativeNetwork(nn.Cell):
-    """State shared by steps of all capacities: packed weights and the KV cache.
-
-    Keys of layer l: [slots * kv_heads, length / 32, head_dim, 32]; values: [slots * kv_heads,
-    head_dim / 32, length, 32]; their scales, with int8: [slots * kv_heads, length].
-    """
+    """State shared by steps of all capacities: packed weights, the KV cache (see cache_shapes), and
+    adapter pools."""
 
     def __init__(self, config: Decoder, weights: Weights, options: NativeOptions) -> None:
         super().__init__()
@@ -113,7 +68,7 @@ class NativeNetwork(nn.Cell):
             integer_input=options.integer_input,
             dequantize=options.dequantize,
         )
-        layers = [model.embedding, *(one for pair in model.blocks for one in pair), model.head]
+        layers = model.layers
         self.layers = ParameterTuple(
             _parameter(layer.block, f"layer{index}") for index, layer in enumerate(layers)
         )
@@ -125,7 +80,6 @@ class NativeNetwork(nn.Cell):
             _parameter(_pool(slots, layout), f"pool{index}")
             for index, layout in enumerate(self.layouts)
         )
-        self.resize(options)
 
     def resize(self, options: NativeOptions) -> None:
         """Reallocate the caches, empty, for these options."""

@@ -50,7 +50,7 @@ def open_backend(
         environment.import_mindspore()  # while threads read the first weights
         _freeze_imports()
         if native:
-            from lite_runner.backends.native import NativeBackend, NativeOptions
+            from lite_runner.backends.native_compiled import NativeOptions, open_compiled
 
             assert isinstance(weights, QuantizedWeights)
             options = NativeOptions(
@@ -61,7 +61,7 @@ def open_backend(
                 lora=capacity.lora,
                 dequantize=files.quantization.quant == "none",
             )
-            return NativeBackend(
+            return open_compiled(
                 files.model, weights, options, capacity.adapters, threads=config.context.threads
             )
         from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions

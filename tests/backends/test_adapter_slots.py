@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn
 
+from lite_runner.backends.adapter_cells import CellPools
 from lite_runner.backends.adapter_slots import LoraSlots
 from lite_runner.backends.device import set_device
 from lite_runner.errors import ConfigError
@@ -50,7 +51,7 @@ def adapter(number: int, rank: int, *names: str) -> Adapter:
 def slots_of(adapters: list[Adapter], count: int) -> tuple[LoraSlots, Network]:
     size = pool_size(adapters, count)
     network = Network(size)
-    return LoraSlots(network, adapters, size), network
+    return LoraSlots(CellPools(network, size), adapters, size), network
 
 
 def values(parameter: Parameter) -> np.ndarray:
@@ -132,7 +133,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
 
 def test_none_is_known_at_the_start() -> None:
     size = pool_size([], 1, rank=4, targets=["q", TABLE])
-    slots = LoraSlots(Network(size), [], size)
+    slots = LoraSlots(CellPools(Network(size), size), [], size)
     with pytest.raises(ConfigError, match="no adapter 'a1'") as caught:
         slots.pin("a1")
     assert "there is none so far" in caught.value.hint

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.base import Row
 from lite_runner.backends.likelihood import logits_of_text
-from lite_runner.backends.native import NativeBackend, NativeOptions
+from lite_runner.backends.native import NativeBackend
+from lite_runner.backends.native_compiled import CompiledModel, open_compiled
 from lite_runner.config.quantization import Quant, Quantization, Scheme
 from lite_runner.config.schema import DType
 from lite_runner.errors import ArtifactError
+from lite_runner.native.model import NativeOptions
 from lite_runner.weights.quantization.quantize import with_quantization
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
 from lite_runner.weights.read_ahead import QuantizedWeights
@@ -63,7 +65,7 @@ def test_weights_of_16_bits(
         for name, one in halves.items()
     }
     found, wanted = (
-        NativeBackend(
+        open_compiled(
             known.config,
             QuantizedWeights(tensors, known.config),
             NativeOptions(slots=len(known.prompts), length=known.length),
@@ -125,7 +127,7 @@ def test_integers_give_what_the_floats_that_they_stand_for_give(
             return floats[name]
 
     options = NativeOptions(slots=len(known.prompts), length=64)
-    wanted = known.run(NativeBackend(known.config, Floats(), options))
+    wanted = known.run(open_compiled(known.config, Floats(), options))
     assert relative_error(integers, wanted) <= INTEGER_TOLERANCE
     assert relative_error(integers, known.logits) > 1e-3
 
@@ -161,7 +163,7 @@ class SomeIntegers:
         known = self.known
         weights = QuantizedWeights(tensors, known.config)
         sizes = NativeOptions(slots=len(known.prompts), length=64, **options)
-        return known.run(NativeBackend(known.config, weights, sizes))
+        return known.run(open_compiled(known.config, weights, sizes))
 
 
 def test_a_files_own_integers_become_its_floats_in_whatever_forms_it_has_them(
@@ -303,15 +305,21 @@ def test_more_logits_than_a_step_gives(
     assert reference("llama").fused(6, 64).forward(rows).tobytes() == whole.tobytes()
 
 
+def compiled(model: NativeBackend) -> list[int]:
+    """Rows of logits of the graphs that were compiled."""
+    assert isinstance(model._executor, CompiledModel)
+    return list(model._executor._steps)
+
+
 def test_a_text_is_scored_by_one_graph(reference: Reference) -> None:
     model = reference("llama").fused(2, 700)
     assert (model.info.budget, model.info.most_logits) == (512, 512)
     text = tokens(1, 513)
     first, last = logits_of_text(model, text)  # of the last part a single token
-    assert (len(first), len(last), list(model._steps)) == (512, 1, [512])
+    assert (len(first), len(last), compiled(model)) == (512, 1, [512])
     model.prepare()
     assert model.forward([Row(1, text, 0)]).tobytes() == last.tobytes()
-    assert list(model._steps) == [512, 2]
+    assert compiled(model) == [512, 2]
 
 
 @pytest.mark.parametrize("cache", ["fp32", "int8"])

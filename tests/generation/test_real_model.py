@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.base import Backend
 from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
-from lite_runner.backends.native import NativeBackend, NativeOptions
+from lite_runner.backends.native_compiled import open_compiled
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion, Finished, Request, Scheduler
 from lite_runner.native.lora_pool import LoraSize, pool_size
+from lite_runner.native.model import NativeOptions
 from lite_runner.weights.lora.adapter import Adapter
 from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
@@ -142,7 +143,7 @@ def test_own_operators_to_the_bit(
     adapters, lora = adapters_of(case, known.config)
     options = NativeOptions(SLOTS, LENGTH, cache=cache, integer_input=quant == "a8w8", lora=lora)
     weights = QuantizedWeights(known.tensors(quant), known.config)
-    backend = NativeBackend(known.config, weights, options, adapters)
+    backend = open_compiled(known.config, weights, options, adapters)
     random = np.random.default_rng(len(case))
     requests = list(random_requests(random, [None, *(one.name for one in adapters)]))
     together = in_company(backend, requests, random)

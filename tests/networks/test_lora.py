@@ -16,9 +16,11 @@ from lite_runner.architectures import can_untie_head, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import BASE, Row
 from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
-from lite_runner.backends.native import NativeBackend, NativeOptions
+from lite_runner.backends.native import NativeBackend
+from lite_runner.backends.native_compiled import open_compiled
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.native.lora_pool import LoraSize, pool_size
+from lite_runner.native.model import NativeOptions
 from lite_runner.networks import steps
 from lite_runner.networks.decoder import DecoderCell
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
@@ -59,7 +61,7 @@ def backend(
         lora = pool_size(adapters, len(adapters), rounded=rounded)
     if fused:
         own = NativeOptions(slots=slots, length=16, lora=lora)
-        return NativeBackend(model, InMemory(model, weights), own, adapters)
+        return open_compiled(model, InMemory(model, weights), own, adapters)
     options = MindSporeOptions(slots=slots, length=16, dtype=dtype, use_past=use_past, lora=lora)
     return MindSporeBackend(model, lambda name: weights[name].copy(), options, adapters)
 

@@ -13,7 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 from lite_runner.architectures import parameters
 from lite_runner.architectures.reference import forward
-from lite_runner.backends.native import NativeBackend, NativeOptions
+from lite_runner.backends.native_compiled import open_compiled
+from lite_runner.native.model import NativeOptions
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
 from lite_runner.weights.formats.gguf_file import open_gguf
@@ -50,7 +51,7 @@ def test_logits_equal_transformers(
     write_model_gguf(tmp_path / "x.gguf", known.folder, metadata=window(case))
     file = open_gguf(tmp_path / "x.gguf")
     config = config_of_gguf(file)
-    model = NativeBackend(
+    model = open_compiled(
         config,
         QuantizedWeights(from_gguf(file, config), config),
         NativeOptions(slots=len(known.prompts), length=known.length),
@@ -89,7 +90,7 @@ def test_logits_are_those_of_the_floats_that_the_file_means(
     meant = write_model_gguf(tmp_path / "x.gguf", known.folder, kind, window(case))
     file = open_gguf(tmp_path / "x.gguf")
     config = config_of_gguf(file)
-    model = NativeBackend(
+    model = open_compiled(
         config,
         QuantizedWeights(from_gguf(file, config), config),
         NativeOptions(slots=len(known.prompts), length=known.length),

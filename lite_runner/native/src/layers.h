@@ -199,6 +199,23 @@ struct Cache {
   float *key_scales, *value_scales;  // int8: [.., length]
 };
 
+// A layer with what it computes with: the cache of an attention, and the adapter pool of a layer that
+// adapters change.
+struct BoundLayer {
+  const void* block;
+  Cache cache;
+  const void* pool;
+  int64_t pool_stride;    // numbers of an adapter slot
+  int64_t pool_bfloat16;  // 1: upper halves of float32
+};
+
+// A model as a step takes it: embedding, `count` - 2 attention and feed-forward layers in turn, head.
+struct BoundModel {
+  int64_t count;
+  const BoundLayer* layers;
+  float softcap;  // that tanh keeps logits within; 0: none
+};
+
 struct Kernels {
   const char* name;
   void (*embedding)(const EmbeddingLayer&, const Step&, Adapters, float* out);

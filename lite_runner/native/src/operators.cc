@@ -48,35 +48,96 @@ const T& as(const void* pointer) {
   return *static_cast<const T*>(pointer);
 }
 
-// The inputs of an operator, taken one after the other.
+Adapters adapters_of(const BoundLayer& layer, const LoraPair& parts, const int32_t* places) {
+  if (parts.rank == 0) return {nullptr, nullptr, 0, false};
+  return {places, layer.pool, layer.pool_stride, layer.pool_bfloat16 != 0};
+}
+
+void compute_embedding(const BoundLayer& bound, const Step& step, const int32_t* places, float* out) {
+  const EmbeddingLayer& layer = as<EmbeddingLayer>(bound.block);
+  kernels->embedding(layer, step, adapters_of(bound, layer.adapters, places), out);
+}
+
+bool is_attention(Kind kind) {
+  return kind == Kind::kAttention || kind == Kind::kExtendedAttention ||
+         kind == Kind::kGeneralAttention;
+}
+
+bool is_feed_forward(Kind kind) {
+  return kind == Kind::kFeedForward || kind == Kind::kGeneralFeedForward;
+}
+
+// false: a kind that is not known.
+bool compute_layer(const BoundLayer& bound, const Step& step, const int32_t* places,
+                   const float* rope, const float* x, float* out) {
+  const Kind kind = as<Kind>(bound.block);
+  if (is_attention(kind)) {
+    const AttentionLayer& layer = as<AttentionLayer>(bound.block);
+    kernels->attention(layer, step, adapters_of(bound, layer.adapters, places), x, rope,
+                       bound.cache, out);
+  } else if (is_feed_forward(kind)) {
+    const FeedForwardLayer& layer = as<FeedForwardLayer>(bound.block);
+    kernels->feed_forward(layer, step, adapters_of(bound, layer.adapters, places), x, out);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// `embedding`: its matrix may be the head's; softcap 0: none.
+void compute_head(const BoundLayer& bound, const void* embedding, const Step& step,
+                  const int32_t* places, float softcap, const float* x, float* logits) {
+  const HeadLayer& layer = as<HeadLayer>(bound.block);
+  const EmbeddingLayer& first = as<EmbeddingLayer>(embedding);
+  const Matrix& matrix =
+      layer.matrix_offset ? layer.matrix(layer.matrix_offset) : first.matrix(first.table);
+  kernels->head(layer, matrix, step, adapters_of(bound, layer.adapters, places), softcap,
+                x, logits);
+}
+
+// The inputs of a MindSpore operator, taken one after the other.
 struct Inputs {
   void** p;
+  int* ranks;
   int64_t** shapes;
   const char** types;
   int next;
 
-  const void* take() { return p[next++]; }
+  void* take() { return p[next++]; }
 
-  // The pool of a layer that adapters change is the next input.
-  Adapters adapters(const LoraPair& parts, const void* places) {
-    if (parts.rank == 0) return {nullptr, nullptr, 0, false};
-    const int64_t stride = shapes[next][1];
-    const bool bfloat16 = std::strcmp(types[next], "float32") != 0;
-    return {static_cast<const int32_t*>(places), take(), stride, bfloat16};
+  BoundLayer layer() { return {take(), {}, nullptr, 0, 0}; }
+
+  // Keys, values and their scales follow an attention layer.
+  Cache cache() {
+    const char* type = types[next];
+    const int64_t length = shapes[next + 1][ranks[next + 1] - 2];
+    void *keys = take(), *values = take();
+    float *key_scales = static_cast<float*>(take()), *value_scales = static_cast<float*>(take());
+    return {std::strcmp(type, "float32") == 0   ? CacheType::kFloat32
+            : std::strcmp(type, "float16") == 0 ? CacheType::kFloat16
+                                                : CacheType::kInt8,
+            length, keys, values, key_scales, value_scales};
+  }
+
+  // The pool of a layer that adapters change follows it.
+  void pool(BoundLayer& layer, const LoraPair& parts) {
+    if (parts.rank == 0) return;
+    layer.pool_stride = shapes[next][1];
+    layer.pool_bfloat16 = std::strcmp(types[next], "float32") != 0;
+    layer.pool = take();
   }
 };
 
 // See Head below; softcap 0: none.
-int head(int count, void** p, int64_t** shapes, const char** types, float softcap) {
+int head(int count, void** p, int* ranks, int64_t** shapes, const char** types, float softcap) {
   std::lock_guard<std::mutex> lock(one_at_a_time);
-  Inputs in{p, shapes, types, 5};
+  Inputs in{p, ranks, shapes, types, 3};
   const Step step(static_cast<const int32_t*>(p[1]), shapes[0][0]);
-  const HeadLayer& layer = as<HeadLayer>(p[3]);
-  const EmbeddingLayer& embedding = as<EmbeddingLayer>(p[4]);
-  const Matrix& matrix = layer.matrix_offset ? layer.matrix(layer.matrix_offset)
-                                             : embedding.matrix(embedding.table);
-  kernels->head(layer, matrix, step, in.adapters(layer.adapters, p[2]), softcap,
-                static_cast<const float*>(p[0]), static_cast<float*>(p[count - 1]));
+  BoundLayer layer = in.layer();
+  const void* embedding = in.take();
+  in.pool(layer, as<HeadLayer>(layer.block).adapters);
+  compute_head(layer, embedding, step, static_cast<const int32_t*>(p[2]), softcap,
+               static_cast<const float*>(p[0]), static_cast<float*>(p[count - 1]));
   return 0;
 }
 
@@ -163,17 +224,32 @@ void lite_runner_widen(const void* values, const uint16_t* scales, const uint16_
   kernels->widen(values, scales, minimums, rows, inputs, bits, group, stride, to);
 }
 
-// The AOT operators. Parameters are the inputs and then the output; see models/fused.py. `places`
-// are those of the tokens' adapters; a layer that adapters change is followed by its pool.
+// A step of a whole model. `words`: see Step; `rope` [rows, head_dim]; `places`: of the tokens'
+// adapters, or nullptr; `x` [capacity, hidden] is worked in. 0: done, else the layer's kind is not known.
+int lite_runner_step(const BoundModel* model, const int32_t* words, int64_t capacity,
+                     const float* rope, const int32_t* places, float* x, float* logits) {
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  const Step step(words, capacity);
+  const BoundLayer *first = model->layers, *last = first + model->count - 1;
+  compute_embedding(*first, step, places, x);
+  for (const BoundLayer* layer = first + 1; layer < last; ++layer)
+    if (!compute_layer(*layer, step, places, rope, x, x)) return 1;
+  compute_head(*last, first->block, step, places, model->softcap, x, logits);
+  return 0;
+}
+
+// MindSpore's AOT operators. Parameters are the inputs and then the output; see networks/native.py.
+// `places` are those of the tokens' adapters; a layer that adapters change is followed by its pool.
 
 // step, places, layer -> [capacity, hidden]
-int Embedding(int count, void** p, int*, int64_t** shapes, const char** types, void*, void*) {
+int Embedding(int count, void** p, int* ranks, int64_t** shapes, const char** types, void*, void*) {
   std::lock_guard<std::mutex> lock(one_at_a_time);
-  Inputs in{p, shapes, types, 3};
+  Inputs in{p, ranks, shapes, types, 2};
   const Step step(static_cast<const int32_t*>(p[0]), shapes[count - 1][0]);
-  const EmbeddingLayer& layer = as<EmbeddingLayer>(p[2]);
-  kernels->embedding(layer, step, in.adapters(layer.adapters, p[1]),
-                     static_cast<float*>(p[count - 1]));
+  BoundLayer layer = in.layer();
+  in.pool(layer, as<EmbeddingLayer>(layer.block).adapters);
+  compute_embedding(layer, step, static_cast<const int32_t*>(p[1]),
+                    static_cast<float*>(p[count - 1]));
   return 0;
 }
 
@@ -183,43 +259,32 @@ int Layers(int count, void** p, int* ranks, int64_t** shapes, const char** types
   std::lock_guard<std::mutex> lock(one_at_a_time);
   const Step step(static_cast<const int32_t*>(p[1]), shapes[0][0]);
   const float *x = static_cast<const float*>(p[0]), *rope = static_cast<const float*>(p[2]);
+  const int32_t* places = static_cast<const int32_t*>(p[3]);
   float* out = static_cast<float*>(p[count - 1]);
-  for (Inputs in{p, shapes, types, 4}; in.next < count - 1; x = out) {
-    const void* block = in.take();
-    const Kind kind = as<Kind>(block);
-    if (kind == Kind::kAttention || kind == Kind::kExtendedAttention ||
-        kind == Kind::kGeneralAttention) {
-      const AttentionLayer& layer = as<AttentionLayer>(block);
-      const char* type = types[in.next];
-      const int values = in.next + 1;
-      const Cache cache{std::strcmp(type, "float32") == 0   ? CacheType::kFloat32
-                        : std::strcmp(type, "float16") == 0 ? CacheType::kFloat16
-                                                            : CacheType::kInt8,
-                        shapes[values][ranks[values] - 2],
-                        p[in.next],
-                        p[values],
-                        static_cast<float*>(p[values + 1]),
-                        static_cast<float*>(p[values + 2])};
-      in.next += 4;
-      kernels->attention(layer, step, in.adapters(layer.adapters, p[3]), x, rope, cache, out);
-    } else if (kind == Kind::kFeedForward || kind == Kind::kGeneralFeedForward) {
-      const FeedForwardLayer& layer = as<FeedForwardLayer>(block);
-      kernels->feed_forward(layer, step, in.adapters(layer.adapters, p[3]), x, out);
-    } else {
-      return 1;
+  for (Inputs in{p, ranks, shapes, types, 4}; in.next < count - 1; x = out) {
+    BoundLayer layer = in.layer();
+    const Kind kind = as<Kind>(layer.block);
+    if (is_attention(kind)) {
+      layer.cache = in.cache();
+      in.pool(layer, as<AttentionLayer>(layer.block).adapters);
+    } else if (is_feed_forward(kind)) {
+      in.pool(layer, as<FeedForwardLayer>(layer.block).adapters);
     }
+    if (!compute_layer(layer, step, places, rope, x, out)) return 1;
   }
   return 0;
 }
 
-// x, step, places, layer, the embedding's layer, whose matrix may be the head's -> [wanted, vocab]
-int Head(int count, void** p, int*, int64_t** shapes, const char** types, void*, void*) {
-  return head(count, p, shapes, types, 0.0f);
+// x, step, places, layer, the embedding's layer -> [wanted, vocab]
+int Head(int count, void** p, int* ranks, int64_t** shapes, const char** types, void*, void*) {
+  return head(count, p, ranks, shapes, types, 0.0f);
 }
 
 // The same, of a layer that is a CappedHeadLayer.
-int CappedHead(int count, void** p, int*, int64_t** shapes, const char** types, void*, void*) {
-  return head(count, p, shapes, types, static_cast<float>(as<CappedHeadLayer>(p[3]).softcap));
+int CappedHead(int count, void** p, int* ranks, int64_t** shapes, const char** types, void*,
+               void*) {
+  const double softcap = as<CappedHeadLayer>(p[3]).softcap;
+  return head(count, p, ranks, shapes, types, static_cast<float>(softcap));
 }
 
 }  // extern "C"
