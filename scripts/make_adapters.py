@@ -30,6 +30,7 @@ LEAST_EFFECT = 0.05  # of an adapter on the logits, relative to the largest
 LLAMA_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 # Models with the same modules, and something of their own around them.
 LLAMA_LIKE = ("olmo2", "granite", "smollm3_window", "gemma2", "gemma3")
+GLM_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"]
 BLOOM_LINEAR = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
 TYPES = {"rank_64": torch.bfloat16, "feed_forward": torch.float16}  # the others float32
 
@@ -137,6 +138,19 @@ def cases() -> list[Case]:
             },
         ),
         *(Case(model, llama_like()) for model in LLAMA_LIKE),
+        Case(
+            "glm",
+            {
+                "all": {"r": 8, "lora_alpha": 16, "target_modules": GLM_LINEAR},
+                "patterns": {
+                    "r": 4,
+                    "lora_alpha": 12,
+                    "target_modules": ["q_proj", "k_proj", "gate_up_proj"],
+                    "rank_pattern": {"q_proj": 1, r"layers\.1\.mlp\.gate_up_proj": 5},
+                    "alpha_pattern": {"^model.layers.0.self_attn.k_proj": 3},
+                },
+            },
+        ),
         Case(
             "bloom",
             {

@@ -14,8 +14,22 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 Floats = NDArray[np.float32]
-SAME = ("gemma2", "granite", "llama", "olmo2", "qwen2", "qwen3", "smollm3")
-ARCHITECTURES = {name: name for name in SAME} | {"mistral": "llama", "gemma3_text": "gemma3"}
+SAME = ("chatglm", "gemma2", "glm4", "granite", "llama", "olmo2", "qwen2", "qwen3", "smollm3")
+ARCHITECTURES = {name: name for name in SAME} | {
+    "mistral": "llama",
+    "gemma3_text": "gemma3",
+    "glm": "chatglm",
+}
+CHATGLM = {  # what its config.json calls what others have
+    "padded_vocab_size": "vocab_size",
+    "num_layers": "num_hidden_layers",
+    "seq_length": "max_position_embeddings",
+    "ffn_hidden_size": "intermediate_size",
+    "multi_query_group_num": "num_key_value_heads",
+    "layernorm_epsilon": "rms_norm_eps",
+    "kv_channels": "head_dim",
+}
+HALF_ROTATED = ("chatglm", "glm4")
 PERMUTED = ("granite", "llama", "smollm3")  # rows of q and k
 KINDS = ("F32", "Q8_0", "Q4_0", "Q4_1", "Q4_K")
 
@@ -30,6 +44,7 @@ def write_model_gguf(
     tensors of the file mean, under the names and in the order of the folder.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config |= {ours: config[theirs] for theirs, ours in CHATGLM.items() if theirs in config}
     architecture = ARCHITECTURES[config["model_type"]]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     writer = gguf.GGUFWriter(path, architecture)
@@ -41,11 +56,13 @@ def write_model_gguf(
     writer.add_head_count_kv(kv_heads)
     rope = config.get("rope_parameters", config)
     rope = rope.get("full_attention", rope)
-    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     if "head_dim" in config:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
+    if architecture in HALF_ROTATED:
+        writer.add_rope_dimension_count(config["head_dim"] // 2)
     if architecture == "granite":
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
@@ -74,7 +91,8 @@ def write_model_gguf(
     )
     meant = {}
     for name, values in load_file(folder / "model.safetensors").items():
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        short = name.removeprefix("transformer.") if architecture == "chatglm" else name
+        stored = names.get_name(short, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         less_one = architecture.startswith("gemma") and name.endswith("norm.weight")
         values = values + np.float32(1) if less_one else values

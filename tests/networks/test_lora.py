@@ -116,7 +116,7 @@ def pinned(network: MindSporeBackend | NativeBackend, name: str) -> int:
         *(
             (family, way)
             for way in ({}, {"fused": True})
-            for family in (*FAMILIES, "qwen3", "mistral", *LLAMA_LIKE)
+            for family in (*FAMILIES, "qwen3", "mistral", *LLAMA_LIKE, "glm")
         ),
         ("llama", {"use_past": False}),
     ],

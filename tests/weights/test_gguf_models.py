@@ -27,6 +27,7 @@ CASES = (
     *("llama", "llama_biases", "llama_tied_mha", "mistral", "mistral_long"),
     *("qwen2", "qwen3", "qwen3_tied", "olmo2", "olmo2_tied", "granite", "granite_biases"),
     *("smollm3", "gemma2", "gemma3"),
+    *("chatglm", "glm", "glm4", "glm4_biases"),
 )
 ERRORS = {"F32": 0.0, "Q8_0": 6e-3, "Q4_0": 0.12, "Q4_1": 0.08, "Q4_K": 0.08}
 

@@ -19,7 +19,7 @@ from lite_runner.weights.lora.adapter_file import (
     tensors_by_module,
 )
 from lite_runner.weights.lora.adapter_listing import adapter_folders, check_inside, check_listed
-from lite_runner.weights.lora.target_modules import HEAD, TargetModule, by_module
+from lite_runner.weights.lora.target_modules import HEAD, TargetModule, by_module, sites
 from lite_runner.weights.tensor import LazyTensor
 
 _FAULTS_SHOWN = 5
@@ -93,7 +93,7 @@ def fitted(
             f"({len(faults)} faults)\n  - {shown}",
             "was it trained on this base? model= and load_checkpoint= must name that one",
         )
-    order = [site.weight for places in modules.values() for site in places]
+    order = [site.weight for site in sites(model)]
     return Adapter(name, folder, {n: pairs[n] for n in order if n in pairs}, copies)
 
 

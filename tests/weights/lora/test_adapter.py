@@ -35,7 +35,7 @@ def adapters(name: str) -> dict[str, Adapter]:
     return open_adapters(FIXTURES / "adapters" / name, model(name))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "bloom", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "glm", "bloom", "gpt2"])
 def test_every_adapter_of_peft_is_read(name: str) -> None:
     listed = json.loads((FIXTURES / "adapters" / name / "lora_adapter.json").read_text())
     found = adapters(name)

@@ -39,7 +39,7 @@ def assert_same(found: Adapter, expected: Adapter) -> None:
             assert one.read().tobytes() == other.read().tobytes()
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "bloom", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "glm", "bloom", "gpt2"])
 def test_there_and_back_bit_for_bit(name: str, tmp_path: Path) -> None:
     adapters, model = opened(name)
     adapters.pop("patterns", None)  # MindFormers has no word for them
