@@ -3,6 +3,7 @@ how it was made."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.native import NativeBackend, NativeOptions
 from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
+from lite_runner.weights.lora.adapter_reader import open_adapters
+from lite_runner.weights.lora.merge import merged
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
+from lite_runner.weights.tensor import LazyTensor
 from lite_runner.weights.write import convert
 from tests.paths import FIXTURES
 
@@ -112,3 +116,31 @@ def test_to_hugging_face_and_back(tmp_path: Path) -> None:
     convert(tmp_path / "theirs", CONFIG, tmp_path / "back.ckpt", "ckpt")
     convert(GLM2 / "plain" / "glm2.ckpt", CONFIG, tmp_path / "once.ckpt", "ckpt")
     same_bits(tmp_path / "back.ckpt", tmp_path / "once.ckpt")
+
+
+def test_an_adapter_of_the_fused_modules(tmp_path: Path) -> None:
+    """Merged here it gives what the sum of the fused matrices gives."""
+    rng = np.random.default_rng(1)
+    saved = open_ckpt(GLM2 / "plain" / "glm2.ckpt")
+    adapter: dict[str, LazyTensor] = {}
+    for layer in range(2):
+        for name in ("self_attention.query_key_value", "mlp.dense_h_to_4h"):
+            module = f"transformer.encoder.layers.{layer}.{name}"
+            weight = saved[f"{module}.weight"]
+            a, b = (rng.normal(0, 0.3, size).astype(np.float32) for size in ((4, 48), (1, 4)))
+            b = np.repeat(b, weight.shape[0], 0) * rng.normal(0, 1, (weight.shape[0], 1))
+            b = b.astype(np.float32)
+            adapter |= {f"{module}.lora_a": held(a), f"{module}.lora_b": held(b)}
+            saved[f"{module}.weight"] = held(weight.float32() + 2 * b @ a)
+    write_ckpt(tmp_path / "merged.ckpt", saved)
+    write_ckpt(tmp_path / "adapter_model.ckpt", adapter)
+    told = {"r": 4, "lora_alpha": 8, "target_modules": ".*query_key_value|.*dense_h_to_4h"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(told), encoding="utf-8")
+    (opened,) = open_adapters(tmp_path, CONFIG).values()
+    found = merged(open_checkpoint(GLM2 / "plain" / "glm2.ckpt", CONFIG), opened, CONFIG)
+    for name, tensor in open_checkpoint(tmp_path / "merged.ckpt", CONFIG).items():
+        np.testing.assert_allclose(found[name].float32(), tensor.float32(), rtol=1e-5, atol=1e-6)
+
+
+def held(array: NDArray[np.float32]) -> LazyTensor:
+    return LazyTensor(array.shape, "F32", lambda: array)
