@@ -53,7 +53,29 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
             "pre_seq_len": None,
             "prefix_projection": False,
         },
-    }
+    },
+    "chatglm_6b": {
+        "aliases": {},
+        "defaults": {
+            "vocab_size": 150528,
+            "hidden_size": 4096,
+            "num_layers": 28,
+            "num_attention_heads": 32,
+            "layernorm_epsilon": 1e-05,
+            "use_cache": False,
+            "bos_token_id": 150004,
+            "eos_token_id": 150005,
+            "mask_token_id": 150000,
+            "gmask_token_id": 150001,
+            "pad_token_id": 0,
+            "max_sequence_length": 2048,
+            "inner_hidden_size": 16384,
+            "position_encoding_2d": True,
+            "quantization_bit": 0,
+            "pre_seq_len": None,
+            "prefix_projection": False,
+        },
+    },
 }
 
 

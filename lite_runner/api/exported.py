@@ -10,7 +10,7 @@ from lite_runner.api.infer_config import PATHS, InferConfig
 from lite_runner.api.model_source import resolve_source
 from lite_runner.architectures import KNOWN
 from lite_runner.config.groups import options_of
-from lite_runner.config.mindformers import FAMILIES, UNSUPPORTED_FAMILIES
+from lite_runner.config.mindformers import FAMILIES
 from lite_runner.config.model_dir import MANIFEST, only_yaml
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.exported_model import common_folder, paths_of
@@ -41,11 +41,6 @@ def exported_config(config: InferConfig) -> PretrainedConfig:
     if source == "common" or (source in FAMILIES and config.prefill_model_path):
         source, found = _model_beside(config)
         keys |= found
-    elif source in UNSUPPORTED_FAMILIES:
-        raise ConfigError(
-            f"model_name: got {source}, an architecture that is not there",
-            f"the families are {', '.join(FAMILIES)}",
-        )
     return PretrainedConfig(resolve_source(source, **keys))
 
 

@@ -24,6 +24,15 @@ def architecture_of(model: Decoder) -> Architecture:
     return KNOWN[model.architecture]
 
 
+def named_in(raw: Mapping[str, Any]) -> Architecture | None:
+    """The architecture of a config.json; None: it is unknown."""
+    name = raw.get("model_type")
+    # ChatGLM-6B has the model_type of its successors, of which none has these fields.
+    if name == "chatglm" and ("inner_hidden_size" in raw or "position_encoding_2d" in raw):
+        name = "chatglm_6b"
+    return KNOWN.get(name) if isinstance(name, str) else None
+
+
 def from_settings(config: str, given: Mapping[str, Any]) -> Decoder:
     """The decoder described by the full settings of a MindFormers config class `config`."""
     return _of_mindformers(config).read(given)

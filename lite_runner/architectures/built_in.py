@@ -5,6 +5,7 @@ from __future__ import annotations
 from lite_runner.architectures.architecture import Architecture
 from lite_runner.architectures.bloom import BLOOM
 from lite_runner.architectures.chatglm import CHATGLM
+from lite_runner.architectures.chatglm_6b import CHATGLM_6B
 from lite_runner.architectures.gemma2 import GEMMA2
 from lite_runner.architectures.gemma3 import GEMMA3, GEMMA3_TEXT
 from lite_runner.architectures.glm import GLM, GLM4
@@ -20,5 +21,5 @@ from lite_runner.architectures.smollm3 import SMOLLM3
 # In this order messages list them.
 BUILT_IN: tuple[Architecture, ...] = (
     *(BLOOM, LLAMA, QWEN2, GPT2, QWEN3, MISTRAL, OLMO2, GRANITE, SMOLLM3),
-    *(CHATGLM, GLM, GLM4, GEMMA2, GEMMA3_TEXT, GEMMA3),
+    *(CHATGLM_6B, CHATGLM, GLM, GLM4, GEMMA2, GEMMA3_TEXT, GEMMA3),
 )

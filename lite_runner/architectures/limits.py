@@ -21,6 +21,15 @@ def unsupported(model: Decoder) -> list[str]:
         reasons.append("dynamic scaling of RoPE needs heads that are rotated as a whole")
     if len(model.rotaries) > 1 and any(one.dynamic for one in model.rotaries):
         reasons.append("rotary positions that depend on the length differ between its layers")
+    two_dimensional = model.rotary is not None and model.rotary.two_dimensional
+    if two_dimensional != (model.prefix is not None):
+        reasons.append("two-dimensional positions and a prefix are only supported together")
+    if two_dimensional and model.head_dim % 4:
+        reasons.append(
+            f"two-dimensional positions need a head_dim of a multiple of 4, got {model.head_dim}"
+        )
+    if any(block.norm is None and block.normed_residual is not None for block in model.blocks):
+        reasons.append("a residual connection starts from normed values, but there is no norm")
     if model.rotary is not None and model.head_dim % 2:
         reasons.append(f"rotary positions need an even head_dim, got {model.head_dim}")
     return reasons

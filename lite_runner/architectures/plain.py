@@ -123,6 +123,8 @@ def _faults(model: Decoder) -> Iterator[str]:
     if any(norm is not None and not 0 < norm.eps < 1 for norm in norms):
         yield "model: eps of a norm is not between 0 and 1"
     tokens = (*model.eos_token_id, model.bos_token_id, model.pad_token_id)
+    if model.prefix is not None:
+        tokens += (model.prefix.end_token_id, *model.prefix.mask_token_ids)
     if any(token is not None and not -1 <= token <= MAX_SIZE for token in tokens):
         yield f"model: a special token is not from 0 to {MAX_SIZE:,}"
 
@@ -138,6 +140,9 @@ def _block_faults(block: Block, model: Decoder) -> Iterator[str]:
     for norm in (block.norm, block.post_norm):
         if norm is not None and not 0 < norm.eps < 1:
             yield f"model: eps of a norm is {norm.eps}, expected a number between 0 and 1"
+    kept = block.normed_residual
+    if kept is not None and not 0 < kept <= MAX_SIZE:
+        yield f"model: normed_residual is {kept}, expected a number above 0"
     if block.norm is None and block.post_norm is None:
         yield "model: a block has no norm"
     if one.rotary is not None:

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from lite_runner.architectures import by_role
 from lite_runner.architectures.naming import Part, Role
 from lite_runner.architectures.positions import alibi_slopes, dynamic_exponents, frequencies
+from lite_runner.architectures.prefix import PromptPrefix, TwoDimensionalAngles, positions_of
 from lite_runner.architectures.spec import (
     Activation,
     Attention,
+    Block,
     Decoder,
     FeedForward,
     Norm,
@@ -41,15 +43,16 @@ def forward(
         x = x + weights["positions", None, "weight"][: len(tokens)]
     if model.embedding_norm is not None:
         x = norm(model.embedding_norm, x, weights, "embedding_norm")
+    prefix = None if model.prefix is None else PromptPrefix.of(model.prefix, tokens)
     for layer, block in enumerate(model.blocks):
         normed = norm(block.norm, x, weights, "attention_norm", layer)
-        added = attention(block.attention, normed, weights, layer)
+        added = attention(block.attention, normed, weights, layer, prefix)
         added = norm(block.post_norm, added, weights, "attention_post_norm", layer)
-        x = x + block.residual_scale * added
+        x = residual(block, x, normed) + block.residual_scale * added
         normed = norm(block.norm, x, weights, "feed_forward_norm", layer)
         added = feed_forward(block.feed_forward, normed, weights, layer)
         added = norm(block.post_norm, added, weights, "feed_forward_post_norm", layer)
-        x = x + block.residual_scale * added
+        x = residual(block, x, normed) + block.residual_scale * added
     head: Role = "embedding" if model.tie_word_embeddings else "head"
     logits = norm(model.norm, x, weights, "norm") @ weights[head, None, "weight"].T
     return capped(logits / model.logits_scaling, model.logits_softcap)
@@ -92,7 +95,14 @@ def norm(
     return scaled + weights[role, layer, "bias"] if given.kind == "layer" else scaled
 
 
-def attention(given: Attention, x: Floats, weights: Weights, layer: int) -> Floats:
+def residual(block: Block, x: Floats, normed: Floats) -> Floats:
+    """What the output of a layer is added to."""
+    return x if block.normed_residual is None else block.normed_residual * normed
+
+
+def attention(
+    given: Attention, x: Floats, weights: Weights, layer: int, prefix: PromptPrefix | None = None
+) -> Floats:
     """x [T, hidden_size] -> [T, hidden_size]"""
 
     def heads(role: Role, count: int, norm_role: Role | None = None) -> Floats:
@@ -108,7 +118,7 @@ def attention(given: Attention, x: Floats, weights: Weights, layer: int) -> Floa
     query, key = heads("query", given.heads, "query_norm"), heads("key", given.kv_heads, "key_norm")
     value = heads("value", given.kv_heads)
     if given.rotary is not None:
-        query, key = apply_rotary(given.rotary, query), apply_rotary(given.rotary, key)
+        query, key = (apply_rotary(given.rotary, one, prefix) for one in (query, key))
     # Grouped-query attention: consecutive query heads share a key/value head.
     key, value = (np.repeat(one, given.heads // given.kv_heads, axis=1) for one in (key, value))
     scale = given.head_dim**-0.5 if given.scale is None else given.scale
@@ -119,6 +129,8 @@ def attention(given: Attention, x: Floats, weights: Weights, layer: int) -> Floa
     visible = distance >= 0
     if given.window is not None:
         visible &= distance < given.window
+    if prefix is not None:
+        visible |= np.arange(len(x)) < prefix.length
     scores = np.where(visible, scores, -np.inf)
     probabilities = np.exp(scores - scores.max(-1, keepdims=True))
     probabilities = probabilities / probabilities.sum(-1, keepdims=True)
@@ -126,17 +138,26 @@ def attention(given: Attention, x: Floats, weights: Weights, layer: int) -> Floa
     return linear(mixed, weights, "attention_out", layer, given.out_bias)
 
 
-def apply_rotary(rotary: Rotary, x: Floats) -> Floats:
+def apply_rotary(rotary: Rotary, x: Floats, prefix: PromptPrefix | None = None) -> Floats:
     """x [T, heads, head_dim] with the pairs (d, d + head_dim / 2) rotated by position, those of
     d >= dims / 2 by nothing."""
     length, head_dim = len(x), x.shape[-1]
+    if rotary.two_dimensional:
+        where = prefix or PromptPrefix()
+        both = positions_of(np.arange(length), np.array(where.length), np.array(where.mask))
+        cos, sin = TwoDimensionalAngles(rotary, head_dim, length).of(*both)
+        return rotated(x, cos[:, None], sin[:, None])
     speeds, factor = frequencies(rotary, head_dim)
     scaling = rotary.scaling
     if scaling is not None and scaling.type == "dynamic" and length > scaling.original_seq_length:
         ratio = scaling.factor * length / scaling.original_seq_length - (scaling.factor - 1)
         speeds = speeds * ratio ** dynamic_exponents(head_dim)
     angles = np.outer(np.arange(length), speeds)[:, None, :]
-    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
+    return rotated(x, np.cos(angles) * factor, np.sin(angles) * factor)
+
+
+def rotated(x: Floats, cos: NDArray[Any], sin: NDArray[Any]) -> Floats:
+    """x [T, heads, head_dim] by cos and sin [T, 1, head_dim / 2]."""
     first, second = np.split(x, 2, axis=-1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 

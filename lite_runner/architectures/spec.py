@@ -49,6 +49,9 @@ class Rotary:
     theta: float = 10000.0  # base of the frequencies
     scaling: RopeScaling | None = None
     dims: int | None = None  # how many of a head's dimensions are rotated; None: all
+    # The first half of the pairs is rotated by a token's position, the second by its block
+    # position: see prefix.py. The tables are float16, as ChatGLM was trained.
+    two_dimensional: bool = False
 
     @property
     def dynamic(self) -> RopeScaling | None:
@@ -92,13 +95,24 @@ class FeedForward:
 @dataclass(frozen=True)
 class Block:
     """x + scale * post_norm(attention(norm(x))), then the same with the feed-forward; each norm
-    has its own weights."""
+    has its own weights. With `normed_residual` the x that is added to is that times norm(x)."""
 
     norm: Norm | None  # None: attention and feed-forward take x itself
     attention: Attention
     feed_forward: FeedForward
     post_norm: Norm | None = None
     residual_scale: float = 1.0
+    normed_residual: float | None = None  # only with `norm`
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A prefix LM: every token sees all tokens before the first `end_token_id`; from that on
+    attention is causal. What it means for positions: see prefix.py."""
+
+    end_token_id: int  # ChatGLM's sop
+    # What stands for the text that is generated; it is there before the end. The first that occurs.
+    mask_token_ids: tuple[int, ...]  # ChatGLM's gMASK and MASK
 
 
 @dataclass(frozen=True)
@@ -117,6 +131,7 @@ class Decoder:
     embedding_scale: float = 1.0  # of embeddings, before positions and norm
     logits_scaling: float = 1.0  # logits are divided by it
     logits_softcap: float | None = None  # then they become softcap * tanh(logit / softcap)
+    prefix: Prefix | None = None  # None: causal attention throughout
     bos_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()
     pad_token_id: int | None = None
@@ -173,8 +188,10 @@ class Decoder:
 
     @property
     def length_dependent(self) -> bool:
-        """Whether a token's cached keys depend on the sequence length (dynamic RoPE scaling)."""
-        return self.rotary is not None and self.rotary.dynamic is not None
+        """Whether a token's cached keys depend on the sequence length (dynamic RoPE scaling), or on
+        where its prefix ends."""
+        dynamic = self.rotary is not None and self.rotary.dynamic is not None
+        return dynamic or self.prefix is not None
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -248,6 +265,9 @@ class Decoder:
             "logits_scaling": self.logits_scaling,
             "attn_logit_softcapping": attention.softcap,
             "final_logit_softcapping": self.logits_softcap,
+            "normed_residual": self.blocks[0].normed_residual,
+            "position_encoding_2d": rotary.two_dimensional,
+            "prefix": self.prefix,
             "bos_token_id": self.bos_token_id,
             "eos_token_id": self.eos_token_id,
             "pad_token_id": self.pad_token_id,

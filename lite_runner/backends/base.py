@@ -9,6 +9,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.architectures.prefix import fault
+from lite_runner.architectures.spec import Prefix
 from lite_runner.weights.lora.adapter import Adapter
 
 BASE = -1  # adapter slot of the base model
@@ -48,6 +50,11 @@ class BackendInfo:
     # Prefix caching: cached keys depend on the prefix only, not on the sequence length, so that any
     # sequence with that prefix can continue from it.
     can_continue: bool = True
+    prefix: Prefix | None = None  # what prompts must have, and go through as a whole
+
+    def prompt_fault(self, prompt: NDArray[np.int32]) -> str | None:
+        """What a prompt lacks that the model needs; None: nothing."""
+        return None if self.prefix is None else fault(self.prefix, prompt.tolist())
 
     @property
     def exact(self) -> bool:

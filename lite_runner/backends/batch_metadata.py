@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures.positions import RotaryAngles
-from lite_runner.architectures.spec import Decoder
+from lite_runner.architectures.prefix import Ints, last_seen, positions_of, prefix_angles
+from lite_runner.architectures.spec import Decoder, Prefix
 from lite_runner.backends.base import Row
+from lite_runner.backends.slot_prefixes import SlotPrefixes
 from lite_runner.mindir.manifest import TensorSpec
 
 
@@ -32,41 +34,54 @@ class TokenBatch:
         wanted = np.flatnonzero(left <= np.array([row.logits for row in rows])[owner])
         return cls(rows, tokens, owner, wanted)
 
-    def parts(self, capacity: int, most: int) -> Iterator[tuple[slice, slice]]:
-        """Split into steps of at most `capacity` tokens and `most` rows of logits: slices of
-        `tokens` and of `wanted`."""
+    def parts(self, limits: StepLimits) -> Iterator[tuple[slice, slice]]:
+        """Split into steps: slices of `tokens` and of `wanted`. Raises ValueError for a row that is
+        not to be split and does not fit a step."""
         start = first = 0
         while start < len(self.tokens):
-            end = min(start + capacity, len(self.tokens))
+            end = min(start + limits.capacity, len(self.tokens))
             last = int(np.searchsorted(self.wanted, end))
-            if last > first + most:
-                last = first + most
+            if last > first + limits.logits:
+                last = first + limits.logits
                 end = int(self.wanted[last])
+            if limits.whole_rows and end < len(self.tokens):
+                end = int(np.searchsorted(self.owner, self.owner[end]))  # where that row begins
+                last = int(np.searchsorted(self.wanted, end))
+                if end <= start:
+                    raise ValueError(f"a row does not fit a step of {limits.capacity} tokens")
             yield slice(start, end), slice(first, last)
             start, first = end, last
 
 
+@dataclass(frozen=True)
+class StepLimits:
+    """Maximum sizes of a step."""
+
+    capacity: int  # tokens
+    logits: int  # rows of logits
+    whole_rows: bool = False  # rows are not split
+
+
 def forward_in_steps(
     rows: Sequence[Row],
-    capacity: int,
-    most: int,
+    limits: StepLimits,
     vocab: int,
     step: Callable[[TokenBatch, slice, NDArray[np.int64]], NDArray[np.float32]],
 ) -> NDArray[np.float32]:
-    """Logits [sum of row.logits, vocab] of rows that are computed in steps of at most `capacity`
-    tokens and `most` rows of logits; `step` computes a part of the tokens, and returns the logits
-    after its wanted ones."""
+    """Logits [sum of row.logits, vocab] of rows that are computed in steps within `limits`; `step`
+    computes a part of the tokens, and returns the logits after its wanted ones."""
     every = TokenBatch.of(rows)
     logits = np.empty((len(every.wanted), vocab), np.float32)
-    for part, here in every.parts(capacity, most):
+    for part, here in every.parts(limits):
         logits[here] = step(every, part, every.wanted[here])
     return logits
 
 
-def empty_metadata(capacity: int, most: int) -> NDArray[np.int32]:
+def empty_metadata(capacity: int, most: int, prefix: Prefix | None = None) -> NDArray[np.int32]:
     """The metadata of a step without tokens, of at most `capacity` and with at most `most` rows of
-    logits."""
-    return np.zeros(2 + 4 * capacity + most, np.int32)
+    logits; `prefix`: the model's."""
+    columns = 4 if prefix is None else 5
+    return np.zeros(2 + columns * capacity + most, np.int32)
 
 
 class BatchMetadata:
@@ -76,6 +91,8 @@ class BatchMetadata:
         """`length`: positions per slot; `capacity`: tokens per step."""
         self._vocab, self._capacity = config.vocab_size, capacity
         self._angles = _Angles(config, length, capacity)
+        self._prefix = config.prefix
+        self._prefixes = SlotPrefixes(config.prefix) if config.prefix is not None else None
 
     @property
     def table(self) -> NDArray[np.float32]:
@@ -86,13 +103,18 @@ class BatchMetadata:
 
     @property
     def new_tables(self) -> bool:
-        """Whether every step has its own rotary table (dynamic scaling)."""
-        return self._angles.dynamic
+        """Whether every step has its own rotary table (dynamic scaling, or block positions)."""
+        return self._angles.by_step
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Account for copied cache slots."""
+        if self._prefixes is not None:
+            self._prefixes.copy(sources, targets)
 
     def specs(self, most: int) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
         """Inputs of an exported step, which has no adapters."""
         return (
-            TensorSpec("step", empty_metadata(self._capacity, most).shape, "int32"),
+            TensorSpec("step", empty_metadata(self._capacity, most, self._prefix).shape, "int32"),
             TensorSpec("rope", self.table.shape, "float32"),
             TensorSpec("places", (1,), "int32"),  # the adapter slots; the name is in manifests
         )
@@ -106,7 +128,7 @@ class BatchMetadata:
         if tokens.min() < 0 or tokens.max() >= self._vocab:
             raise ValueError(f"token ids must be 0 to {self._vocab - 1}")
         count, capacity, rows = len(tokens), self._capacity, every.rows
-        metadata = empty_metadata(capacity, most)
+        metadata = empty_metadata(capacity, most, self._prefix)
         metadata[:2] = count, len(wanted)
         columns = metadata[2 : 2 + 4 * capacity].reshape(4, capacity)[:, :count]
         token, slot, position, angle = columns
@@ -115,19 +137,28 @@ class BatchMetadata:
         first = np.cumsum([0, *(len(row.tokens) for row in rows[:-1])])
         offset = np.array([row.position for row in rows]) - first
         position[:] = np.arange(part.start, part.stop) + offset[owner]
-        table = self._angles.of(position, np.array([row.end for row in rows])[owner], angle)
+        if self._prefixes is None:
+            ends = np.array([row.end for row in rows])[owner]
+            table = self._angles.of(position, ends, angle)
+        else:
+            self._prefixes.begin(rows)
+            lengths, masks = self._prefixes.of(slot)
+            metadata[-capacity:][:count] = last_seen(position, lengths)
+            table = self._angles.two_dimensional(*positions_of(position, lengths, masks), angle)
         metadata[2 + 4 * capacity :][: len(wanted)] = wanted - part.start
         return metadata, table
 
 
 class _Angles:
-    """Rotary tables: by position, or with dynamic scaling per token of a step."""
+    """Rotary tables: by position; or per token of a step, with dynamic scaling and where positions
+    are two-dimensional."""
 
     def __init__(self, config: Decoder, length: int, capacity: int) -> None:
-        self.dynamic = config.length_dependent
+        self.by_step = config.length_dependent
         self.table = np.zeros((1, 1), np.float32)
         angles = [RotaryAngles(one, config.head_dim) for one in config.rotaries]
-        if self.dynamic:
+        self._two_dimensional = prefix_angles(config, length)
+        if self.by_step:
             (self._angles,) = angles
             self.table = np.zeros((capacity, config.head_dim), np.float32)
         elif angles:
@@ -137,10 +168,22 @@ class _Angles:
         self, position: NDArray[np.int32], lengths: NDArray[np.int64], rows: NDArray[np.int32]
     ) -> NDArray[np.float32]:
         """The table; the table row of each token is written to `rows`."""
-        if not self.dynamic:
+        if not self.by_step:
             rows[:] = position
             return self.table
-        rows[:] = np.arange(len(position))
+        return self._of_step(self._angles.scaled(position, lengths), rows)
+
+    def two_dimensional(
+        self, position: Ints, block: Ints, rows: NDArray[np.int32]
+    ) -> NDArray[np.float32]:
+        """The same by positions and block positions."""
+        assert self._two_dimensional is not None
+        return self._of_step(self._two_dimensional.of(position, block), rows)
+
+    def _of_step(
+        self, angles: tuple[NDArray[np.float32], NDArray[np.float32]], rows: NDArray[np.int32]
+    ) -> NDArray[np.float32]:
+        rows[:] = np.arange(len(rows))
         table = np.zeros(self.table.shape, np.float32)
-        table[: len(position)] = np.concatenate(self._angles.scaled(position, lengths), 1)
+        table[: len(rows)] = np.concatenate(angles, 1)
         return table

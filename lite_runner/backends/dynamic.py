@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lite_runner.backends.base import AdapterSlots, BackendInfo, Row
 from lite_runner.backends.engines.base import Engine
 from lite_runner.backends.graph_outputs import select_wanted
-from lite_runner.backends.step_sizes import chunk_length, step_budget
+from lite_runner.backends.step_sizes import chunk_length, step_budget, unchunked
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.mindir.dynamic_inputs import INPUTS
 from lite_runner.mindir.manifest import Manifest
@@ -30,7 +30,8 @@ class DynamicBackend:
                 f"{manifest.model_name}: the graph takes {got}, expected {INPUTS}",
                 "export the model again",
             )
-        chunk = chunk_length(manifest.model.num_heads, manifest.seq_length)
+        model, length = manifest.model, manifest.seq_length
+        chunk = chunk_length(model.num_heads, length, unchunked(model, length))
         self.info = BackendInfo(
             engine=engine.name,
             vocab_size=manifest.model.vocab_size,
@@ -40,6 +41,7 @@ class DynamicBackend:
             chunk=chunk,
             can_copy=False,
             can_continue=not manifest.model.length_dependent,
+            prefix=manifest.model.prefix,
         )
         self.compile_s = 0.0
         self._engine = engine

@@ -31,6 +31,7 @@ from lite_runner.backends.step_sizes import (
     chunk_length,
     rows_at_once,
     step_budget,
+    unchunked,
 )
 from lite_runner.networks import steps
 from lite_runner.networks.layers import CacheSize, Weights, resize
@@ -84,7 +85,7 @@ class MindSporeBackend:
         chunk = most = options.length
         if self._use_past:
             heads = config.shard(options.ranks.tensor).num_heads
-            chunk = chunk_length(heads, options.length)
+            chunk = chunk_length(heads, options.length, unchunked(config, options.length))
             most = rows_at_once(config.vocab_size, chunk)
         self.info = BackendInfo(
             engine="mindspore",
@@ -95,6 +96,7 @@ class MindSporeBackend:
             chunk=chunk,
             most_logits=most,
             can_continue=not config.length_dependent,
+            prefix=config.prefix,
         )
         self._graphs = GraphCache(graph_key(network, config, options))
 
@@ -153,6 +155,8 @@ class MindSporeBackend:
         assert self._network is not None
         layers = [block.attention for block in self._network.blocks]
         caches = [cache for layer in layers for cache in (layer.keys, layer.values)]
+        if self._config.prefix is not None:
+            caches.append(self._network.prefix.state)
         copy_slots(caches, self.info.slots, sources, targets)
 
     def close(self) -> None:

@@ -18,8 +18,18 @@ from lite_runner import native
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.adapter_slots import AdapterPools, LoraSlots
 from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row
-from lite_runner.backends.batch_metadata import BatchMetadata, TokenBatch, forward_in_steps
-from lite_runner.backends.step_sizes import cache_length, rows_at_once, step_capacity
+from lite_runner.backends.batch_metadata import (
+    BatchMetadata,
+    StepLimits,
+    TokenBatch,
+    forward_in_steps,
+)
+from lite_runner.backends.step_sizes import (
+    cache_length,
+    rows_at_once,
+    step_capacity,
+    unchunked,
+)
 from lite_runner.native.model import NativeOptions as NativeOptions
 from lite_runner.weights.lora.adapter import Adapter
 
@@ -102,16 +112,18 @@ class NativeBackend:
         config = self._config
         length = cache_length(options.length, config.seq_length)
         self._options = options = replace(options, length=length)
-        self._capacity = step_capacity(options.slots)
+        whole = unchunked(config, length)
+        self._capacity = step_capacity(options.slots, whole)
         self.info = BackendInfo(
             engine=f"{self._executor.name}, {native.instructions()} kernels",
             vocab_size=config.vocab_size,
             slots=options.slots,
             max_length=options.length,
             budget=self._capacity,
-            chunk=1,
+            chunk=whole or 1,
             most_logits=rows_at_once(config.vocab_size, self._capacity),
             can_continue=not config.length_dependent,
+            prefix=config.prefix,
         )
         self._metadata = BatchMetadata(config, self.info.max_length, self._capacity)
         self._executor.resize(options, self._capacity, self._metadata.table)
@@ -132,12 +144,14 @@ class NativeBackend:
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         """Logits [sum of row.logits, vocab], in the order of rows and tokens."""
         most = max(self.info.slots, self.info.most_logits)
-        return forward_in_steps(rows, self._capacity, most, self.info.vocab_size, self._run)
+        limits = StepLimits(self._capacity, most, whole_rows=self.info.prefix is not None)
+        return forward_in_steps(rows, limits, self.info.vocab_size, self._run)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slot sources[i] to targets[i]; all are read before any is written."""
         assert self._executor is not None
         self._executor.copy(sources, targets)
+        self._metadata.copy(sources, targets)
 
     def close(self) -> None:
         """Release the model and its memory."""

@@ -114,7 +114,7 @@ class CompiledModel:
         start = time.perf_counter()
         graph = NativeStep(self._network, self._capacity, rows)
         graph.set_train(False)
-        metadata = Tensor(empty_metadata(self._capacity, rows))
+        metadata = Tensor(empty_metadata(self._capacity, rows, self._config.prefix))
         slots = Tensor(np.zeros(self._capacity if self._options.lora else 1, np.int32))
         purpose = "generate" if rows == self._options.slots else "score"
         self._graphs.compile(graph, metadata, self._table[1], slots, name="graph", purpose=purpose)

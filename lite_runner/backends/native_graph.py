@@ -9,9 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.backends.base import AdapterSlots, BackendInfo, Row
-from lite_runner.backends.batch_metadata import BatchMetadata, TokenBatch, forward_in_steps
+from lite_runner.backends.batch_metadata import (
+    BatchMetadata,
+    StepLimits,
+    TokenBatch,
+    forward_in_steps,
+)
 from lite_runner.backends.dynamic import cannot_copy, check_slots
 from lite_runner.backends.engines.base import Engine
+from lite_runner.backends.step_sizes import unchunked
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.mindir.manifest import Manifest, Operators
 
@@ -32,13 +38,16 @@ class NativeGraphBackend:
             slots=slots,
             max_length=manifest.seq_length,
             budget=operators.capacity,
-            chunk=1,
+            chunk=unchunked(manifest.model, manifest.seq_length) or 1,
             can_copy=False,
             can_continue=not manifest.model.length_dependent,
+            prefix=manifest.model.prefix,
         )
         self.compile_s = 0.0
-        self._engine, self._capacity = engine, operators.capacity
+        self._engine = engine
         self._most = manifest.batch_size  # rows of logits per step
+        whole_rows = manifest.model.prefix is not None
+        self._limits = StepLimits(operators.capacity, self._most, whole_rows=whole_rows)
         self._metadata = BatchMetadata(manifest.model, manifest.seq_length, operators.capacity)
         inputs = self._metadata.specs(self._most)
         if manifest.graphs["model"].inputs != inputs:
@@ -60,8 +69,7 @@ class NativeGraphBackend:
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         """Logits [sum of row.logits, vocab], in the order of rows and tokens."""
         self.prepare()
-        vocab = self.info.vocab_size
-        return forward_in_steps(rows, self._capacity, self._most, vocab, self._run)
+        return forward_in_steps(rows, self._limits, self.info.vocab_size, self._run)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Raises ConfigError: the cache is inside the graph."""

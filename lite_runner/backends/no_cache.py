@@ -87,4 +87,5 @@ def static_batch_info(manifest: Manifest, engine: Engine, *, can_copy: bool = Tr
         chunk=length,
         can_copy=can_copy,
         can_continue=not manifest.model.length_dependent,
+        prefix=manifest.model.prefix,
     )

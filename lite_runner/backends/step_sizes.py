@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lite_runner.architectures.spec import Decoder
+
 SMALLEST_CACHE = 256  # positions; sizes are powers of two, for few graphs
 LONGEST_CHUNK = 512  # tokens; longer ones are no faster
 STEP_TOKENS = 2048  # prompt tokens per step, besides a new token of every slot
@@ -17,9 +19,15 @@ def cache_length(wanted: int, longest: int) -> int:
     return max(wanted, min(size, longest))
 
 
-def step_capacity(slots: int) -> int:
-    """Tokens per step of the native kernels: prompt tokens, or a new token of every slot."""
-    return max(LONGEST_CHUNK, slots)
+def unchunked(model: Decoder, length: int) -> int:
+    """Length of the prompts that must go through in one step; 0: prompts can be chunked."""
+    return 0 if model.prefix is None else length
+
+
+def step_capacity(slots: int, whole: int = 0) -> int:
+    """Tokens per step of the native kernels: prompt tokens, or a new token of every slot; besides
+    these a prompt of `whole` tokens."""
+    return max(LONGEST_CHUNK, slots, slots - 1 + whole)
 
 
 def step_budget(slots: int, chunk: int) -> int:
@@ -28,8 +36,11 @@ def step_budget(slots: int, chunk: int) -> int:
     return max(STEP_TOKENS, chunk) + slots
 
 
-def chunk_length(heads: int, length: int) -> int:
-    """Tokens per prefill chunk over `length` keys: a power of two, at least 32."""
+def chunk_length(heads: int, length: int, whole: int = 0) -> int:
+    """Tokens per prefill chunk over `length` keys: a power of two, at least 32; or the `whole`
+    prompt."""
+    if whole:
+        return whole
     fits = SCORE_BYTES // (4 * heads * length)
     return min(LONGEST_CHUNK, max(32, 1 << max(0, fits.bit_length() - 1)))
 

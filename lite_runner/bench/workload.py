@@ -16,6 +16,8 @@ def workload(model: Decoder, settings: Settings) -> Job:
     """The same prompts and adapters each time."""
     shape = (settings.batch, settings.prompt)
     prompts = np.random.default_rng(0).integers(model.vocab_size, size=shape, dtype=np.int32)
+    if model.prefix is not None:  # with less the scheduler takes none
+        prompts[:, -2:] = model.prefix.mask_token_ids[0], model.prefix.end_token_id
     adapters = None
     if settings.adapters:
         opened = random_adapters(model, settings.adapters)

@@ -21,6 +21,7 @@ from lite_runner.config.schema import RunConfig
 from lite_runner.config.sections import (
     AutoSettings,
     ChatGLM2Settings,
+    GLMSettings,
     LayerNormSettings,
     LlamaSettings,
 )
@@ -149,7 +150,7 @@ def _model(config: RunConfig) -> Iterator[Fault]:
         )
 
 
-def _sizes(settings: LlamaSettings | LayerNormSettings) -> Iterator[Fault]:
+def _sizes(settings: LlamaSettings | LayerNormSettings | GLMSettings) -> Iterator[Fault]:
     prefix = "model.model_config."
     hidden, heads = settings.hidden_size, settings.num_heads
     given_head_dim = settings.head_dim if isinstance(settings, LlamaSettings) else None
@@ -159,6 +160,14 @@ def _sizes(settings: LlamaSettings | LayerNormSettings) -> Iterator[Fault]:
             f"{prefix}hidden_size: got {hidden}, expected a multiple of num_heads={heads}",
         )
     if isinstance(settings, LayerNormSettings):
+        return
+    if isinstance(settings, GLMSettings):
+        if hidden // heads % 4:
+            yield fault(
+                (f"{prefix}hidden_size", f"{prefix}num_heads"),
+                f"{prefix}num_heads: got {heads}, expected heads of a multiple of 4, not of"
+                f" {hidden // heads}: each half of them turns pairs",
+            )
         return
     kv_heads = settings.n_kv_heads or heads
     if heads % kv_heads:

@@ -15,7 +15,13 @@ from lite_runner.config.grammar import value_of
 from lite_runner.config.groups import GROUPS, options_of, twice_defined, user_folder
 from lite_runner.config.mindformers import arch_of, base_model
 from lite_runner.config.other_tools import CHECKPOINTS, command_meant
-from lite_runner.config.sections import LayerNormSettings, LlamaSettings, Settings
+from lite_runner.config.sections import (
+    ChatGLM2Settings,
+    GLMSettings,
+    LayerNormSettings,
+    LlamaSettings,
+    Settings,
+)
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.config.yaml_file import at
 from lite_runner.errors import ConfigError
@@ -26,7 +32,7 @@ _TRAINING = ("train", "finetune")  # run modes of run_mindformer
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # on the hub
 # Of model_config, what says which model it is; how far its context goes may be chosen.
 _OF_THE_MODEL = sorted(
-    (hints_of(LlamaSettings) | hints_of(LayerNormSettings)).keys()
+    set().union(*map(hints_of, (LlamaSettings, ChatGLM2Settings, LayerNormSettings, GLMSettings)))
     - {*hints_of(Settings), "seq_length", "type"}
 )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from lite_runner import progress
-from lite_runner.architectures import KNOWN, architecture_of
+from lite_runner.architectures import KNOWN, architecture_of, named_in
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.no_effect import NO_EFFECT, refuse_variants
 from lite_runner.architectures.spec import Decoder
@@ -23,7 +23,7 @@ def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True)
     """
     fields = Fields(raw, where)
     model_type = fields.raw.get("model_type")
-    architecture = KNOWN.get(model_type) if isinstance(model_type, str) else None
+    architecture = named_in(fields.raw)
     if architecture is None:
         near = nearest(model_type, KNOWN) if isinstance(model_type, str) else None
         expected = f"one of {', '.join(KNOWN)}{did_you_mean(near)}"
@@ -112,7 +112,9 @@ def _lost(model: Decoder, raw: dict[str, Any]) -> list[str]:
     its special tokens are a run's own."""
     tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
     free = ("seq_length", "rope_scaling", *tokens)
-    read = model_config_from_hf(raw | dict.fromkeys(tokens), "config.json").sizes()
+    # A prefix ends with its model's bos.
+    cleared = dict.fromkeys(tokens if model.prefix is None else tokens[1:])
+    read = model_config_from_hf(raw | cleared, "config.json").sizes()
     return [
         f"{name}={value}"
         for name, value in model.sizes().items()

@@ -31,6 +31,7 @@ _FAMILY_MODEL = {
     "Gemma2ForCausalLM": "gemma2_2b",
     "Gemma3ForCausalLM": "gemma3_1b",
     "BloomLMHeadModel": "bloom_560m",
+    "GLMForPreTraining": "glm_6b",
     "GPT2LMHeadModel": "gpt2",
 }
 # The same by the family names of run_infer_main.py.
@@ -38,10 +39,10 @@ FAMILIES = {
     "llama": _FAMILY_MODEL["LlamaForCausalLM"],
     "bloom": _FAMILY_MODEL["BloomLMHeadModel"],
     "gpt2": _FAMILY_MODEL["GPT2LMHeadModel"],
+    "glm": _FAMILY_MODEL["GLMForPreTraining"],
     "glm2": _FAMILY_MODEL["ChatGLM2ForConditionalGeneration"],
     "glm3": "glm3_6b",
 }
-UNSUPPORTED_FAMILIES = ("glm",)  # of MindFormers
 # MindFormers' keys by our names. Those of generation_config are the model's defaults here.
 _RENAMED = {
     **RENAMED,
@@ -58,7 +59,10 @@ _RENAMED = {
 }
 # MindFormers' values by our names.
 _RENAMED_VALUES: dict[str, Mapping[str, Any]] = {
-    "model.arch.type": {"ParallelLlamaForCausalLM": "LlamaForCausalLM"},
+    "model.arch.type": {
+        "ParallelLlamaForCausalLM": "LlamaForCausalLM",
+        "GLMChatModel": "GLMForPreTraining",
+    },
     "processor.tokenizer.type": TOKENIZERS,
     "parallel.parallel_mode": PARALLEL_MODES,
 }

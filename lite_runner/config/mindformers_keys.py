@@ -41,8 +41,7 @@ _IGNORED = {
     "processor.tokenizer": """
         add_bos_token add_eos_token add_prefix_space additional_special_tokens bos_token
         chat_template end_token eos_token errors gmask_token mask_token merges_file
-        model_max_length pad_token
-        padding_side trust_remote_code unk_token use_fast
+        model_max_length pad_token padding_side trust_remote_code unk_token use_fast
     """,
     "model.model_config": """
         add_qkv_bias apply_rope_fusion architectures attention_bias attention_dropout
@@ -50,10 +49,10 @@ _IGNORED = {
         bias_swiglu_fusion block_size calculate_per_token_loss
         chunk_prefill compute_in_2d embedding_dropout_prob embedding_init_type
         enable_slice_dp extend_method ffn_dim_multiplier fine_grain_interleave
-        fp32_residual_connection fused_norm fused_rms_norm gated_linear_unit
-        gmask_token_id hidden_act
-        hidden_dropout hidden_dropout_rate ignore_token_id init_method_std initializer_range
-        input_sliced_sig is_dynamic is_flexible_shape layernorm_compute_dtype
+        fp32_residual_connection fused_norm fused_rms_norm gated_linear_unit hidden_act
+        hidden_dropout hidden_dropout_rate hidden_size_per_attention_head ignore_index
+        ignore_token_id init_method_std initializer_range
+        input_sliced_sig is_dynamic is_enhanced_encoder is_flexible_shape layernorm_compute_dtype
         layernorm_compute_type llm_backend max_position_embedding max_position_embeddings
         mlp_concat model_type moe_config moe_router_fusion multiple_of num_blocks num_labels offset
         parallel_config parallel_optimizer param_init_type params_dtype pet_config
@@ -97,6 +96,10 @@ OFF: dict[str, tuple[tuple[Any, ...], str]] = {
     "model.model_config.pre_seq_len": ((None, "None", 0), _NO_PREFIX),
     "model.model_config.prefix_projection": ((False, None), _NO_PREFIX),
     "model.model_config.quantization_bit": ((0, None), "quant=a16w8 or a16w4 quantizes here"),
+    "model.model_config.position_encoding_2d": ((True, None), "a ChatGLM-6B always has it"),
+    "model.model_config.layernorm_order": (("post", None), _NOT_HERE),
+    "model.model_config.use_final_layernorm": ((True, None), _NOT_HERE),
+    "model.model_config.activation_func": (("GELU", "gelu", None), _NOT_HERE),
     "model.model_config.normalization": (("RMSNorm", None), _NOT_HERE),
     "model.model_config.position_embedding_type": (("rope", None), "rope_scaling has the others"),
     "model.model_config.qk_layernorm": ((True, None), "a Qwen3 always has it"),

@@ -84,6 +84,10 @@ def translate_model(
         result.assignments.pop(f"{PREFIX}checkpoint_name_or_path", None)
     _translate_adapter(settings.get("pet_config"), result)
     _translate_quantization(settings.get("quantization_config"), result)
+    if kind != "GLMConfig":  # ChatGLM2's have it too, and it is of their training
+        key = f"{PREFIX}gmask_token_id"
+        result.ignored += [key] if "gmask_token_id" in settings else []
+        result.assignments.pop(key, None)
     if kind == "GPT2Config":
         _translate_positions(settings, defaults, result)
     if kind == "Qwen3Config":

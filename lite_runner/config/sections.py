@@ -153,6 +153,21 @@ class LayerNormSettings(DecoderSettings):
         return self._described(self.type)
 
 
+@dataclass(frozen=True, kw_only=True)
+class GLMSettings(DecoderSettings):
+    """Of ChatGLM-6B."""
+
+    type: Literal["GLMConfig"]
+    bos_token_id: Index  # sop, which ends a prompt's prefix
+    inner_hidden_size: Count  # feed-forward width
+    layernorm_epsilon: Positive
+    gmask_token_id: Index  # stands for the text that is generated
+    mask_token_id: Index  # the same in a prompt without the other
+
+    def resolve(self) -> Decoder:
+        return self._described(self.type)
+
+
 def token_ids(value: int | tuple[int, ...] | None) -> tuple[int, ...]:
     """One id, several or none as a tuple."""
     if value is None:
@@ -174,6 +189,7 @@ class Arch:
         "Gemma2ForCausalLM",
         "Gemma3ForCausalLM",
         "BloomLMHeadModel",
+        "GLMForPreTraining",
         "GPT2LMHeadModel",
         "auto",
     ]
@@ -182,7 +198,7 @@ class Arch:
 @dataclass(frozen=True)
 class Model:
     arch: Arch
-    model_config: LlamaSettings | ChatGLM2Settings | LayerNormSettings | AutoSettings
+    model_config: LlamaSettings | ChatGLM2Settings | LayerNormSettings | GLMSettings | AutoSettings
 
 
 @dataclass(frozen=True)
@@ -201,6 +217,7 @@ class TokenizerSettings:
         "ByteTokenizer",
         "ChatGLM2Tokenizer",
         "ChatGLM3Tokenizer",
+        "ChatGLMTokenizer",
         "GPT2Tokenizer",
         "GPT2TokenizerFast",
         "LlamaTokenizer",

@@ -13,6 +13,7 @@ from lite_runner.config.checks import fits_model, strategy_faults
 from lite_runner.config.fields import Fault, Range, fault, raise_faults
 from lite_runner.config.lengths import beyond_context
 from lite_runner.config.options import AdapterOptions, ComputeOptions
+from lite_runner.config.prefixes import no_likelihood
 from lite_runner.config.prompts import MAX_PROMPT_BYTES, decoded, is_file
 from lite_runner.config.ranges import Count
 from lite_runner.errors import ConfigError
@@ -63,7 +64,10 @@ def eval_faults(config: EvalOptions) -> Iterator[Fault]:
 
 
 def window_faults(config: EvalOptions, model: Decoder) -> Iterator[Fault]:
-    """Windows that do not fit the model, or each other."""
+    """Windows that do not fit the model, or each other; and a model without likelihoods."""
+    if model.prefix is not None:
+        said, hint = no_likelihood("run_mode=eval")
+        yield fault(("run_mode", "model"), f"{said}; {hint}")
     window, stride = config.window_of(model)
     if window > model.seq_length:
         yield beyond_context("eval_window", window, model)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lite_runner.backends.engines.start import Device, check_operators
-from lite_runner.backends.step_sizes import cache_length, step_capacity
+from lite_runner.backends.step_sizes import cache_length, step_capacity, unchunked
 from lite_runner.config.cluster import ranks_of
 from lite_runner.config.options import ExportedOptions
 from lite_runner.config.schema import DType
@@ -128,9 +128,8 @@ def _quantized(config: ExportedOptions, files: ModelFiles, slots: int, length: i
         raise ConfigError.of(faults)
     check_operators(f"an export of quant={quantization}", device)
     # FORMAT is the newest; the export says which its layers have.
-    operators = Operators(
-        FORMAT, quantization.quant, quantization.group, config.kv_cache, step_capacity(slots)
-    )
+    capacity = step_capacity(slots, unchunked(files.model, length))
+    operators = Operators(FORMAT, quantization.quant, quantization.group, config.kv_cache, capacity)
     rounded = config.rounded_dtype(device)
     return ExportSpec(
         "dynamic", "mindir", False, dtype, "CPU", False, slots, length, operators, rounded

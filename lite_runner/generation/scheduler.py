@@ -134,6 +134,8 @@ class Scheduler:
     def _check(self, request: Request) -> None:
         options, info = request.options, self._info
         check_lengths([len(request.prompt)], [options], info.max_length, [request.name])
+        if fault := info.prompt_fault(request.prompt):
+            raise ConfigError(f"{request.name} {fault}")
         for token in (int(request.prompt.min()), int(request.prompt.max())):
             if not 0 <= token < info.vocab_size:
                 raise ConfigError(
@@ -153,6 +155,8 @@ class Scheduler:
             raise ConfigError(
                 f"prompt_logprobs: {info.engine} gives logits after a prompt's last token only"
             )
+        if options.prompt_logprobs is not None and info.prefix is not None:
+            raise ConfigError("prompt_logprobs: each token of a prefix sees those behind it")
         if request.adapter is not None:
             self._adapters(request.adapter).version(request.adapter)
 

@@ -62,6 +62,10 @@ def unsupported(model: Decoder) -> list[str]:
         reasons.append("the feed-forward network has another activation")
     if len(model.rotaries) > 1:
         reasons.append("rotary positions differ between its layers")
+    if any(one.normed_residual is not None for one in model.blocks):
+        reasons.append("residual connections start from normed values")
+    if model.prefix is not None:
+        reasons.append("tokens see a prefix, keys behind their own")
     if any(one.qk_norm is not None and one.qk_norm.kind != "rms" for one in attentions):
         reasons.append("queries and keys have another norm than RMSNorm")
     return reasons

@@ -112,6 +112,7 @@ class NativeModel:
         failed = library().lite_runner_step(
             byref(self._model),
             _pointer(metadata),
+            c_int64(len(metadata)),
             c_int64(self._capacity),
             _pointer(table),
             None if adapter_slots is None else _pointer(adapter_slots),

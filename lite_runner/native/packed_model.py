@@ -45,6 +45,13 @@ def residual_scale(model: spec.Decoder, block: spec.Block) -> float:
     return block.residual_scale / model.embedding_scale
 
 
+def normed_residual(model: spec.Decoder, block: spec.Block) -> float | None:
+    """Scale of the normed hidden states that a layer adds to, as the kernels have them."""
+    if block.normed_residual is None:
+        return None
+    return block.normed_residual / model.embedding_scale
+
+
 def is_general(model: spec.Decoder, block: spec.Block) -> bool:
     """Whether a block's layers have norms or scales that plain ones have not."""
     attention = block.attention
@@ -57,6 +64,8 @@ def is_general(model: spec.Decoder, block: spec.Block) -> bool:
         or not attention.qk_norm_by_head
         or block.feed_forward.activation is not None
         or len(model.rotaries) > 1
+        or block.normed_residual is not None
+        or model.prefix is not None
     )
 
 
@@ -192,6 +201,7 @@ class _Packer:
                 joint_norm=not parts.qk_norm_by_head,
                 softcap=parts.softcap,
                 rope=rope_columns(self._model, parts),
+                prefix=self._model.prefix is not None,
             )
         packed = packing.attention(
             packing.AttentionShape(
@@ -302,7 +312,8 @@ class _Packer:
         if not is_general(self._model, block):
             return None
         norm = None if block.post_norm is None else self._norm(block.post_norm, role, layer)
-        return packing.Residual(residual_scale(self._model, block), norm)
+        normed = normed_residual(self._model, block)
+        return packing.Residual(residual_scale(self._model, block), norm, normed)
 
     def _packed(
         self,

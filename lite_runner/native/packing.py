@@ -315,10 +315,12 @@ def embedding(
 
 @dataclass(frozen=True)
 class Residual:
-    """How a layer's output is added to its input: x + scale * norm(output)."""
+    """How a layer's output is added to its input: x + scale * norm(output); with `normed` to that
+    times the normed input."""
 
     scale: float
     norm: Norm | None
+    normed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -330,6 +332,7 @@ class GeneralAttention:
     joint_norm: bool = False  # query and key norm over all heads together
     softcap: float | None = None  # of scores
     rope: tuple[int, int] = (0, 0)  # numbers in a row of the rotary table; this layer's first
+    prefix: bool = False  # a step says which key is the last that each token sees
 
 
 @dataclass(frozen=True)
@@ -383,6 +386,8 @@ def attention(
         widest.scale, widest.residual_scale = general.scale, general.residual.scale
         widest.joint_norm, widest.softcap = general.joint_norm, general.softcap or 0.0
         widest.rope_width, widest.rope_offset = general.rope
+        widest.normed_residual = general.residual.normed or 0.0
+        widest.prefix = general.prefix
     fields.hidden = shape.hidden
     fields.heads, fields.kv_heads, fields.head_dim = shape.heads, shape.kv_heads, shape.head_dim
     fields.rotary, fields.residual = shape.rotary, shape.residual
@@ -432,6 +437,7 @@ def feed_forward(
     if general is not None:
         whole.activation = general.activation
         whole.residual_scale = general.residual.scale
+        whole.normed_residual = general.residual.normed or 0.0
         if general.residual.norm is not None:
             whole.post_norm = layout.norm(general.residual.norm)
     return layout

@@ -148,9 +148,11 @@ class GeneralAttentionLayer(Structure):
         ("scale", c_double),
         ("softcap", c_double),
         ("residual_scale", c_double),
+        ("normed_residual", c_double),
         ("joint_norm", c_int64),
         ("rope_width", c_int64),
         ("rope_offset", c_int64),
+        ("prefix", c_int64),
         ("post_norm", Norm),
     ]
 
@@ -180,6 +182,7 @@ class GeneralFeedForwardLayer(Structure):
         ("plain", FeedForwardLayer),
         ("activation", c_int64),
         ("residual_scale", c_double),
+        ("normed_residual", c_double),
         ("post_norm", Norm),
     ]
 

@@ -20,6 +20,7 @@ from lite_runner.native.packed_model import (
     activation,
     is_general,
     norm_of_hidden,
+    normed_residual,
     residual_scale,
     rope_columns,
     score_scale,
@@ -142,6 +143,7 @@ class _Validator:
             columns = rope_columns(self._model, parts)
             self._equal("rope columns", (widest.rope_width, widest.rope_offset), columns)
             self._equal("joint_norm", widest.joint_norm, int(not parts.qk_norm_by_head))
+            self._equal("prefix", widest.prefix, int(self._model.prefix is not None))
             self._residual(widest, block)
 
     def feed_forward(self, block: spec.Block) -> None:
@@ -184,6 +186,8 @@ class _Validator:
         block: spec.Block,
     ) -> None:
         self._equal("residual_scale", fields.residual_scale, residual_scale(self._model, block))
+        normed = normed_residual(self._model, block)
+        self._equal("normed_residual", fields.normed_residual, normed or 0.0)
         self._norm("post_norm", fields.post_norm, block.post_norm, self._model.hidden_size)
 
     def _matrix(self, name: str, at: int, out: int, inputs: int, *, bias: bool = False) -> None:

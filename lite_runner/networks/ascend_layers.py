@@ -51,8 +51,8 @@ def supports(dtype: ms.Type, config: Decoder) -> bool:
     # PagedAttention attends to the whole row, by plain scores: no sliding window shorter than the
     # context, no soft cap.
     whole = all(window is None or window >= config.seq_length for window in config.windows)
-    capped = any(block.attention.softcap is not None for block in config.blocks)
-    return dtype in types and config.head_dim % HEAD_DIM_STEP == 0 and whole and not capped
+    plain = config.prefix is None and all(one.attention.softcap is None for one in config.blocks)
+    return dtype in types and config.head_dim % HEAD_DIM_STEP == 0 and whole and plain
 
 
 def blocks_of(cache: CacheSize) -> int:
@@ -100,7 +100,12 @@ class PagedInputs(StepPositions):
         self.set_cache(cache, self.capacity)
 
     def construct(
-        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        length: Tensor,
+        slot: Tensor | None,
+        prefix: None = None,
     ) -> tuple[Tensor, Tensor, Seen]:
         """tokens [R, T], position and length [R] -> position ids [n], cache slot mapping [n], and
         masks and biases of the scores."""

@@ -24,6 +24,7 @@ from lite_runner.networks.layers import (
     capped,
 )
 from lite_runner.networks.lora import Adapters, Lora, Step
+from lite_runner.networks.prefix import Prefixes, two_positions
 from lite_runner.networks.quantized_layers import QuantizedLinear
 from lite_runner.networks.rotary import Angles, Rotate
 from lite_runner.networks.tensor_parallel import Combine, shared_logits, summed
@@ -124,7 +125,7 @@ class BlockCell(nn.Cell):
         self.query_scale = 1.0  # besides that of attention
         if attention.scale is not None:
             self.query_scale = attention.scale * attention.head_dim**0.5
-        self.residual_scale = block.residual_scale
+        self.residual_scale, self.normed_residual = block.residual_scale, block.normed_residual
         self.attention_post_norm = parts.optional_norm(
             block.post_norm, "attention_post_norm", layer
         )
@@ -164,6 +165,7 @@ class BlockCell(nn.Cell):
         """x [n, hidden], `angles` of each of the model's rotary positions, `rows` and `biases` from
         the step's inputs -> [n, hidden]."""
         h = x if self.attention_norm is None else self.attention_norm(x)
+        x = self.residual(x, h)
         to_q, to_k, to_v = self.qkv_lora(h, step)
         q, k = self.normed(self.query(h, to_q), self.key(h, to_k))
         if self.rotary >= 0:
@@ -174,11 +176,17 @@ class BlockCell(nn.Cell):
         h = self.attention(q, k, v, rows, biases[self.inputs], slot)
         h = self.attention_out(h, self.out_lora(h, step)[0])
         x = self.added(x, h if self.attention_post_norm is None else self.attention_post_norm(h))
-        h = self.widened(x if self.feed_forward_norm is None else self.feed_forward_norm(x), step)
+        h = x if self.feed_forward_norm is None else self.feed_forward_norm(x)
+        x = self.residual(x, h)
+        h = self.widened(h, step)
         h = self.down(h, self.down_lora(h, step)[0])
         if self.feed_forward_post_norm is not None:
             h = self.feed_forward_post_norm(h)
         return self.added(x, h)
+
+    def residual(self, x: Tensor, normed: Tensor) -> Tensor:
+        """What a layer's output is added to."""
+        return x if self.normed_residual is None else normed * self.normed_residual
 
     def added(self, x: Tensor, h: Tensor) -> Tensor:
         """The residual connection."""
@@ -220,6 +228,7 @@ class DecoderCell(nn.Cell):
         self.embedding_norm = parts.optional_norm(model.embedding_norm, "embedding_norm")
         length = model.seq_length if cache is None else cache.length
         self.angles = nn.CellList([Angles(model, rotary, length) for rotary in model.rotaries])
+        self.prefix = None if model.prefix is None else Prefixes(model.prefix, cache)
         windows = list(dict.fromkeys(model.windows))
         slopes = _slopes(model, options) if model.attention.alibi else None
         self.inputs = nn.CellList(
@@ -257,13 +266,21 @@ class DecoderCell(nn.Cell):
     ) -> Tensor:
         """tokens [R, T], position, length and adapter slot [R] -> logits [R, vocab], or with
         `every` [n, vocab] after each token."""
-        positions, rows, bias = self.inputs[0](tokens, position, length, slot)
+        prefix = ends = None
+        if self.prefix is not None:
+            prefix = self.prefix(tokens, position, length, slot)
+            ends = prefix[:, 0]
+        positions, rows, bias = self.inputs[0](tokens, position, length, slot, ends)
         biases: tuple[Tensor, ...] = (bias,)
         for inputs in self.inputs[1:]:  # other windows; positions and rows are the same
-            biases = (*biases, inputs(tokens, position, length, slot)[2])
+            biases = (*biases, inputs(tokens, position, length, slot, ends)[2])
+        blocks = None
+        rotated = positions
+        if prefix is not None:
+            rotated, blocks = two_positions(prefix, positions)
         angles: tuple[tuple[Tensor, Tensor], ...] = ()
         for one in self.angles:
-            angles = (*angles, one(positions, length))
+            angles = (*angles, one(rotated, length, blocks))
         step = self.adapters(adapter_slot, slot)
         x = self.adapters.embedding(self.embedding(tokens), tokens, step)
         if self.embedding_scale != 1.0:

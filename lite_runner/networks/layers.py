@@ -256,10 +256,16 @@ class StepInputs(StepPositions):
         self.set_cache(cache, cache.length)
 
     def construct(
-        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor | None
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        length: Tensor,
+        slot: Tensor | None,
+        prefix: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """tokens [R, T], position and length [R] -> position ids [n], cache rows to write [n * K],
-        score bias [R * K, T * G, S]: 0 or ALiBi's for visible keys, MASKED elsewhere."""
+        score bias [R * K, T * G, S]: 0 or ALiBi's for visible keys, MASKED elsewhere. `prefix` [R]:
+        first keys that all tokens of a row see."""
         kv, group, count = self.kv_heads, self.group, tokens.shape[0]
         positions, owner, keys = self.positions_of(tokens, position, length, slot)
         if self.cache is None:
@@ -272,6 +278,9 @@ class StepInputs(StepPositions):
         visible = distance <= 0
         if self.window is not None:
             visible = ops.logical_and(visible, distance > -self.window)
+        if prefix is not None:
+            ends = (positions.reshape(count, -1) * 0 + prefix.reshape(-1, 1)).reshape(-1, 1)
+            visible = ops.logical_or(visible, keys < ends)
         bias = ops.select(visible, self.zero, self.masked)
         span = distance.shape[1]
         if self.slopes is None:

@@ -6,6 +6,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from lite_runner.architectures import positions as rope
+from lite_runner.architectures.prefix import prefix_angles
 from lite_runner.architectures.spec import Decoder, Rotary
 from lite_runner.networks.layers import CacheSize
 
@@ -19,8 +20,11 @@ class Angles(nn.Cell):
         self.heads = model.num_heads + model.n_kv_heads
         self.head_dim = model.head_dim
         scaling = rotary.dynamic
-        self.dynamic = scaling is not None
-        if scaling is not None:
+        self.dynamic, self.two_dimensional = scaling is not None, rotary.two_dimensional
+        if rotary.two_dimensional:
+            self._model = model
+            self._tables(length)
+        elif scaling is not None:
             self.frequencies = Tensor(rope.frequencies(rotary, model.head_dim)[0])
             self.exponents = Tensor(rope.dynamic_exponents(model.head_dim))
             self.factor, self.original = scaling.factor, scaling.original_seq_length
@@ -33,18 +37,36 @@ class Angles(nn.Cell):
             self._tables(cache.length)
 
     def _tables(self, length: int) -> None:
+        if self.two_dimensional:
+            tables = prefix_angles(self._model, length)
+            assert tables is not None
+            self.cos, self.sin = Tensor(tables.cos), Tensor(tables.sin)
+            return
         cos, sin = rope.for_halves(*self._angles.table(length))
         self.cos, self.sin = Tensor(cos), Tensor(sin)
 
-    def construct(self, positions: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [n], length [R] -> cos and sin [n, H + K, D]; sin's first half is negated."""
-        if self.dynamic:
+    def construct(
+        self, positions: Tensor, length: Tensor, blocks: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """positions [n], length [R] -> cos and sin [n, H + K, D]; sin's first half is negated.
+        `blocks` [n]: block positions, if positions are two-dimensional."""
+        if blocks is not None:
+            cos, sin = (
+                self.both(self.cos, positions, blocks),
+                self.both(self.sin, positions, blocks),
+            )
+            cos, sin = ops.concat((cos, cos), -1), ops.concat((-sin, sin), -1)
+        elif self.dynamic:
             cos, sin = self.dynamic_angles(positions, length)
         else:
             cos, sin = ops.gather(self.cos, positions, 0), ops.gather(self.sin, positions, 0)
         shape = (cos.shape[0], self.heads, self.head_dim)
         cos, sin = cos.reshape(-1, 1, self.head_dim), sin.reshape(-1, 1, self.head_dim)
         return ops.broadcast_to(cos, shape), ops.broadcast_to(sin, shape)
+
+    def both(self, table: Tensor, positions: Tensor, blocks: Tensor) -> Tensor:
+        """[n, D / 2]: a table's rows of the positions, then of the block positions."""
+        return ops.concat((ops.gather(table, positions, 0), ops.gather(table, blocks, 0)), -1)
 
     def dynamic_angles(self, positions: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         """Dynamic NTK: the base grows with the row's length beyond the original one."""

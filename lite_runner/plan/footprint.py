@@ -18,6 +18,7 @@ from lite_runner.backends.step_sizes import (
     cache_length,
     chunk_length,
     step_capacity,
+    unchunked,
 )
 from lite_runner.config.options import ComputeOptions
 from lite_runner.config.ranks import Ranks
@@ -274,16 +275,18 @@ def _layer_of(name: str) -> str:
 def _native_step_bytes(model: Decoder, slots: int, length: int) -> int:
     """Buffers of the native operators: hidden states at step capacity, a layer's activations for
     the tokens of a step, and partial results of attention."""
-    tokens = min(step_capacity(slots), slots * length)
+    capacity = step_capacity(slots, unchunked(model, length))
+    tokens = min(capacity, slots * length)
     wide = 2 * model.intermediate_size + 4 * model.hidden_size
-    return 4 * (3 * step_capacity(slots) * model.hidden_size + tokens * wide)
+    return 4 * (3 * capacity * model.hidden_size + tokens * wide)
 
 
 def _mindspore_step_bytes(
     model: Decoder, slots: int, positions: int, length: int, use_past: bool
 ) -> int:
     """Buffers of MindSpore's operators: attention scores of a chunk, their mask, activations."""
-    tokens = min(length, chunk_length(model.num_heads, positions)) if use_past else length
+    chunk = chunk_length(model.num_heads, positions, unchunked(model, length))
+    tokens = min(length, chunk) if use_past else length
     keys = positions if use_past else length
     scores = max(tokens, slots) * model.num_heads * keys
     wide = 3 * model.intermediate_size + 8 * model.hidden_size

@@ -11,6 +11,7 @@ from lite_runner import progress
 from lite_runner.config.checks import check_fits
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.options import BatchOptions, GenerateOptions
+from lite_runner.config.prefixes import check_prefixes, with_ending
 from lite_runner.config.prompt import Request
 from lite_runner.config.ranks import Ranks
 from lite_runner.generation import Request as GenerationRequest
@@ -94,6 +95,7 @@ def prepare(
         tokens = [tokenizer.encode_chat(request.chat(config.system)) for request in requests]
     else:
         tokens = [tokenizer.encode(request.text) for request in requests]
+    tokens = [with_ending(files.model.prefix, ids) for ids in tokens]
     job = fit(config, files, tokenizer, tokens, requests)
     if adapters is not None:
         check_adapter_job(adapters, files)
@@ -127,6 +129,7 @@ def fit(
             progress.note(f"truncate=left: prompts cut to their last {min(longest)} tokens")
         tokens = cut
     check_lengths([len(ids) for ids in tokens], each, context)
+    check_prefixes(files.model.prefix, tokens, each)
     length = max_sequence_of([len(ids) for ids in tokens], each, context)
     return Job(requests, tokens, generation, slots_for(config, generation, len(tokens)), length)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.step_sizes import rows_at_once, step_capacity
+from lite_runner.backends.step_sizes import rows_at_once, step_capacity, unchunked
 from lite_runner.config.options import AdapterSlotOptions, ComputeOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.model.files import ModelFiles
@@ -44,7 +44,7 @@ def _rows_of_logits(config: ComputeOptions, model: Decoder, job: Job) -> int:
     """Maximum rows of logits that a step returns."""
     if not job.needs_prompt_logits:
         return job.slots
-    longest = max(job.length, step_capacity(job.slots))
+    longest = max(job.length, step_capacity(job.slots, unchunked(model, job.length)))
     return rows_at_once(model.vocab_size, longest) if config.use_past else job.length
 
 

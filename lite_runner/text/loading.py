@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json_object
-from lite_runner.text import chatglm
+from lite_runner.text import chatglm, chatglm_6b
 from lite_runner.text.chatglm_chat import ChatForm
 from lite_runner.text.sentencepiece import build_tokenizer, read_model
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer
@@ -22,6 +22,7 @@ CHAT_FORMS: dict[str, ChatForm] = {  # by tokenizer_class
     "ChatGLM2Tokenizer": "chatglm2",
     "ChatGLM3Tokenizer": "chatglm3",
 }
+_ICE = "ice_text.model"  # ChatGLM-6B's
 _VOCAB = "vocab.json"  # slow GPT-2-style tokenizer, needs merges.txt
 _MAX_FILE_BYTES = 512 * 2**20
 _MAX_IDS = 1 << 24
@@ -84,7 +85,7 @@ def _load_folder(folder: Path, chat_form: ChatForm | None) -> Tokenizer:
 
 def _file_in(folder: Path) -> Path | None:
     """The tokenizer file of a folder."""
-    for name in (_JSON, _MODEL):
+    for name in (_JSON, _MODEL, _ICE):
         if (folder / name).is_file():
             return folder / name
     if (folder / _VOCAB).is_file() and (folder / MERGES).is_file():
@@ -103,6 +104,7 @@ def _load_file(path: Path, chat_form: ChatForm | None) -> Tokenizer:
             hint="processor.tokenizer.tokenizer_file= the tokenizer.json of the same model in the "
             "form of transformers, such as that of glm-4-9b-chat-hf",
         )
+    template = None  # of a tokenizer that was published without one
     if path.name == _VOCAB:
         backend, defaults = read_vocab_and_merges(path, config.is_qwen2)
     elif path.suffix == ".json":
@@ -110,8 +112,14 @@ def _load_file(path: Path, chat_form: ChatForm | None) -> Tokenizer:
         defaults = SpecialTokens()
     else:
         vocabulary = read_model(path, space_after_special=config.legacy)
-        backend = build_tokenizer(vocabulary, source=str(path))
-        defaults = vocabulary.special
+        if chatglm_6b.is_chatglm(vocabulary):
+            config.check_chatglm()
+            form = None  # its class has the name of ChatGLM2's
+            backend = chatglm_6b.build(vocabulary, source=str(path))
+            defaults, template = chatglm_6b.SPECIAL, chatglm_6b.TEMPLATE
+        else:
+            backend = build_tokenizer(vocabulary, source=str(path))
+            defaults = vocabulary.special
     if form is not None:
         chatglm.add_tokens(backend, str(path))
         defaults = chatglm.DEFAULTS
@@ -121,7 +129,7 @@ def _load_file(path: Path, chat_form: ChatForm | None) -> Tokenizer:
         backend,
         special if form is None else chatglm.with_ends(special, form),
         source=str(path),
-        chat_template=config.chat_template() if form is None else None,
+        chat_template=config.chat_template() or template if form is None else None,
         template_source=str(config.template_file),
         chat_form=form,
     )
@@ -202,6 +210,13 @@ class _Config:
                     f"{self._folder / _CONFIG}: token {content!r} has id {id}, "
                     f"in the vocabulary {backend.token_to_id(content)}"
                 )
+
+    def check_chatglm(self) -> None:
+        """Raise ArtifactError for settings of ChatGLM-6B's tokenizer that are not followed."""
+        for name in ("remove_space", "do_lower_case", "num_image_tokens"):
+            if self._values.get(name):
+                # The last is of the first release, whose ids were 20,000 larger.
+                raise self._fault(name, self._values[name], "none: ids would be others")
 
     @property
     def template_file(self) -> Path:

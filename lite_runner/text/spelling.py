@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from tokenizers import decoders
 
 SPACE = "\u2581"  # how sentencepiece spells a space
+LONGEST_RUN = 80  # of spaces, in ChatGLM-6B's vocabulary
+# How ChatGLM-6B spells white space; shorter runs spell themselves.
+CHATGLM_SPELLING = {"<n>": "\n", "<|tab|>": "\t", f"<|blank_{LONGEST_RUN}|>": " " * LONGEST_RUN}
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -25,7 +28,8 @@ class Spelling:
 
 
 def spelling_of(decoder: decoders.Decoder | None) -> Spelling | None:
-    """The spelling that `decoder` inverts: GPT-2's or sentencepiece's; None for any other."""
+    """The spelling that `decoder` inverts: GPT-2's, sentencepiece's or ChatGLM-6B's; None for any
+    other."""
     if decoder is None:
         return None
     state = json.loads(decoder.__getstate__())
@@ -34,6 +38,8 @@ def spelling_of(decoder: decoders.Decoder | None) -> Spelling | None:
     for strips_space in (True, False):
         if state == json.loads(sentencepiece_decoder(strips_space).__getstate__()):
             return Spelling(_sentencepiece, strips_space)
+    if state == json.loads(chatglm_decoder().__getstate__()):
+        return Spelling(_chatglm, strips_space=True)
     return None
 
 
@@ -41,6 +47,12 @@ def sentencepiece_decoder(strips_space: bool) -> decoders.Decoder:
     """The decoder from pieces to text, as in the tokenizer.json of such a vocabulary."""
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strips_space else steps)
+
+
+def chatglm_decoder() -> decoders.Decoder:
+    """The same for ChatGLM-6B."""
+    steps = [decoders.Replace(piece, text) for piece, text in CHATGLM_SPELLING.items()]
+    return decoders.Sequence([*steps, sentencepiece_decoder(strips_space=True)])
 
 
 def byte_alphabet() -> list[str]:
@@ -67,3 +79,8 @@ def _sentencepiece(token: str) -> bytes:
     if _BYTE_TOKEN.fullmatch(token):
         return bytes([int(token[3:5], 16)])
     return token.replace(SPACE, " ").encode()
+
+
+def _chatglm(token: str) -> bytes:
+    text = CHATGLM_SPELLING.get(token)
+    return _sentencepiece(token) if text is None else text.encode()

@@ -19,7 +19,7 @@ from lite_runner.errors import ArtifactError, ConfigError, RunnerError
         ({}, ConfigError, "neither a manifest nor a yaml says which model"),
         ({"prefill_model_path": "y.mindir"}, ConfigError, "neither a manifest nor a yaml"),
         ({"model_name": "bloom"}, ConfigError, "model: got 'bloom'"),  # without graphs
-        ({"model_name": "glm"}, ConfigError, "not there"),
+        ({"model_name": "glm"}, ConfigError, "model: got 'glm'"),
         ({"prefill_model_path": "y.mindir", "model_name": "bloom"}, ArtifactError, "no MindIR"),
     ],
 )

@@ -27,6 +27,7 @@ OTHER: dict[str, Any] = {
     "no_rope_layers": [0] * 64,
     "num_key_value_heads": 1,
     "quantization_bit": 4,
+    "pad_token_id": 3,
     "per_layer_config": {"0": {}},
     "pruned_heads": {"0": [1]},
     "rms_norm_eps": 1e-3,

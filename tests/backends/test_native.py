@@ -83,7 +83,7 @@ def test_weights_of_16_bits(
     "case",
     [
         *("bloom", "llama", "gpt2", "qwen3", "mistral", "olmo2", "granite", "smollm3_window"),
-        *("gemma2", "gemma3"),
+        *("gemma2", "gemma3", "chatglm_6b"),
     ],
 )
 def test_a_rounded_cache_is_close(
@@ -98,7 +98,10 @@ def test_a_rounded_cache_is_close(
 @pytest.mark.parametrize(
     ("case", "quant"),
     [
-        *((case, "a16w8") for case in ("bloom", "gpt2", "llama_biases", "qwen2", "qwen2_window")),
+        *(
+            (case, "a16w8")
+            for case in ("bloom", "gpt2", "llama_biases", "qwen2", "qwen2_window", "chatglm_6b")
+        ),
         *(
             (case, quant)
             for case in (

@@ -41,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("glm4", [2, 3]),
         ("gemma2", [0, 1]),
         ("gemma3", [2, 3]),
+        ("chatglm_6b", [2, 3]),
         ("llama_biases", [2, 3]),  # of layers that are cut along their inputs, added once
     ],
 )

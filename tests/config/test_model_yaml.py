@@ -27,6 +27,7 @@ BASES = {
     "mistral": "mistral_7b",
     "olmo2": "olmo2_1b",
     "granite": "granite3.1_2b",
+    "chatglm_6b": "glm_6b",
     "smollm3": "smollm3_3b",
     "glm": "glm4_9b_hf",
     "glm4": "glm4_9b_0414",

@@ -35,6 +35,7 @@ CASES: list[tuple[str, Quant]] = [
     ("smollm3_window", "none"),
     ("gemma2", "a16w8"),
     ("gemma3_biases", "none"),
+    ("chatglm_6b", "a16w8"),
 ]
 
 
@@ -53,6 +54,8 @@ def packed(
 def compute(operators: Any, model: Decoder, blocks: list[Block]) -> NDArray[np.float32]:
     """Logits of two tokens, as a step of an exported graph computes them."""
     step = step_words(4, np.zeros(2), np.arange(2), np.array([5, 7]), wanted=(1,))
+    if model.prefix is not None:  # the second token is in the prefix too
+        step = np.concatenate([step, np.array([1, 1, 0x7FFFFFF0, 0x7FFFFFF0], np.int32)])
     dim, rows = model.head_dim, model.n_kv_heads
     rope = NO_ROPE if model.rotary is None else np.ones((LENGTH, dim), np.float32)
     one = np.zeros((1, 1), np.float32)

@@ -148,6 +148,7 @@ struct Attention {
   const AttentionLayer& layer;
   int64_t window;  // keys that a token sees; 0: all
   float softcap;   // of scores; 0: none
+  bool prefix;     // keys behind a token's own may be seen too
   const Step& step;
   const Cache& cache;
   const float* fused;  // [count][stride]: queries, keys, values
@@ -170,6 +171,10 @@ struct Attention {
     return window ? larger_of<int64_t>(0, position - window + 1) : 0;
   }
 
+  int32_t last_seen(int64_t token) const {
+    return prefix ? step.last_seen[token] : step.position[token];
+  }
+
   void gather(int64_t token, int64_t tokens, int64_t head, Queries to) const {
     const GeneralAttentionLayer* general = layer.general();
     const float scale = general ? static_cast<float>(general->scale)
@@ -179,8 +184,8 @@ struct Attention {
         const int64_t row = t * group() + g, which = head * group() + g;
         const float* from = fused + (token + t) * stride + which * layer.head_dim;
         for (int64_t d = 0; d < layer.head_dim; ++d) to.x[row * layer.head_dim + d] = from[d] * scale;
-        const int32_t position = step.position[token + t];
-        to.seen[row] = {static_cast<int32_t>(first_seen(position)), position};
+        to.seen[row] = {static_cast<int32_t>(first_seen(step.position[token + t])),
+                        last_seen(token + t)};
         if (layer.slopes) to.slope[row] = layer.at<float>(layer.slopes)[which];
       }
   }
@@ -217,7 +222,7 @@ struct Attention {
              step.position[token + tokens] == step.position[token] + tokens)
         ++tokens;
       const int64_t first = first_seen(step.position[token]) / kChunk;
-      const int64_t chunks = step.position[token + tokens - 1] / kChunk + 1 - first;
+      const int64_t chunks = last_seen(token + tokens - 1) / kChunk + 1 - first;
       for (int64_t head = 0; head < layer.kv_heads; ++head)
         for (int64_t index = 0; index < (tokens == 1 ? chunks : 1); ++index)
           items[count++] = {static_cast<int32_t>(token), static_cast<int32_t>(tokens),

@@ -133,8 +133,10 @@ struct GeneralAttentionLayer {
   double scale;           // of scores
   double softcap;         // that tanh keeps scores within; 0: none
   double residual_scale;
+  double normed_residual;  // what is added to is that times the normed input; 0: the input itself
   int64_t joint_norm;     // 1: query_norm and key_norm are over all heads together
   int64_t rope_width, rope_offset;  // of a row of the rotary table, and where this layer's begins
+  int64_t prefix;         // 1: the step says which key is the last that each token sees
   Norm post_norm;         // gamma 0: none
 };
 
@@ -160,6 +162,7 @@ struct GeneralFeedForwardLayer {
   FeedForwardLayer plain;
   Activation activation;  // a plain one has SiLU if it is gated, else GELU
   double residual_scale;
+  double normed_residual;
   Norm post_norm;
 };
 
@@ -175,20 +178,23 @@ struct CappedHeadLayer {
   double softcap;  // that tanh keeps logits within
 };
 
-// The tokens of one step: int32 words [2 + 4 * capacity + wanted capacity].
+// The tokens of one step: int32 words [2 + 4 * capacity + wanted capacity], and where tokens see a
+// prefix, keys behind their own, [capacity] more at the end.
 struct Step {
   int32_t count, wanted;  // live tokens; rows whose logits are wanted
   const int32_t *token, *slot, *position, *rope;
-  const int32_t* row;  // of the wanted ones
+  const int32_t* row;        // of the wanted ones
+  const int32_t* last_seen;  // position of the last key that a token sees; only with a prefix
 
-  Step(const int32_t* words, int64_t capacity)
+  Step(const int32_t* words, int64_t capacity, int64_t size = 0)
       : count(words[0]),
         wanted(words[1]),
         token(words + 2),
         slot(token + capacity),
         position(slot + capacity),
         rope(position + capacity),
-        row(rope + capacity) {}
+        row(rope + capacity),
+        last_seen(size < 2 + 5 * capacity ? nullptr : words + size - capacity) {}
 };
 
 // Keys and values of one layer, [slots, kv_heads, ...] a slot of `length` positions.

@@ -65,17 +65,22 @@ inline void spread(const float* sums, int64_t rows, int64_t panel, int64_t width
   }
 }
 
-// Adds what a layer has computed to its input, [count][hidden] each; `out` may be `x`.
+// Adds what a layer has computed to its input [count][hidden], or to the normed input that
+// `normalized` has left, with rows of `stride` numbers; `out` may be `x`.
 template <class General>
 inline void add_residual(const Layer& layer, const General& general, float* added, const float* x,
-                         int64_t count, int64_t hidden, float* out) {
+                         int64_t count, int64_t hidden, int64_t stride, float* out) {
   const Norm& norm = general.post_norm;
   const float scale = static_cast<float>(general.residual_scale);
+  const float kept = static_cast<float>(general.normed_residual);
+  const float* normed = scratch<float>(kNormed, count * stride);
   over_rows(count, [&](int64_t row) {
     float* from = added + row * hidden;
     if (norm.gamma) normalize(layer, norm, from, hidden, from, hidden);
-    for (int64_t i = 0; i < hidden; ++i)
-      out[row * hidden + i] = x[row * hidden + i] + scale * from[i];
+    for (int64_t i = 0; i < hidden; ++i) {
+      const float base = kept != 0.0f ? kept * normed[row * stride + i] : x[row * hidden + i];
+      out[row * hidden + i] = base + scale * from[i];
+    }
   });
 }
 
@@ -189,7 +194,9 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   clear_behind(mixed, count, queries, outward.depth());
   const int64_t window = extended ? extended->window : 0;
   const float softcap = general ? static_cast<float>(general->softcap) : 0.0f;
-  Attention{layer, window, softcap, step, cache, fused, stride, mixed, outward.depth()}.run();
+  const bool prefix = general && general->prefix;
+  Attention{layer, window, softcap, prefix, step, cache, fused, stride, mixed, outward.depth()}
+      .run();
   const Rows mixed_rows = prepared(outward, mixed, count, outward.depth());
   Lowered back(layer.adapters, adapters, 3, 1, mixed_rows, queries);
   float* added = general ? scratch<float>(kAdded, count * layer.hidden) : out;
@@ -198,7 +205,8 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
     spread(sums, count, panel, layer.hidden, added, layer.hidden,
            layer.residual && !general ? x : nullptr);
   });
-  if (general) add_residual(layer, *general, added, x, count, layer.hidden, out);
+  if (general)
+    add_residual(layer, *general, added, x, count, layer.hidden, inward.depth(), out);
 }
 
 struct Silu {
@@ -257,7 +265,7 @@ inline void feed_forward(const FeedForwardLayer& layer, const Step& step, Adapte
     spread(sums, count, panel, layer.hidden, added, layer.hidden,
            layer.residual && !general ? x : nullptr);
   });
-  if (general) add_residual(layer, *general, added, x, count, layer.hidden, out);
+  if (general) add_residual(layer, *general, added, x, count, layer.hidden, up.depth(), out);
 }
 
 inline void head(const HeadLayer& layer, const Matrix& matrix, const Step& step,

@@ -67,12 +67,13 @@ bool is_feed_forward(Kind kind) {
   return kind == Kind::kFeedForward || kind == Kind::kGeneralFeedForward;
 }
 
-// false: a kind that is not known.
+// false: a kind that is not known, or one that needs words which the step has not.
 bool compute_layer(const BoundLayer& bound, const Step& step, const int32_t* places,
                    const float* rope, const float* x, float* out) {
   const Kind kind = as<Kind>(bound.block);
   if (is_attention(kind)) {
     const AttentionLayer& layer = as<AttentionLayer>(bound.block);
+    if (layer.general() && layer.general()->prefix && !step.last_seen) return false;
     kernels->attention(layer, step, adapters_of(bound, layer.adapters, places), x, rope,
                        bound.cache, out);
   } else if (is_feed_forward(kind)) {
@@ -224,12 +225,12 @@ void lite_runner_widen(const void* values, const uint16_t* scales, const uint16_
   kernels->widen(values, scales, minimums, rows, inputs, bits, group, stride, to);
 }
 
-// A step of a whole model. `words`: see Step; `rope` [rows, head_dim]; `places`: of the tokens'
+// A step of a whole model. `words` [size]: see Step; `rope` [rows, head_dim]; `places`: of the tokens'
 // adapters, or nullptr; `x` [capacity, hidden] is worked in. 0: done, else the layer's kind is not known.
-int lite_runner_step(const BoundModel* model, const int32_t* words, int64_t capacity,
-                     const float* rope, const int32_t* places, float* x, float* logits) {
+int lite_runner_step(const BoundModel* model, const int32_t* words, int64_t size,
+                     int64_t capacity, const float* rope, const int32_t* places, float* x, float* logits) {
   std::lock_guard<std::mutex> lock(one_at_a_time);
-  const Step step(words, capacity);
+  const Step step(words, capacity, size);
   const BoundLayer *first = model->layers, *last = first + model->count - 1;
   compute_embedding(*first, step, places, x);
   for (const BoundLayer* layer = first + 1; layer < last; ++layer)
@@ -257,7 +258,7 @@ int Embedding(int count, void** p, int* ranks, int64_t** shapes, const char** ty
 // layers; that of an attention is followed by keys, values, key scales and value scales.
 int Layers(int count, void** p, int* ranks, int64_t** shapes, const char** types, void*, void*) {
   std::lock_guard<std::mutex> lock(one_at_a_time);
-  const Step step(static_cast<const int32_t*>(p[1]), shapes[0][0]);
+  const Step step(static_cast<const int32_t*>(p[1]), shapes[0][0], shapes[1][0]);
   const float *x = static_cast<const float*>(p[0]), *rope = static_cast<const float*>(p[2]);
   const int32_t* places = static_cast<const int32_t*>(p[3]);
   float* out = static_cast<float*>(p[count - 1]);

@@ -23,6 +23,7 @@ MAX_INDEX = 100_000_000  # bytes
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
+    "ice_text.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Row
 from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
+from lite_runner.backends.native import NativeOptions
+from lite_runner.backends.native_compiled import open_compiled
 from lite_runner.errors import ArtifactError
+from lite_runner.native.lora_pool import LoraSize
 from lite_runner.weights.checkpoint import model_config_in, open_checkpoint
+from lite_runner.weights.formats.safetensors_file import open_safetensors, write_safetensors
 from lite_runner.weights.lora.adapter import Adapter, LoraPair
 from lite_runner.weights.lora.adapter_reader import open_adapters
+from lite_runner.weights.lora.adapter_write import write_adapters
 from lite_runner.weights.lora.merge import merged, merged_model
-from lite_runner.weights.read_ahead import ReadAhead
+from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 from lite_runner.weights.tensor import LazyTensor
 from tests.paths import FIXTURES
 
@@ -107,3 +115,63 @@ def test_what_cannot_be_merged() -> None:
     adapter = replace(adapter, pairs={**adapter.pairs, name: replace(pair, b=broken)})
     with pytest.raises(ArtifactError, match=f"{name} merged with it has values that are no number"):
         merged(base, adapter, model)[name].read()
+
+
+def test_an_adapter_of_fused_modules_changes_what_they_hold(tmp_path: Path) -> None:
+    """Of ChatGLM-6B, for which peft has no class: against its files, merged as peft does, and as
+    its own operators apply it."""
+    folder = FIXTURES / "reference/chatglm_6b"
+    model = model_config_in(folder)
+    assert model is not None
+    stored = {
+        name: one.read() for name, one in open_safetensors(folder / "model.safetensors").items()
+    }
+    rng = np.random.default_rng(2)
+    tensors, merged_file = {}, dict(stored)
+    for layer in range(2):
+        for module in ("attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h"):
+            name = f"transformer.layers.{layer}.{module}"
+            weight = stored[f"{name}.weight"]
+            a = rng.standard_normal((2, weight.shape[1])).astype(np.float32) / 8
+            b = rng.standard_normal((weight.shape[0], 2)).astype(np.float32) / 8
+            tensors |= {
+                f"base_model.model.{name}.lora_A.weight": a,
+                f"base_model.model.{name}.lora_B.weight": b,
+            }
+            merged_file[f"{name}.weight"] = weight + 2 * (b @ a)
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4}
+    targets = ["query_key_value", "dense", "dense_h_to_4h"]
+    written = tmp_path / "tuned"
+    written.mkdir()
+    (written / "adapter_config.json").write_text(json.dumps(settings | {"target_modules": targets}))
+    write_safetensors(written / "adapter_model.safetensors", lazy(tensors), {"format": "pt"})
+    adapter = open_adapters(written, model)["tuned"]
+
+    write_safetensors(tmp_path / "model.safetensors", lazy(merged_file), {"format": "pt"})
+    wanted = open_checkpoint(tmp_path / "model.safetensors", model)
+    base = open_checkpoint(folder, model)
+    for name, tensor in merged(base, adapter, model).items():
+        np.testing.assert_allclose(tensor.read(), wanted[name].read(), rtol=1e-5, atol=1e-6)
+
+    prompt = np.array([33, 5, 121, 7, 8, 124], np.int32)
+    lora = LoraSize(1, 2, frozenset(adapter.pairs))
+    options = NativeOptions(1, 48, lora=lora)
+    tuned = open_compiled(model, QuantizedWeights(base, model), options, [adapter])
+    plain = open_compiled(model, QuantizedWeights(wanted, model), NativeOptions(1, 48))
+    assert tuned.adapters is not None
+    slot = tuned.adapters.pin("tuned")
+    found, expected = tuned.forward([Row(0, prompt, 0, slot)]), plain.forward([Row(0, prompt, 0)])
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+    assert np.abs(tuned.forward([Row(0, prompt, 0)]) - expected).max() > 1e-2
+
+    write_adapters({"tuned": adapter}, model, tmp_path / "mf", "mindformers", listed=False)
+    again = open_adapters(tmp_path / "mf", model)
+    for name, pair in next(iter(again.values())).pairs.items():
+        assert np.array_equal(pair.b.read(), adapter.pairs[name].b.read())
+
+
+def lazy(arrays: dict[str, NDArray[np.float32]]) -> dict[str, LazyTensor]:
+    return {
+        name: LazyTensor(array.shape, "F32", lambda array=array: array)
+        for name, array in arrays.items()
+    }
