@@ -87,7 +87,12 @@ def described(model_type: str) -> dict[str, Any]:
         theta = getattr(config, "default_theta", 10000.0)
         # Gemma 3 has another one for layers with a window.
         defaults["rope_theta"] = theta["global"] if isinstance(theta, dict) else theta
-    return {"aliases": dict(config.attribute_map), "defaults": defaults}
+    # A class may declare a field by its older name, and map that to the newer one.
+    aliases = {
+        name if field in defaults else field: field if field in defaults else name
+        for name, field in config.attribute_map.items()
+    }
+    return {"aliases": aliases, "defaults": defaults}
 
 
 def main() -> None:

@@ -206,7 +206,10 @@ def use_chatglm_names(folder: Path, config: GlmConfig) -> None:
 def load(folder: Path) -> torch.nn.Module:
     """A fresh model: with dynamic scaling transformers carries a state from call to call."""
     return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",  # others want sizes that are multiples of 16 bytes
     ).eval()
 
 

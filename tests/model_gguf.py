@@ -6,6 +6,7 @@ Names of tensors and blocks are the `gguf` package's, but for Q4_K, which it onl
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import gguf
@@ -19,6 +20,8 @@ ARCHITECTURES = {name: name for name in SAME} | {
     "mistral": "llama",
     "gemma3_text": "gemma3",
     "glm": "chatglm",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
 }
 CHATGLM = {  # what its config.json calls what others have
     "padded_vocab_size": "vocab_size",
@@ -31,16 +34,25 @@ CHATGLM = {  # what its config.json calls what others have
 }
 HALF_ROTATED = ("chatglm", "glm4")
 PERMUTED = ("granite", "llama", "smollm3")  # rows of q and k
+EXPERT = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight")
+PROJECTIONS = {"gate_proj": "gate", "w1": "gate", "down_proj": "down", "w2": "down"}
+PROJECTIONS |= {"up_proj": "up", "w3": "up"}
 KINDS = ("F32", "Q8_0", "Q4_0", "Q4_1", "Q4_K")
 
 
 def write_model_gguf(
-    path: Path, folder: Path, kind: str = "F32", metadata: dict[str, int] | None = None
+    path: Path,
+    folder: Path,
+    kind: str = "F32",
+    metadata: dict[str, int] | None = None,
+    *,
+    apart: bool = False,
 ) -> dict[str, Floats]:
     """Write the model of a Hugging Face folder, its matrices in blocks of `kind`.
 
     As in llama.cpp, rows that are no whole blocks of Q4_K become Q5_0, of the others F16; and no
-    window is written. `metadata` goes under the architecture's name on top. Returns what the
+    window is written. `metadata` goes under the architecture's name on top. `apart`: each expert
+    has a tensor of its own, as in the first files of Mixtral. Returns what the
     tensors of the file mean, under the names and in the order of the folder.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -75,6 +87,12 @@ def write_model_gguf(
     if architecture == "gemma3":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+    experts = config.get("num_local_experts", config.get("num_experts"))
+    if experts is not None:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if architecture == "qwen3moe":
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if architecture in PERMUTED:
         writer.add_vocab_size(config["vocab_size"])
         writer.add_rope_dimension_count(config.get("head_dim", config["hidden_size"] // heads))
@@ -90,7 +108,22 @@ def write_model_gguf(
         gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"]
     )
     meant = {}
-    for name, values in load_file(folder / "model.safetensors").items():
+    together: dict[str, list[NDArray[np.uint8]]] = {}  # the experts of a layer
+    for name, values in sorted(load_file(folder / "model.safetensors").items(), key=_in_order):
+        if found_expert := EXPERT.fullmatch(name):
+            used = kinds[_fitting(kind, values.shape)]
+            blocks = _q4_k(values) if used is kinds.Q4_K else gguf.quants.quantize(values, used)
+            meant[name] = gguf.quants.dequantize(blocks, used).reshape(values.shape)
+            layer, expert, projection = found_expert.groups()
+            stored = f"blk.{layer}.ffn_{PROJECTIONS[projection]}"
+            if apart:
+                writer.add_tensor(f"{stored}.{expert}.weight", blocks, raw_dtype=used)
+                continue
+            each = together.setdefault(stored, [])
+            each.append(blocks)
+            if len(each) == experts:
+                writer.add_tensor(f"{stored}_exps.weight", np.stack(each), raw_dtype=used)
+            continue
         short = name.removeprefix("transformer.") if architecture == "chatglm" else name
         stored = names.get_name(short, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
@@ -111,6 +144,12 @@ def write_model_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return meant
+
+
+def _in_order(item: tuple[str, Floats]) -> tuple[str, int]:
+    """Names, with those of experts by their number."""
+    found = EXPERT.fullmatch(item[0])
+    return (item[0], 0) if found is None else (f"{found[1]}.{found[3]}", int(found[2]))
 
 
 def _fitting(kind: str, shape: tuple[int, ...]) -> str:

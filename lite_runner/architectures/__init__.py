@@ -89,5 +89,15 @@ ParameterKey: TypeAlias = tuple[Role | None, int | None, Part]  # role, layer, w
 
 
 def by_role(model: Decoder) -> dict[ParameterKey, Parameter]:
-    """Every tensor of a described model by role, layer and kind."""
-    return {(one.role, one.layer, one.kind): one for one in parameters(model)}
+    """Every tensor of a described model but its experts' by role, layer and kind."""
+    table = parameters(model)
+    return {(one.role, one.layer, one.kind): one for one in table if one.expert is None}
+
+
+def by_expert(model: Decoder) -> dict[tuple[Role | None, int | None], list[Parameter]]:
+    """The experts' matrices of each role and layer, in the order of the experts."""
+    found: dict[tuple[Role | None, int | None], list[Parameter]] = {}
+    for one in parameters(model):
+        if one.expert is not None:
+            found.setdefault((one.role, one.layer), []).append(one)
+    return found

@@ -32,6 +32,7 @@ class GGUF:
     permuted: bool = False  # rows of q and k are permuted for llama.cpp's rotary embedding
     # (tensor names, values of `keys`) -> further config.json fields inferred from them.
     infer: Callable[[Container[str], Mapping[str, Any]], dict[str, Any]] = lambda tensors, given: {}
+    name: str = ""  # general.architecture; "": that of the architecture
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from lite_runner.errors import ArtifactError
 
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 4096
+MAX_EXPERTS = 4096  # of a layer
 
 
 class _Raw(Mapping[str, Any]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
+from lite_runner.architectures import experts
 from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import KEYS, NAMES, decoder, shared, sizes
@@ -36,8 +37,10 @@ def write(model: Decoder) -> dict[str, Any]:
 
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """GGUF writes Mistral as llama with a sliding window, and some Qwen2 as llama with biases on q,
-    k and v only."""
+    """GGUF writes Mixtral as llama with experts, Mistral as llama with a sliding window, and some
+    Qwen2 as llama with biases on q, k and v only."""
+    if given.get("num_experts"):
+        return {"model_type": "mixtral"}
     if given.get("sliding_window"):
         return {"model_type": "mistral"}
     qkv, out = (f"blk.0.attn_{name}.bias" in tensors for name in ("q", "output"))
@@ -54,7 +57,9 @@ LLAMA = Architecture(
     write,
     MindFormers("LlamaConfig", "LlamaForCausalLM", "llama", settings, from_settings),
     GGUF(
-        KEYS | {"sliding_window": "attention.sliding_window"}, permuted=True, infer=infer_from_gguf
+        KEYS | experts.KEYS | {"sliding_window": "attention.sliding_window"},
+        permuted=True,
+        infer=infer_from_gguf,
     ),
     no_effect={"pretraining_tp": KERNEL, "is_llama_config": "the same as model_type"},
 )

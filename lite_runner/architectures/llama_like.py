@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from lite_runner.architectures.fields import MAX_LAYERS, Fields
@@ -18,6 +19,7 @@ from lite_runner.architectures.spec import (
     Attention,
     Block,
     Decoder,
+    Experts,
     FeedForward,
     Norm,
     Rotary,
@@ -47,6 +49,15 @@ KEYS = {
 }
 
 
+@dataclass(frozen=True)
+class Mixture:
+    """The experts of a model whose layers have some, but for the dense ones."""
+
+    experts: Experts
+    width: int  # of each expert
+    dense_layers: Collection[int] = ()
+
+
 def decoder(
     *,
     architecture: str = "",
@@ -71,6 +82,7 @@ def decoder(
     residual_scale: float = 1.0,
     rotary_layers: Sequence[bool] = (),
     windows: Sequence[int | None] = (),
+    mixture: Mixture | None = None,
     **rest: Any,
 ) -> Decoder:
     """A decoder with Llama blocks; `rest` are fields of Decoder.
@@ -79,6 +91,7 @@ def decoder(
     nothing and counts as none. `rotary_layers`: which layers have positions (empty: all).
     `norms`: whether these are before attention and feed-forward, or behind them. `local_rotary`: of
     the layers with windows, which then keep any window (None: as of the others).
+    `intermediate_size` is of dense layers.
 
     Without `architecture` it is qwen2 if only q, k and v have biases,
     else mistral if there are windows, else llama: MindFormers has one config class for all three.
@@ -103,7 +116,12 @@ def decoder(
     before = None if norms == "after" else norm
     after = None if norms == "before" else norm
 
-    def block(window: int | None, rotates: bool) -> Block:
+    sparse = feed_forward
+    if mixture is not None:
+        sparse = dataclasses.replace(feed_forward, width=mixture.width, experts=mixture.experts)
+    dense_layers = range(num_layers) if mixture is None else mixture.dense_layers
+
+    def block(layer: int, window: int | None, rotates: bool) -> Block:
         # A window of the whole context still tells which layers have the local positions.
         masks = window is not None and (local_rotary is not None or window < seq_length)
         positions = rotary if window is None else local_rotary or rotary
@@ -112,11 +130,11 @@ def decoder(
             window=window if masks else None,
             rotary=positions if rotates else None,
         )
-        return Block(before, own, feed_forward, after, residual_scale)
+        wide = feed_forward if layer in dense_layers else sparse
+        return Block(before, own, wide, after, residual_scale)
 
-    blocks = tuple(
-        map(block, windows or (None,) * num_layers, rotary_layers or (True,) * num_layers)
-    )
+    none, every = (None,) * num_layers, (True,) * num_layers
+    blocks = tuple(map(block, range(num_layers), windows or none, rotary_layers or every))
     return Decoder(architecture, seq_length=seq_length, blocks=blocks, norm=norm, **rest)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lite_runner.architectures.spec import Block, Decoder, Norm
+from lite_runner.architectures.spec import Block, Decoder, Experts, FeedForward, Norm
 
 Role = Literal[
     "embedding",
@@ -28,6 +28,10 @@ Role = Literal[
     "gate",
     "up",
     "down",
+    "router",
+    "expert_gate",
+    "expert_up",
+    "expert_down",
     "feed_forward_post_norm",
     "norm",
     "head",
@@ -41,7 +45,8 @@ Split = Literal["none", "outputs", "key_heads", "inputs", "vocabulary"]
 
 @dataclass(frozen=True)
 class Name:
-    """Module names of one role, without .weight and .bias; {} is the layer index."""
+    """Module names of one role, without .weight and .bias; {} is the layer index, and of experts a
+    second {} the expert's."""
 
     mindformers: str  # the full tensor name for embedding and positions, which have no bias
     hugging_face: str
@@ -50,6 +55,7 @@ class Name:
     transposed: bool = False  # MindFormers stores the matrix [in, out]
     # MindFormers' name where `mindformers` is ours: without a prefix, or of a part of a fused one.
     stored: str = ""
+    stacked: str = ""  # MindFormers' module that has all experts of a layer, [experts, out, in]
 
 
 Names = Mapping[Role, Name]  # in the order of MindFormers' checkpoints
@@ -70,6 +76,10 @@ GGUF: Mapping[Role, str] = {  # llama.cpp's names, the same for every architectu
     "gate": "blk.{}.ffn_gate",
     "up": "blk.{}.ffn_up",
     "down": "blk.{}.ffn_down",
+    "router": "blk.{}.ffn_gate_inp",
+    "expert_gate": "blk.{}.ffn_gate_exps",  # all experts, [experts, out, in]
+    "expert_up": "blk.{}.ffn_up_exps",
+    "expert_down": "blk.{}.ffn_down_exps",
     "feed_forward_post_norm": "blk.{}.post_ffw_norm",
     "norm": "output_norm",
     "head": "output",
@@ -102,6 +112,8 @@ class Parameter:
     kind: Part = "weight"
     split: Split = "none"
     stored: str = ""  # name in MindFormers' checkpoints; "": the canonical one
+    expert: int | None = None  # whose matrix it is; GGUF has those of a layer in one tensor
+    stacked: str = ""  # MindFormers' tensor of all experts of a layer, [experts, *shape]
 
 
 def parameters_of(model: Decoder, names: Names) -> Iterator[Parameter]:
@@ -153,11 +165,12 @@ def _of_block(
         "key": (keys, hidden, attention.qkv_bias, "key_heads"),
         "value": (keys, hidden, attention.qkv_bias, "key_heads"),
         "attention_out": (hidden, queries, attention.out_bias, "inputs"),
-        "up": (feed_forward.width, hidden, feed_forward.bias, "outputs"),
-        "down": (hidden, feed_forward.width, feed_forward.bias, "inputs"),
     }
-    if feed_forward.gated:
-        linears["gate"] = linears["up"]
+    if feed_forward.experts is None:
+        linears["up"] = (feed_forward.width, hidden, feed_forward.bias, "outputs")
+        linears["down"] = (hidden, feed_forward.width, feed_forward.bias, "inputs")
+        if feed_forward.gated:
+            linears["gate"] = linears["up"]
     by_head = attention.qk_norm_by_head
     norms: dict[Role, tuple[Norm | None, int]] = {
         "attention_norm": (block.norm, hidden),
@@ -171,6 +184,8 @@ def _of_block(
         norm, size = norms[role]
         if norm is not None:
             yield from _norm(norm, size, role, name, layer)
+    elif feed_forward.experts is not None and role in _OF_EXPERTS:
+        yield from _of_experts(feed_forward, feed_forward.experts, hidden, layer, role, name)
     elif role in linears:
         out, inputs, bias, split = linears[role]
         # Of all layers, also of those without positions: llama.cpp's converter knows no layers.
@@ -182,6 +197,34 @@ def _of_block(
         if bias:  # of a row-parallel layer it is added once, after the all-reduce
             split = "none" if split == "inputs" else split
             yield _parameter(name, layer, "bias", role, (out,), "plain", heads, split)
+
+
+_OF_EXPERTS = ("router", "expert_gate", "expert_up", "expert_down")
+
+
+def _of_experts(
+    given: FeedForward, experts: Experts, hidden: int, layer: int, role: Role, name: Name
+) -> Iterator[Parameter]:
+    gguf = f"{GGUF[role].format(layer)}.weight"
+    if role == "router":  # plain: small, so never quantized, and no target of adapters
+        weight, theirs = _at(name.mindformers, layer), _at(name.hugging_face, layer)
+        shape = (experts.count, hidden)
+        yield Parameter(f"{weight}.weight", shape, f"{theirs}.weight", gguf, role=role, layer=layer)
+        return
+    down = role == "expert_down"
+    for expert in range(experts.count):
+        yield Parameter(
+            f"{name.mindformers.format(layer, expert)}.weight",
+            (hidden, given.width) if down else (given.width, hidden),
+            f"{name.hugging_face.format(layer, expert)}.weight",
+            gguf,
+            "out_in",
+            role=role,
+            layer=layer,
+            split="inputs" if down else "outputs",
+            expert=expert,
+            stacked=f"{name.stacked.format(layer)}.weight",
+        )
 
 
 def _norm(norm: Norm, size: int, role: Role, name: Name, layer: int | None) -> Iterator[Parameter]:

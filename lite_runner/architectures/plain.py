@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from lite_runner.architectures import KNOWN, custom_network
-from lite_runner.architectures.fields import MAX_LAYERS, MAX_SIZE
+from lite_runner.architectures.fields import MAX_EXPERTS, MAX_LAYERS, MAX_SIZE
 from lite_runner.architectures.flat import ModelConfig
 from lite_runner.architectures.spec import Block, Decoder
 
@@ -135,6 +135,14 @@ def _block_faults(block: Block, model: Decoder) -> Iterator[str]:
         yield "model: its layers differ in their heads, or in the sizes of these"
     if not 1 <= block.feed_forward.width <= MAX_SIZE:
         yield f"model: feed_forward.width is {block.feed_forward.width}, expected 1 to {MAX_SIZE:,}"
+    experts = block.feed_forward.experts
+    if experts is not None:
+        if not 1 <= experts.count <= MAX_EXPERTS:
+            yield f"model: {experts.count} experts, expected 1 to {MAX_EXPERTS:,}"
+        if not 1 <= experts.chosen <= experts.count:
+            yield f"model: {experts.chosen} of {experts.count} experts a token, expected fewer"
+        if block.feed_forward.bias or not block.feed_forward.gated:
+            yield "model: experts are gated and have no bias"
     if one.window is not None and one.window < 1:
         yield f"model: window is {one.window}, expected at least 1"
     for norm in (block.norm, block.post_norm):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures import by_role
+from lite_runner.architectures import by_expert, by_role
 from lite_runner.architectures.naming import Part, Role
 from lite_runner.architectures.positions import alibi_slopes, dynamic_exponents, frequencies
 from lite_runner.architectures.prefix import PromptPrefix, TwoDimensionalAngles, positions_of
@@ -21,6 +21,7 @@ from lite_runner.architectures.spec import (
     Attention,
     Block,
     Decoder,
+    Experts,
     FeedForward,
     Norm,
     Rotary,
@@ -71,6 +72,14 @@ class Weights:
             key: tensors[one.name].T if one.layout == "in_out" else tensors[one.name]
             for key, one in by_role(model).items()
         }
+
+        self._experts = {
+            key: [tensors[one.name] for one in every] for key, every in by_expert(model).items()
+        }
+
+    def expert(self, role: Role, layer: int, expert: int) -> Floats:
+        """Matrix of an expert."""
+        return self._experts[role, layer][expert].astype(np.float64)
 
     def __getitem__(self, key: tuple[Role, int | None, Part]) -> Floats:
         return self._all[key].astype(np.float64)
@@ -164,6 +173,8 @@ def rotated(x: Floats, cos: NDArray[Any], sin: NDArray[Any]) -> Floats:
 
 def feed_forward(given: FeedForward, x: Floats, weights: Weights, layer: int) -> Floats:
     """x [T, hidden_size] -> [T, hidden_size]"""
+    if given.experts is not None:
+        return mixture(given, given.experts, x, weights, layer)
     up = linear(x, weights, "up", layer, given.bias)
     if given.gated:
         gate = linear(x, weights, "gate", layer, given.bias)
@@ -178,3 +189,26 @@ def activated(function: Activation, x: Floats) -> Floats:
     cubic = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
     share: Floats = 1 / (1 + np.exp(-x)) if function == "silu" else (1 + np.tanh(cubic)) / 2
     return x * share
+
+
+def mixture(
+    given: FeedForward, experts: Experts, x: Floats, weights: Weights, layer: int
+) -> Floats:
+    """x [T, hidden_size] -> [T, hidden_size]; of equally probable experts the first is chosen."""
+    logits = linear(x, weights, "router", layer, bias=False)
+    probabilities = np.exp(logits - logits.max(-1, keepdims=True))
+    probabilities = probabilities / probabilities.sum(-1, keepdims=True)
+    chosen = np.argsort(-probabilities, axis=-1, kind="stable")[:, : experts.chosen]
+    factors = np.take_along_axis(probabilities, chosen, axis=-1)  # [T, chosen]
+    if experts.renormalized:
+        factors = factors / factors.sum(-1, keepdims=True)
+    out = np.zeros_like(x)
+    for expert in range(experts.count):
+        rows, place = np.nonzero(chosen == expert)
+        gate = x[rows] @ weights.expert("expert_gate", layer, expert).T
+        up = x[rows] @ weights.expert("expert_up", layer, expert).T
+        down = (activated(given.function, gate) * up) @ weights.expert(
+            "expert_down", layer, expert
+        ).T
+        out[rows] += factors[rows, place, None] * down
+    return out

@@ -78,13 +78,27 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture of experts, of which each token takes the `chosen` most probable ones.
+
+    Probabilities are the softmax of the router's logits over all experts. The output is the sum of
+    the chosen experts' outputs, each times its probability.
+    """
+
+    count: int
+    chosen: int
+    renormalized: bool = True  # the probabilities of the chosen ones are divided by their sum
+
+
+@dataclass(frozen=True)
 class FeedForward:
     """Gated: down(f(gate(x)) * up(x)); else down(f(up(x))); f is the activation."""
 
-    width: int
+    width: int  # of each expert, where there are experts
     gated: bool
     bias: bool
     activation: Activation | None = None  # None: SiLU if gated, else GELU
+    experts: Experts | None = None  # gated networks of this width; None: a single network
 
     @property
     def function(self) -> Activation:
@@ -148,8 +162,20 @@ class Decoder:
 
     @property
     def feed_forward(self) -> FeedForward:
-        """Feed-forward of the first block."""
-        return self.blocks[0].feed_forward
+        """Feed-forward of the first dense block; of the first block if all have experts."""
+        every = [block.feed_forward for block in self.blocks]
+        return next((one for one in every if one.experts is None), every[0])
+
+    @property
+    def sparse(self) -> FeedForward | None:
+        """Feed-forward of the blocks that have experts, the same in all of these."""
+        every = (block.feed_forward for block in self.blocks)
+        return next((one for one in every if one.experts is not None), None)
+
+    @property
+    def moe_intermediate_size(self) -> int | None:
+        """Width of each expert; None: there are none."""
+        return None if self.sparse is None else self.sparse.width
 
     @property
     def num_heads(self) -> int:
@@ -268,7 +294,27 @@ class Decoder:
             "normed_residual": self.blocks[0].normed_residual,
             "position_encoding_2d": rotary.two_dimensional,
             "prefix": self.prefix,
+            **self._sizes_of_experts(),
             "bos_token_id": self.bos_token_id,
             "eos_token_id": self.eos_token_id,
             "pad_token_id": self.pad_token_id,
         }
+
+    def _sizes_of_experts(self) -> dict[str, Any]:
+        """Empty for a dense model."""
+        if self.sparse is None or self.sparse.experts is None:
+            return {}
+        experts, dense = self.sparse.experts, self.dense_layers
+        return {
+            "num_experts": experts.count,
+            "num_experts_per_tok": experts.chosen,
+            "norm_topk_prob": experts.renormalized,
+            "moe_intermediate_size": self.sparse.width,
+            "mlp_only_layers": dense,
+        }
+
+    @property
+    def dense_layers(self) -> tuple[int, ...]:
+        """Indices of the layers without experts."""
+        every = enumerate(block.feed_forward for block in self.blocks)
+        return tuple(layer for layer, one in every if one.experts is None)

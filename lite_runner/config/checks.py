@@ -23,7 +23,8 @@ from lite_runner.config.sections import (
     ChatGLM2Settings,
     GLMSettings,
     LayerNormSettings,
-    LlamaSettings,
+    LlamaLikeSettings,
+    MixtureSettings,
 )
 from lite_runner.config.sizes import size_faults
 
@@ -150,10 +151,10 @@ def _model(config: RunConfig) -> Iterator[Fault]:
         )
 
 
-def _sizes(settings: LlamaSettings | LayerNormSettings | GLMSettings) -> Iterator[Fault]:
+def _sizes(settings: LlamaLikeSettings | LayerNormSettings | GLMSettings) -> Iterator[Fault]:
     prefix = "model.model_config."
     hidden, heads = settings.hidden_size, settings.num_heads
-    given_head_dim = settings.head_dim if isinstance(settings, LlamaSettings) else None
+    given_head_dim = settings.head_dim if isinstance(settings, LlamaLikeSettings) else None
     if given_head_dim is None and hidden % heads:
         yield fault(
             (f"{prefix}hidden_size", f"{prefix}num_heads"),
@@ -191,6 +192,8 @@ def _sizes(settings: LlamaSettings | LayerNormSettings | GLMSettings) -> Iterato
         )
     yield from _rope(settings)
     yield from _windows(settings)
+    if isinstance(settings, MixtureSettings):
+        yield from _experts(settings)
 
 
 def _chatglm(settings: ChatGLM2Settings) -> Iterator[Fault]:
@@ -210,7 +213,7 @@ def _chatglm(settings: ChatGLM2Settings) -> Iterator[Fault]:
         )
 
 
-def _rope(settings: LlamaSettings) -> Iterator[Fault]:
+def _rope(settings: LlamaLikeSettings) -> Iterator[Fault]:
     rope, key = settings.rope_scaling, "model.model_config.rope_scaling"
     if rope is None:
         return
@@ -234,7 +237,19 @@ def _rope(settings: LlamaSettings) -> Iterator[Fault]:
         )
 
 
-def _windows(settings: LlamaSettings) -> Iterator[Fault]:
+def _experts(settings: MixtureSettings) -> Iterator[Fault]:
+    prefix, experts = "model.model_config.", settings.num_experts
+    if settings.num_experts_per_tok > experts:
+        yield fault(
+            (f"{prefix}num_experts", f"{prefix}num_experts_per_tok"),
+            f"{prefix}num_experts_per_tok: got {settings.num_experts_per_tok}, expected at most"
+            f" num_experts={experts}",
+        )
+    if settings.mlp_bias:
+        yield fault(f"{prefix}mlp_bias", f"{prefix}mlp_bias: got true, expected false with experts")
+
+
+def _windows(settings: LlamaLikeSettings) -> Iterator[Fault]:
     prefix, layers = "model.model_config.", settings.num_layers
     kinds = settings.layer_types
     if settings.use_sliding_window and settings.sliding_window is None:

@@ -30,6 +30,8 @@ _FAMILY_MODEL = {
     "ChatGLM2ForConditionalGeneration": "glm2_6b",
     "Gemma2ForCausalLM": "gemma2_2b",
     "Gemma3ForCausalLM": "gemma3_1b",
+    "Qwen3MoeForCausalLM": "qwen3_30b_a3b",
+    "MixtralForCausalLM": "mixtral_8x7b",
     "BloomLMHeadModel": "bloom_560m",
     "GLMForPreTraining": "glm_6b",
     "GPT2LMHeadModel": "gpt2",

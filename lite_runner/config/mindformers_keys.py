@@ -76,7 +76,7 @@ IGNORED = frozenset(
 )
 
 # Values that mean "off", and a hint for any other, which is not supported.
-_NO_EXPERTS = "models of experts do not run here"
+_NO_EXPERTS = "model=mixtral_8x7b or model=qwen3_30b_a3b has experts, by num_experts"
 _NOT_HERE = "of no model that runs here"
 _NO_PREFIX = "prefix tuning does not run here"
 OFF: dict[str, tuple[tuple[Any, ...], str]] = {

@@ -44,6 +44,8 @@ _ACTIVATIONS = {
     "Glm4Config": ("silu",),
     "Gemma2Config": ("gelu_pytorch_tanh", "gelu"),
     "Gemma3TextConfig": ("gelu_pytorch_tanh", "gelu"),
+    "Qwen3MoeConfig": ("silu", "swiglu"),
+    "MixtralConfig": ("silu",),
     "BloomConfig": ("gelu",),
     "GPT2Config": ("gelu",),
 }
@@ -90,7 +92,7 @@ def translate_model(
         result.assignments.pop(key, None)
     if kind == "GPT2Config":
         _translate_positions(settings, defaults, result)
-    if kind == "Qwen3Config":
+    if kind in ("Qwen3Config", "Qwen3MoeConfig"):
         _translate_qwen3(settings, result)
     if kind == "ChatGLM2Config" and settings.get("add_qkv_bias") is not None:
         result.assignments[f"{PREFIX}qkv_has_bias"] = settings["add_qkv_bias"]

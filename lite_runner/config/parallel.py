@@ -126,7 +126,8 @@ def check_divides(config: RunConfig, model: Decoder) -> None:
 
 def not_divided(model: Decoder, ranks: int, whole_vocabulary: bool) -> list[str]:
     """The sizes of a model that `ranks` cannot share evenly."""
-    wrong = [name for name in ("num_heads", "intermediate_size") if getattr(model, name) % ranks]
+    sizes = ("num_heads", "intermediate_size", "moe_intermediate_size")
+    wrong = [name for name in sizes if (getattr(model, name) or 0) % ranks]
     # Key/value heads are fewer: several ranks may hold the same one.
     if model.n_kv_heads % ranks and ranks % model.n_kv_heads:
         wrong.append("n_kv_heads")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from lite_runner.architectures import from_settings
-from lite_runner.architectures.fields import MAX_LAYERS
+from lite_runner.architectures.fields import MAX_EXPERTS, MAX_LAYERS
 from lite_runner.architectures.spec import Decoder, RopeScaling
 from lite_runner.config import hccl
 from lite_runner.config.fields import Range
@@ -81,21 +81,9 @@ class DecoderSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaSettings(DecoderSettings):
-    """Of what is built like a Llama: Llama, Qwen2, Qwen3, Mistral, SmolLM2 and 3, OLMo 2,
-    Granite, GLM-4, Gemma 2 and 3."""
+class LlamaLikeSettings(DecoderSettings):
+    """Of what is built like a Llama, with experts or without."""
 
-    type: Literal[
-        "LlamaConfig",
-        "Qwen3Config",
-        "Olmo2Config",
-        "GraniteConfig",
-        "SmolLM3Config",
-        "GlmConfig",
-        "Glm4Config",
-        "Gemma2Config",
-        "Gemma3TextConfig",
-    ]
     n_kv_heads: Count | None  # null: as num_heads
     head_dim: Count | None  # null: hidden_size / num_heads
     intermediate_size: Count
@@ -119,6 +107,40 @@ class LlamaSettings(DecoderSettings):
     attn_logit_softcapping: Positive | None = None  # of scores, with tanh; null: none
     final_logit_softcapping: Positive | None = None  # of logits
     rope_local_base_freq: Positive | None = None  # theta of layers with windows; null: 10000
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaSettings(LlamaLikeSettings):
+    """Of Llama, Qwen2, Qwen3, Mistral, SmolLM2 and 3, OLMo 2, Granite, GLM-4, Gemma 2 and
+    3."""
+
+    type: Literal[
+        "LlamaConfig",
+        "Qwen3Config",
+        "Olmo2Config",
+        "GraniteConfig",
+        "SmolLM3Config",
+        "GlmConfig",
+        "Glm4Config",
+        "Gemma2Config",
+        "Gemma3TextConfig",
+    ]
+
+    def resolve(self) -> Decoder:
+        return self._described(self.type)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureSettings(LlamaLikeSettings):
+    """Of Qwen3-MoE and Mixtral; intermediate_size is of layers without experts."""
+
+    type: Literal["Qwen3MoeConfig", "MixtralConfig"]
+    num_experts: Annotated[int, Range(1, MAX_EXPERTS)]  # of a layer
+    num_experts_per_tok: Count
+    norm_topk_prob: bool = True  # a token's probabilities are divided by their sum
+    moe_intermediate_size: Count | None = None  # of each expert; null: intermediate_size
+    decoder_sparse_step: Count = 1  # each layer of that number has experts
+    mlp_only_layers: tuple[Index, ...] | None = None  # layers without experts besides
 
     def resolve(self) -> Decoder:
         return self._described(self.type)
@@ -188,6 +210,8 @@ class Arch:
         "ChatGLM2ForConditionalGeneration",
         "Gemma2ForCausalLM",
         "Gemma3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "MixtralForCausalLM",
         "BloomLMHeadModel",
         "GLMForPreTraining",
         "GPT2LMHeadModel",
@@ -198,7 +222,14 @@ class Arch:
 @dataclass(frozen=True)
 class Model:
     arch: Arch
-    model_config: LlamaSettings | ChatGLM2Settings | LayerNormSettings | GLMSettings | AutoSettings
+    model_config: (
+        LlamaSettings
+        | MixtureSettings
+        | ChatGLM2Settings
+        | LayerNormSettings
+        | GLMSettings
+        | AutoSettings
+    )
 
 
 @dataclass(frozen=True)

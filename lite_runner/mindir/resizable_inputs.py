@@ -66,6 +66,8 @@ def unsupported(model: Decoder) -> list[str]:
         reasons.append("residual connections start from normed values")
     if model.prefix is not None:
         reasons.append("tokens see a prefix, keys behind their own")
+    if model.sparse is not None:
+        reasons.append("it has experts")
     if any(one.qk_norm is not None and one.qk_norm.kind != "rms" for one in attentions):
         reasons.append("queries and keys have another norm than RMSNorm")
     return reasons

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from lite_runner.architectures import by_role, custom_network, limits, spec
+from lite_runner.architectures import by_expert, by_role, custom_network, limits, spec
 from lite_runner.architectures.naming import HEAD, Part, Role
 from lite_runner.architectures.positions import alibi_slopes
 from lite_runner.native import packing
@@ -17,6 +17,7 @@ from lite_runner.native.packing import Block, Floats, Layout, Norm, Weight
 from lite_runner.native.structs import MOST_HEAD_DIM, Activation
 
 _INWARD: tuple[Role, ...] = ("query", "key", "value")
+_EXPERTS: tuple[Role, ...] = ("expert_gate", "expert_down", "expert_up")  # as they are read
 
 
 def unsupported(model: spec.Decoder) -> list[str]:
@@ -158,7 +159,7 @@ class _Packer:
     ) -> None:
         self._model, self._weights, self._lora = model, weights, lora
         self._integer_input, self._dequantize = integer_input, dequantize
-        self._parameters = by_role(model)
+        self._parameters, self._experts = by_role(model), by_expert(model)
 
     def embedding(self) -> Packed:
         model, name = self._model, self._name("embedding")
@@ -225,6 +226,8 @@ class _Packer:
 
     def feed_forward(self, layer: int, block: spec.Block) -> Packed:
         parts, hidden = block.feed_forward, self._model.hidden_size
+        if parts.experts is not None:
+            return self._mixture(layer, block, parts.experts)
         layout = self._layout(
             [
                 self._target("gate", layer, hidden, parts.width) if parts.gated else None,
@@ -254,6 +257,29 @@ class _Packer:
             residual=residual is None or packing.GeneralFeedForward(residual, activation(parts)),
         )
         return Packed(packed.block(), layout)
+
+    def _mixture(self, layer: int, block: spec.Block, experts: spec.Experts) -> Packed:
+        # The inputs of all experts are rounded alike.
+        router = self._weights.vector(self._name("router", layer))
+        gates, downs, ups = (
+            [self._weights.matrix(one.name) for one in self._experts[role, layer]]
+            for role in _EXPERTS
+        )
+        inward, outward = packing.alike([*gates, *ups]), packing.alike(downs)
+        pairs = map(packing.Alternating, inward[: experts.count], inward[experts.count :])
+        packed = packing.experts(
+            packing.Routing(packing.matrix(router), experts.chosen, experts.renormalized),
+            [self._packed(pair) for pair in pairs],
+            [self._packed(down) for down in outward],
+            self._norm_of_hidden(block.norm, "feed_forward_norm", layer),
+            hidden=self._model.hidden_size,
+            wide=block.feed_forward.width,
+            general=packing.GeneralFeedForward(
+                self._residual_of("feed_forward_post_norm", layer, block),
+                activation(block.feed_forward),
+            ),
+        )
+        return Packed(packed.block(), None)
 
     def head(self) -> Packed:
         model, name = self._model, f"{HEAD}.weight"  # adapters target a tied head by this name too
@@ -309,8 +335,9 @@ class _Packer:
 
     def _residual(self, role: Role, layer: int, block: spec.Block) -> packing.Residual | None:
         """None: the layer is a plain one."""
-        if not is_general(self._model, block):
-            return None
+        return self._residual_of(role, layer, block) if is_general(self._model, block) else None
+
+    def _residual_of(self, role: Role, layer: int, block: spec.Block) -> packing.Residual:
         norm = None if block.post_norm is None else self._norm(block.post_norm, role, layer)
         normed = normed_residual(self._model, block)
         return packing.Residual(residual_scale(self._model, block), norm, normed)

@@ -24,6 +24,7 @@ _SINCE = {
     Kind.EXTENDED_ATTENTION: 2,
     Kind.GENERAL_ATTENTION: 3,
     Kind.GENERAL_FEED_FORWARD: 3,
+    Kind.EXPERTS: 3,
 }
 FORMAT = max(_SINCE.values())  # newest version; the kernels read older ones too
 ALIGNMENT = 64  # bytes: a cache line
@@ -183,6 +184,12 @@ def stacked(parts: Sequence[Weight]) -> Weight:
         np.concatenate([part.scales for part in quantized]),
         None if first.minimums is None else np.concatenate(minimums),  # type: ignore[arg-type]
     )
+
+
+def alike(matrices: Sequence[Weight]) -> Sequence[Weight]:
+    """The matrices in one form: all quantized with the same groups, or all floats."""
+    quantized, floats = _alike(matrices)
+    return quantized or floats
 
 
 @dataclass(frozen=True)
@@ -440,6 +447,47 @@ def feed_forward(
         whole.normed_residual = general.residual.normed or 0.0
         if general.residual.norm is not None:
             whole.post_norm = layout.norm(general.residual.norm)
+    return layout
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a layer's tokens go to its experts."""
+
+    router: Layout  # matrix [experts, hidden]
+    chosen: int  # experts of a token
+    renormalized: bool
+
+
+def experts(
+    routing: Routing,
+    ups: Sequence[Layout],
+    downs: Sequence[Layout],
+    norm: Norm | None,
+    *,
+    hidden: int,
+    wide: int,
+    general: GeneralFeedForward,
+) -> Layout:
+    """Pack a mixture of experts `wide` each; `ups`: gate and up of each as Alternating panels."""
+    whole = structs.ExpertsLayer(
+        experts=len(ups), chosen=routing.chosen, renormalized=routing.renormalized
+    )
+    fields = whole.general.plain
+    fields.kind = Kind.EXPERTS
+    fields.hidden, fields.wide, fields.gated, fields.residual = hidden, wide, True, True
+    fields.adapters = _parts_of(None)
+    layout = Layout(whole)
+    whole.router = layout.add(routing.router)
+    fields.up = layout.add(_Copy(np.array([layout.add(one) for one in ups], np.int64)))
+    fields.down = layout.add(_Copy(np.array([layout.add(one) for one in downs], np.int64)))
+    if norm is not None:
+        fields.norm = layout.norm(norm)
+    whole.general.activation = general.activation
+    whole.general.residual_scale = general.residual.scale
+    whole.general.normed_residual = general.residual.normed or 0.0
+    if general.residual.norm is not None:
+        whole.general.post_norm = layout.norm(general.residual.norm)
     return layout
 
 

@@ -41,6 +41,7 @@ class Kind(IntEnum):
     EXTENDED_ATTENTION = 3
     GENERAL_ATTENTION = 4
     GENERAL_FEED_FORWARD = 5
+    EXPERTS = 6
 
 
 class Activation(IntEnum):
@@ -184,6 +185,20 @@ class GeneralFeedForwardLayer(Structure):
         ("residual_scale", c_double),
         ("normed_residual", c_double),
         ("post_norm", Norm),
+    ]
+
+
+class ExpertsLayer(Structure):
+    """A mixture of experts; `up` and `down` of the plain layer are int64 [experts]: offsets of each
+    expert's matrices."""
+
+    __slots__ = ()
+    _fields_ = [
+        ("general", GeneralFeedForwardLayer),
+        ("experts", c_int64),
+        ("chosen", c_int64),
+        ("renormalized", c_int64),
+        ("router", c_int64),
     ]
 
 

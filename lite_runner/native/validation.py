@@ -12,6 +12,8 @@ import ctypes
 from collections.abc import Iterator
 from typing import NoReturn, TypeVar
 
+import numpy as np
+
 from lite_runner.architectures import spec
 from lite_runner.errors import ArtifactError
 from lite_runner.native import structs
@@ -149,8 +151,9 @@ class _Validator:
     def feed_forward(self, block: spec.Block) -> None:
         parts, hidden = block.feed_forward, self._model.hidden_size
         general = is_general(self._model, block)
+        kind = Kind.GENERAL_FEED_FORWARD if general else Kind.FEED_FORWARD
         expected = structs.FeedForwardLayer(
-            kind=Kind.GENERAL_FEED_FORWARD if general else Kind.FEED_FORWARD,
+            kind=kind if parts.experts is None else Kind.EXPERTS,
             hidden=hidden,
             wide=parts.width,
             gated=parts.gated,
@@ -159,6 +162,10 @@ class _Validator:
         fields = self._header(structs.FeedForwardLayer)
         self._same(fields, expected, free=("up", "down"))
         out = 2 * _panels(parts.width) * PANEL if parts.gated else parts.width
+        if parts.experts is not None:
+            self._norm("norm", fields.norm, norm_of_hidden(self._model, block.norm), hidden)
+            self._mixture(block, parts.experts, out)
+            return
         self._matrix("up", fields.up, out, hidden, bias=parts.bias)
         self._matrix("down", fields.down, hidden, parts.width, bias=parts.bias)
         self._norm("norm", fields.norm, norm_of_hidden(self._model, block.norm), hidden)
@@ -166,6 +173,29 @@ class _Validator:
             widest = self._header(structs.GeneralFeedForwardLayer)
             self._equal("activation", widest.activation, activation(parts))
             self._residual(widest, block)
+
+    def _mixture(self, block: spec.Block, experts: spec.Experts, out: int) -> None:
+        width, hidden = block.feed_forward.width, self._model.hidden_size
+        whole = self._header(structs.ExpertsLayer)
+        self._equal("experts", whole.experts, experts.count)
+        self._equal("chosen", whole.chosen, experts.chosen)
+        self._equal("renormalized", whole.renormalized, int(experts.renormalized))
+        self._matrix("router", whole.router, experts.count, hidden)
+        plain = whole.general.plain
+        for name, at, shape in (
+            ("up", plain.up, (out, hidden)),
+            ("down", plain.down, (hidden, width)),
+        ):
+            self._part(name, at, 8 * experts.count)
+            offsets = self._block[at : at + 8 * experts.count].view(np.int64).tolist()
+            forms = [
+                self._matrix(f"{name} {expert}", offset, *shape)
+                for expert, offset in enumerate(offsets)
+            ]
+            for expert, form in enumerate(forms):
+                self._equal(f"rounding of {name} {expert}", form, forms[0])
+        self._equal("activation", whole.general.activation, activation(block.feed_forward))
+        self._residual(whole.general, block)
 
     def head(self) -> None:
         model, fields = self._model, self._header(structs.HeadLayer)
@@ -190,8 +220,11 @@ class _Validator:
         self._equal("normed_residual", fields.normed_residual, normed or 0.0)
         self._norm("post_norm", fields.post_norm, block.post_norm, self._model.hidden_size)
 
-    def _matrix(self, name: str, at: int, out: int, inputs: int, *, bias: bool = False) -> None:
-        """A matrix [out, inputs] at an offset, zero-padded to panels and to whole words."""
+    def _matrix(
+        self, name: str, at: int, out: int, inputs: int, *, bias: bool = False
+    ) -> tuple[int, int, int]:
+        """A matrix [out, inputs] at an offset, zero-padded to panels and to whole words; how what
+        it multiplies is rounded: whether at all, to 8 bits, and in which groups."""
         size = ctypes.sizeof(structs.Matrix)
         self._part(name, at, size)
         fields = structs.Matrix.from_buffer_copy(self._block.data, at)
@@ -230,6 +263,7 @@ class _Validator:
                 self._part(f"{name}.{part}", offset, nbytes, base=at)
             else:
                 self._equal(f"{name}.{part}", offset, 0)
+        return int(integers), fields.integer_input, group
 
     def _norm(self, name: str, fields: structs.Norm, norm: spec.Norm | None, size: int) -> None:
         """A norm over `size` values; None: there is none, and all its words are 0."""

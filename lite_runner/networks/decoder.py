@@ -7,11 +7,17 @@ from typing import TypeAlias
 
 from mindspore import Tensor, nn, ops
 
-from lite_runner.architectures import by_role
+from lite_runner.architectures import by_expert, by_role
 from lite_runner.architectures.naming import Part, Role
 from lite_runner.architectures.positions import alibi_slopes
-from lite_runner.architectures.spec import Decoder, Norm
-from lite_runner.networks.device_layers import attention_for, inputs_for, layers_for, linear
+from lite_runner.architectures.spec import Decoder, FeedForward, Norm
+from lite_runner.networks.device_layers import (
+    Mixture,
+    attention_for,
+    inputs_for,
+    layers_for,
+    linear,
+)
 from lite_runner.networks.layers import (
     GELU,
     Array,
@@ -60,7 +66,7 @@ class Parts:
     def __init__(self, model: Decoder, weights: Weights, options: BuildOptions) -> None:
         self.model, self.options = model, options
         self._weights = weights
-        self._parameters = by_role(model)
+        self._parameters, self._experts = by_role(model), by_expert(model)
         self._norm = layers_for(options, model).norm
 
     def name(self, role: Role, layer: int | None = None) -> str:
@@ -89,6 +95,14 @@ class Parts:
             weight = weight.T
         bias_of = self.tensor(role, layer, "bias") if bias else None
         return linear(self.options, weight, bias_of, combine)
+
+    def mixture(self, given: FeedForward, layer: int, combine: Combine | None) -> Mixture:
+        def every(role: Role) -> list[Array]:
+            return [self._weights(one.name) for one in self._experts[role, layer]]
+
+        router, gates = self.tensor("router", layer), every("expert_gate")
+        downs, ups = every("expert_down"), every("expert_up")
+        return Mixture(self.options, given, router, gates, ups, downs, combine)
 
     def lora(self, layer: int, cells: dict[Role, Dense]) -> Lora:
         """The LoRA deltas of layers that share an input."""
@@ -140,16 +154,19 @@ class BlockCell(nn.Cell):
             "attention_out", layer, bias=attention.out_bias, combine=whole
         )
         self.feed_forward_norm = parts.optional_norm(block.norm, "feed_forward_norm", layer)
+        self.experts: Mixture | None = None
+        qkv: dict[Role, Dense] = {"query": self.query, "key": self.key, "value": self.value}
+        self.qkv_lora = parts.lora(layer, qkv)
+        self.out_lora = parts.lora(layer, {"attention_out": self.attention_out})
+        if feed_forward.experts is not None:
+            self.experts = parts.mixture(feed_forward, layer, whole)
+            return
         self.gate = dense("gate") if feed_forward.gated else None
         self.up, self.down = dense("up"), dense("down", whole)
         self.activation = GELU() if feed_forward.function == "gelu" else ops.silu
-
-        qkv: dict[Role, Dense] = {"query": self.query, "key": self.key, "value": self.value}
         wide: dict[Role, Dense] = {"up": self.up}
         if self.gate is not None:
             wide = {"gate": self.gate, **wide}
-        self.qkv_lora = parts.lora(layer, qkv)
-        self.out_lora = parts.lora(layer, {"attention_out": self.attention_out})
         self.wide_lora = parts.lora(layer, wide)
         self.down_lora = parts.lora(layer, {"down": self.down})
 
@@ -178,8 +195,7 @@ class BlockCell(nn.Cell):
         x = self.added(x, h if self.attention_post_norm is None else self.attention_post_norm(h))
         h = x if self.feed_forward_norm is None else self.feed_forward_norm(x)
         x = self.residual(x, h)
-        h = self.widened(h, step)
-        h = self.down(h, self.down_lora(h, step)[0])
+        h = self.fed_forward(h, step)
         if self.feed_forward_post_norm is not None:
             h = self.feed_forward_post_norm(h)
         return self.added(x, h)
@@ -201,6 +217,13 @@ class BlockCell(nn.Cell):
         q = self.query_norm(q.reshape(-1, self.head_dim))
         k = self.key_norm(k.reshape(-1, self.head_dim))
         return q.reshape(-1, self.query_width), k.reshape(-1, self.key_width)
+
+    def fed_forward(self, h: Tensor, step: Step | None) -> Tensor:
+        """h [n, hidden] -> [n, hidden]."""
+        if self.experts is not None:
+            return self.experts(h)
+        h = self.widened(h, step)
+        return self.down(h, self.down_lora(h, step)[0])
 
     def widened(self, h: Tensor, step: Step | None) -> Tensor:
         """h [n, hidden] -> [n, width], gated or not."""
@@ -244,7 +267,7 @@ class DecoderCell(nn.Cell):
         for layer, block in enumerate(self.blocks):
             names = _GATED if model.blocks[layer].feed_forward.gated else _PLAIN
             for role, name in names.items():
-                if (cell := getattr(block, role)) is not None:
+                if (cell := getattr(block, role, None)) is not None:
                     cell.update_parameters_name(f"blocks.{layer}.{name}.")
         self.norm = parts.norm(model.norm, "norm")
         if not model.tie_word_embeddings:

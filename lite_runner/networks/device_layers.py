@@ -9,6 +9,7 @@ from mindspore import nn
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.networks.ascend_layers import FusedAttention, FusedRMSNorm, PagedInputs, supports
+from lite_runner.networks.experts import Mixture as Mixture
 from lite_runner.networks.layers import (
     Array,
     Attention,

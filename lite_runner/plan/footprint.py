@@ -278,6 +278,10 @@ def _native_step_bytes(model: Decoder, slots: int, length: int) -> int:
     capacity = step_capacity(slots, unchunked(model, length))
     tokens = min(capacity, slots * length)
     wide = 2 * model.intermediate_size + 4 * model.hidden_size
+    if model.sparse is not None and model.sparse.experts is not None:
+        # Each expert's inputs, activations and outputs.
+        inner = 2 * model.sparse.width + 3 * model.hidden_size
+        wide = max(wide, model.sparse.experts.chosen * inner + 4 * model.hidden_size)
     return 4 * (3 * capacity * model.hidden_size + tokens * wide)
 
 
@@ -290,4 +294,7 @@ def _mindspore_step_bytes(
     keys = positions if use_past else length
     scores = max(tokens, slots) * model.num_heads * keys
     wide = 3 * model.intermediate_size + 8 * model.hidden_size
+    if model.sparse is not None and model.sparse.experts is not None:  # all compute every token
+        width = model.sparse.experts.count * model.sparse.width
+        wide = max(wide, 4 * width + 8 * model.hidden_size)
     return 4 * (3 * scores + max(tokens, slots) * wide)

@@ -73,6 +73,7 @@ def uses_integer_matmul(
         and files.quantization.quant != "none"
         and config.compute_dtype(device) != "float32"
         and custom_network(files.model) is None
+        and files.model.sparse is None
         and (absent or environment.has_fused_operators(device))
     )
 

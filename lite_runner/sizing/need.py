@@ -176,12 +176,14 @@ def memory_lines(need: Memory, hints: Callable[[], Sequence[MemoryHint]] = list)
 def model_lines(config: RunConfig, model: Decoder, checkpoint: str) -> dict[str, str]:
     """The lines of dry_run=true about the model and its checkpoint."""
     kv = "" if model.n_kv_heads == model.num_heads else f" ({model.n_kv_heads} key/value)"
+    experts = None if model.sparse is None else model.sparse.experts
+    mixture = "" if experts is None else f" {experts.chosen} of {experts.count} experts a token,"
     return {
         "run mode": config.run_mode,
         "model": config.model_name,
         "architecture": f"{model.architecture}: {model.num_layers} layers, hidden"
-        f" {model.hidden_size}, {model.num_heads} heads{kv}, vocabulary {model.vocab_size}, context"
-        f" {model.seq_length}",
+        f" {model.hidden_size}, {model.num_heads} heads{kv},{mixture} vocabulary"
+        f" {model.vocab_size}, context {model.seq_length}",
         "parameters": f"{parameter_count(model):,}",
         "checkpoint": checkpoint,
     }

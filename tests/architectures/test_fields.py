@@ -20,9 +20,11 @@ CLASSES: dict[str, Any] = json.loads(
 FIELDS = [(name, field) for name in CLASSES for field in CLASSES[name]["defaults"]]
 # Another value than the default; where there is none here: not a flag, twice a number, 1 for null.
 OTHER: dict[str, Any] = {
+    "decoder_sparse_step": 3,
     "head_dim": 16,
     "layer_norm_epsilon": 1e-3,
     "layer_types": ["sliding_attention"] + ["full_attention"] * 63,
+    "mlp_only_layers": [0],
     "n_inner": 100,
     "no_rope_layers": [0] * 64,
     "num_key_value_heads": 1,
@@ -35,6 +37,7 @@ OTHER: dict[str, Any] = {
 }
 # What a field needs beside it to mean anything.
 BESIDE: dict[str, dict[str, Any]] = {
+    "intermediate_size": {"mlp_only_layers": [0]},
     "layer_types": {"use_sliding_window": True, "sliding_window": 8},
     "multi_query_group_num": {"multi_query_attention": True},
     "max_window_layers": {"use_sliding_window": True, "max_window_layers": 1},
@@ -85,6 +88,7 @@ PUBLISHED = {
         "transformers.js_config": {"dtype": {"q4": "q4"}},
     },
     "qwen2": {"use_mrope": False},
+    "qwen3_moe": {"max_window_layers": 48, "head_dim": 128},
 }
 # With these, another value is refused in every family, though no class declares them.
 REFUSED = {

@@ -43,6 +43,8 @@ CASES = [  # fixture, the ranks that share it, whether the vocabulary is cut, or
     ("gemma3", range(2, 4), False, True),
     ("chatglm_6b", range(2, 4), True, True),
     ("llama_biases", range(2, 4), False, True),
+    ("qwen3_moe", range(2), True, False),
+    ("mixtral", range(2, 4), True, True),
 ]
 
 

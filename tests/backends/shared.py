@@ -76,6 +76,7 @@ class LikeTransformers:
         *("llama_biases", "mistral", "qwen2_window", "qwen3", "qwen3_tied"),
         *("olmo2", "granite", "smollm3_window", "chatglm", "glm4_biases"),
         *("gemma2", "gemma3", "chatglm_6b"),
+        *("qwen3_moe_step", "mixtral"),
     )
 
     @pytest.mark.parametrize("case", CASES)

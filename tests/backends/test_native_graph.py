@@ -107,6 +107,7 @@ def test_the_bits_are_the_online_ones(
         *(("llama", 1), ("llama_biases", 1), ("smollm3", 1), ("chatglm", 1), ("glm4", 3)),
         *(("qwen3", 2), ("mistral", 2), ("qwen2_window", 2)),
         *(("olmo2", 3), ("granite", 3), ("gemma2", 3), ("gemma3", 3), ("chatglm_6b", 3)),
+        *(("qwen3_moe", 3), ("mixtral", 3)),
     ],
 )
 def test_layers_that_older_operators_do_not_know_are_of_a_newer_format(

@@ -42,6 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("gemma2", [0, 1]),
         ("gemma3", [2, 3]),
         ("chatglm_6b", [2, 3]),
+        ("qwen3_moe", [0, 1]),
+        ("mixtral", [2, 3]),  # its experts are cut along their width
         ("llama_biases", [2, 3]),  # of layers that are cut along their inputs, added once
     ],
 )

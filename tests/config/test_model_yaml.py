@@ -34,6 +34,8 @@ BASES = {
     "chatglm": "glm2_6b",
     "gemma2": "gemma2_2b",
     "gemma3_text": "gemma3_1b",
+    "qwen3_moe": "qwen3_30b_a3b",
+    "mixtral": "mixtral_8x7b",
     "llama": "mistral_7b",  # whose window is not the model's
 }
 

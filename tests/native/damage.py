@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lite_runner.native import structs
 from lite_runner.native.packing import Block
@@ -22,6 +23,7 @@ def words(block: Block, index: int, count: int) -> list[int]:
         Kind.EXTENDED_ATTENTION: structs.ExtendedAttentionLayer,
         Kind.GENERAL_ATTENTION: structs.GeneralAttentionLayer,
         Kind.GENERAL_FEED_FORWARD: structs.GeneralFeedForwardLayer,
+        Kind.EXPERTS: structs.ExpertsLayer,
     }
     whole = block.view(np.int64)
     # Behind a plain head are zeros.
@@ -29,10 +31,23 @@ def words(block: Block, index: int, count: int) -> list[int]:
     head = structs.CappedHeadLayer if capped else structs.HeadLayer
     kind = {0: structs.EmbeddingLayer, count - 1: head}.get(index)
     fields = (kind or kinds[int(whole[0])]).from_buffer_copy(block.data)
+    found = list(range(0, ctypes.sizeof(fields), 8))
+    if isinstance(fields, structs.ExpertsLayer):
+        return found + _words_of_experts(whole, fields)
     extended = getattr(fields, "extended", fields)
     plain = getattr(extended, "plain", extended)
     starts = [getattr(plain, name) for name in _MATRICES if getattr(plain, name, 0)]
-    found = list(range(0, ctypes.sizeof(fields), 8))
+    for start in starts:
+        found += range(start, start + ctypes.sizeof(structs.Matrix), 8)
+    return found
+
+
+def _words_of_experts(whole: NDArray[np.int64], fields: structs.ExpertsLayer) -> list[int]:
+    """Words of the router, and of the matrices of each expert and of where they are."""
+    found, starts = [], [fields.router]
+    for table in (fields.general.plain.up, fields.general.plain.down):
+        found += range(table, table + 8 * fields.experts, 8)
+        starts += whole[table // 8 : table // 8 + fields.experts].tolist()
     for start in starts:
         found += range(start, start + ctypes.sizeof(structs.Matrix), 8)
     return found

@@ -28,6 +28,7 @@ CASES = (
     *("qwen2", "qwen3", "qwen3_tied", "olmo2", "olmo2_tied", "granite", "granite_biases"),
     *("smollm3", "gemma2", "gemma3"),
     *("chatglm", "glm", "glm4", "glm4_biases"),
+    *("qwen3_moe", "mixtral"),
 )
 ERRORS = {"F32": 0.0, "Q8_0": 6e-3, "Q4_0": 0.12, "Q4_1": 0.08, "Q4_K": 0.08}
 
@@ -78,8 +79,22 @@ def test_means_what_the_library_says(case: str, kind: str, tmp_path: Path) -> No
         np.testing.assert_array_equal(found[name].float32(), tensor.float32(), name)
 
 
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_experts_of_older_files_are_apart(kind: str, tmp_path: Path) -> None:
+    folder = references.REFERENCE / "mixtral"
+    sliding = window("mixtral")
+    write_model_gguf(tmp_path / "together.gguf", folder, kind, sliding)
+    write_model_gguf(tmp_path / "apart.gguf", folder, kind, sliding, apart=True)
+    together, apart = (open_gguf(tmp_path / f"{name}.gguf") for name in ("together", "apart"))
+    config = config_of_gguf(apart)
+    assert len(apart.tensors) > len(together.tensors) and config == config_of_gguf(together)
+    expected = from_gguf(together, config)
+    for name, tensor in from_gguf(apart, config).items():
+        np.testing.assert_array_equal(tensor.float32(), expected[name].float32(), name)
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", ["qwen3", "mistral"])
+@pytest.mark.parametrize("case", ["qwen3", "mistral", "qwen3_moe", "mixtral"])
 def test_logits_are_those_of_the_floats_that_the_file_means(
     case: str,
     kind: str,

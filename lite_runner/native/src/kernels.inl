@@ -4,7 +4,8 @@
 #include "adapters.inl"
 #include "attention.inl"
 #include "layers.inl"
+#include "experts.inl"
 
 constexpr Kernels kernels(const char* name) {
-  return {name, embedding, attention, feed_forward, head, plain_linear, widen};
+  return {name, embedding, attention, feed_forward, experts, head, plain_linear, widen};
 }

@@ -95,7 +95,8 @@ enum class Kind : int64_t {
   kFeedForward = 2,
   kExtendedAttention = 3,
   kGeneralAttention = 4,
-  kGeneralFeedForward = 5
+  kGeneralFeedForward = 5,
+  kExperts = 6
 };
 
 struct ExtendedAttentionLayer;
@@ -166,6 +167,16 @@ struct GeneralFeedForwardLayer {
   Norm post_norm;
 };
 
+// A mixture of experts, each gated and as wide as `plain` says. Its `up` and `down` are int64
+// [experts], where each one's Matrices are from the layer; all that may be rounded for one of them
+// is rounded for the others too.
+struct ExpertsLayer {
+  GeneralFeedForwardLayer general;
+  int64_t experts, chosen;  // of a layer, of a token
+  int64_t renormalized;     // 1: a token's probabilities are divided by their sum
+  int64_t router;           // Matrix [experts, hidden]
+};
+
 struct HeadLayer : Layer {
   int64_t hidden;
   int64_t matrix_offset;  // Matrix [vocab, hidden]; 0: that of the embedding
@@ -229,6 +240,7 @@ struct Kernels {
                     const float* rope, Cache, float* out);
   void (*feed_forward)(const FeedForwardLayer&, const Step&, Adapters, const float* x,
                        float* out);
+  void (*experts)(const ExpertsLayer&, const Step&, const float* x, float* out);
   void (*head)(const HeadLayer&, const Matrix&, const Step&, Adapters, float softcap,
                const float* x, float* logits);  // softcap 0: none
   void (*linear)(const Matrix&, const float* x, int64_t rows, float* out);

@@ -371,30 +371,37 @@ inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t str
   return rows;
 }
 
-// Calls finish(panel, sums [rows][32 * together]) for every `together` panels, on all threads;
-// the items of `low`, which finish() may wait for, go first.
-template <int64_t together, class Low, class Finish>
-inline void linear(const Matrix& m, const Rows& rows, Low& low, Finish&& finish) {
-  const int64_t units = m.panels() / together;
+// Calls body(unit, thread) for every unit, on all threads, which share `work` bytes; the items of
+// `low`, which the body may wait for, go first. Even: units take the same time.
+template <class Low, class Body>
+inline void over_units(int64_t units, int64_t work, bool even, Low& low, Body&& body) {
   // Parts enough to share evenly, yet few: each costs a line of cache that goes between processors.
-  const int64_t wanted = m.panels() * m.panel_bytes() * (1 + rows.count / 4) / kItemBytes;
-  const int64_t parts = smaller_of<int64_t>(larger_of<int64_t>(wanted, threads()), threads() * 8);
+  const int64_t most = threads() * (even ? 8 : 32);
+  const int64_t parts = smaller_of<int64_t>(larger_of<int64_t>(work / kItemBytes, threads()), most);
   const int64_t each = (units + parts - 1) / parts;
   // Of three quarters every thread has its own run, where what it asks for ahead is its own too.
-  const int64_t run = units * 3 / 4 / threads() / each * each, runs = run ? threads() : 0;
+  const int64_t run = even ? units * 3 / 4 / threads() / each * each : 0;
+  const int64_t runs = run ? threads() : 0;
   const int64_t rest = (units - runs * run + each - 1) / each;
-  const int64_t size = together * rows.count * kPanel;
-  float* all = scratch<float>(kPanels, threads() * size);
   parallel_for(low.items() + runs + rest, [&](int64_t item, int thread) {
     if (item < low.items()) return low.make(item);
     item -= low.items();
-    float* sums = all + thread * size;
     const int64_t first = item < runs ? item * run : runs * run + (item - runs) * each;
     const int64_t end = smaller_of(units, first + (item < runs ? run : each));
-    for (int64_t unit = first; unit < end; ++unit) {
-      for (int64_t panel = 0; panel < together; ++panel)
-        multiply_panel(m, rows, unit * together + panel, sums + panel * rows.count * kPanel);
-      finish(unit, sums);
-    }
+    for (int64_t unit = first; unit < end; ++unit) body(unit, thread);
+  });
+}
+
+// Calls finish(panel, sums [rows][32 * together]) for every `together` panels: see over_units.
+template <int64_t together, class Low, class Finish>
+inline void linear(const Matrix& m, const Rows& rows, Low& low, Finish&& finish) {
+  const int64_t work = m.panels() * m.panel_bytes() * (1 + rows.count / 4);
+  const int64_t size = together * rows.count * kPanel;
+  float* all = scratch<float>(kPanels, threads() * size);
+  over_units(m.panels() / together, work, true, low, [&](int64_t unit, int thread) {
+    float* sums = all + thread * size;
+    for (int64_t panel = 0; panel < together; ++panel)
+      multiply_panel(m, rows, unit * together + panel, sums + panel * rows.count * kPanel);
+    finish(unit, sums);
   });
 }

@@ -79,6 +79,8 @@ bool compute_layer(const BoundLayer& bound, const Step& step, const int32_t* pla
   } else if (is_feed_forward(kind)) {
     const FeedForwardLayer& layer = as<FeedForwardLayer>(bound.block);
     kernels->feed_forward(layer, step, adapters_of(bound, layer.adapters, places), x, out);
+  } else if (kind == Kind::kExperts) {
+    kernels->experts(as<ExpertsLayer>(bound.block), step, x, out);
   } else {
     return false;
   }

@@ -18,6 +18,9 @@ enum Scratch {
   kItems,
   kPartial,
   kLowered,
+  kRouted,
+  kGathered,
+  kExpertOut,
   kScratches
 };
 

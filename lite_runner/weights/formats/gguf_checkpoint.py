@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures import KNOWN, Parameter, parameters
+from lite_runner.architectures import KNOWN, Architecture, Parameter, parameters
 from lite_runner.architectures.architecture import GGUF
 from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
 from lite_runner.config.hf import model_config_from_hf
@@ -34,6 +34,9 @@ NO_EFFECT = {
     "attention.layer_norm_rms_epsilon": "of the other kind of norm",
 }
 NEUTRAL = {
+    "expert_gating_func": 1,  # softmax
+    "expert_group_count": 1,
+    "expert_weights_scale": 1.0,
     "rope.scaling.attn_factor": 1.0,
     "rope.scaling.yarn_attn_factor": 1.0,
     "rope.scaling.yarn_ext_factor": 1.0,
@@ -82,26 +85,35 @@ class _Hyperparameters:
 def config_of_gguf(file: GGUFFile) -> Decoder:
     """The model that the metadata describes, or ArtifactError where it is not one of ours."""
     architecture = file.metadata.get("general.architecture")
-    known = {name: one.gguf for name, one in KNOWN.items() if one.gguf is not None}
+    known = _known()
     if not isinstance(architecture, str) or architecture not in known:
         near = nearest(architecture, known) if isinstance(architecture, str) else None
         raise ArtifactError(
             f"{file.path}: general.architecture is {architecture!r}, expected one of "
             f"{', '.join(known)}{did_you_mean(near)}"
         )
+    found, gguf = known[architecture]
     given = _Hyperparameters(file, architecture)
     if not given.value("attention.causal", True):
         raise ArtifactError(
             f"{file.path}: {architecture}.attention.causal = false: the model sees the tokens that "
             "follow, and so generates no text"
         )
-    raw = _as_hugging_face(file, architecture, known[architecture], given.value)
-    config = model_config_from_hf(raw, f"{file.path}: metadata", notes=False)
+    raw = _as_hugging_face(file, architecture, gguf, given.value)
+    config = model_config_from_hf(
+        {"model_type": found.name} | raw, f"{file.path}: metadata", notes=False
+    )
     given.refuse_others(config)
     if config.rotary is None:
         return config
     scaling = _scaling_of_frequencies(file, config, config.rotary)
     return config if scaling is None else config.with_rope_scaling(scaling)
+
+
+def _known() -> dict[str, tuple[Architecture, GGUF]]:
+    """What is read here, by general.architecture."""
+    every = ((one, one.gguf) for one in KNOWN.values())
+    return {gguf.name or one.name: (one, gguf) for one, gguf in every if gguf is not None}
 
 
 def _as_hugging_face(
@@ -115,7 +127,6 @@ def _as_hugging_face(
         vocab_size = embedding.shape[0]
     eos = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
     raw = {
-        "model_type": architecture,
         "vocab_size": vocab_size,
         "hidden_size": value("embedding_length"),
         "num_hidden_layers": value("block_count"),
@@ -203,12 +214,18 @@ def llama3_factors(theta: float, head_dim: int, scaling: RopeScaling) -> NDArray
 def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
     """Canonical tensors of the file, complete and checked, or ArtifactError."""
     table = parameters(config)
+    experts = None if config.sparse is None else config.sparse.experts
     expected: dict[str, tuple[int, ...]] = {}
     starts = {}  # of parameters in the tensors that fuse them, in the order of their parts
     for parameter in sorted(table, key=lambda one: one.part or 0):
+        name = _name_in_file(parameter, file)
+        if experts is not None and name == parameter.gguf and parameter.expert is not None:
+            expected[name] = (experts.count, *parameter.shape)
+            starts[parameter.name] = parameter.expert * parameter.shape[0]
+            continue
         rows, *rest = parameter.shape[::-1] if parameter.layout == "in_out" else parameter.shape
-        starts[parameter.name] = start = expected.get(parameter.gguf, (0,))[0]
-        expected[parameter.gguf] = (start + rows, *rest)
+        starts[parameter.name] = start = expected.get(name, (0,))[0]
+        expected[name] = (start + rows, *rest)
     found = {name: tensor.shape for name, tensor in file.tensors.items() if name != FREQUENCIES}
     head = file.tensors.get("output.weight")
     tied_twice = head is not None and "output.weight" not in expected
@@ -217,15 +234,25 @@ def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
     check_tensors(found, expected, str(file.path))
     if head is not None and tied_twice:
         check_tied_head(head.lazy(), file.tensors[table[0].gguf].lazy(), str(file.path))
-    gguf = KNOWN[str(file.metadata.get("general.architecture"))].gguf
-    reordered = gguf is not None and gguf.permuted
-    return {one.name: _from_file(one, file, starts[one.name], reordered) for one in table}
+    _, gguf = _known()[str(file.metadata.get("general.architecture"))]
+    return {one.name: _from_file(one, file, starts[one.name], gguf.permuted) for one in table}
+
+
+def _name_in_file(parameter: Parameter, file: GGUFFile) -> str:
+    """Older files have a tensor for each expert, as blk.0.ffn_gate.7.weight."""
+    if parameter.expert is None or parameter.gguf in file.tensors:
+        return parameter.gguf
+    own = parameter.gguf.replace("_exps.", f".{parameter.expert}.")
+    return own if own in file.tensors else parameter.gguf
 
 
 def _from_file(parameter: Parameter, file: GGUFFile, start: int, reordered: bool) -> LazyTensor:
     """`start`: its first row in a tensor that holds several, one after the other."""
-    stored = file.tensors[parameter.gguf]
-    whole = parameter.part is None
+    stored = file.tensors[_name_in_file(parameter, file)]
+    if len(stored.shape) == 3:  # all experts
+        rows = stored.shape[0] * stored.shape[1]
+        stored = replace(stored, shape=(rows, stored.shape[2]))
+    whole = parameter.part is None and parameter.expert is None
     tensor = stored.lazy() if whole else stored.lazy(start, start + parameter.shape[0])
     if parameter.layout == "in_out":
         return replace(transposed(tensor), integers=tensor.integers, blocks=tensor.blocks)

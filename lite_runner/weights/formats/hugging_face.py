@@ -13,6 +13,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json
 from lite_runner.weights.derive import same_values, shifted, transposed
 from lite_runner.weights.formats.fused import fuse, split
+from lite_runner.weights.formats.fused_experts import separated
 from lite_runner.weights.formats.safetensors_file import open_safetensors
 from lite_runner.weights.formats.torch_file import open_torch
 from lite_runner.weights.layouts import check_tensors
@@ -136,6 +137,7 @@ def from_hugging_face(
     found: Mapping[str, LazyTensor], config: Decoder, where: str
 ) -> dict[str, LazyTensor]:
     """Canonical tensors from Hugging Face's, complete and validated. Raises ArtifactError."""
+    found = separated(found, config, where)
     expected = shapes_in_files(config)
     named: dict[str, LazyTensor] = {}
     for stored_name, tensor in found.items():

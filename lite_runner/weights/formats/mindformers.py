@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from lite_runner.architectures import Parameter, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.weights.formats.fused import fuse, split
+from lite_runner.weights.formats.fused_experts import separated, stacked
 from lite_runner.weights.formats.hugging_face import (
     check_tied_head,
     from_hugging_face,
@@ -40,6 +41,7 @@ def with_canonical_names(
     found: Mapping[str, LazyTensor], config: Decoder, where: str
 ) -> dict[str, LazyTensor]:
     """`found` by canonical names, whether stored by those of Hugging Face or of MindFormers."""
+    found = separated(found, config, where)
     theirs, stored = shapes_in_files(config), shapes_in_mindformers(config)
     tensors = {canonical_name(name): tensor for name, tensor in found.items()}
     # A file of ours, such as one merged from shards, has unfused tensors.
@@ -76,7 +78,8 @@ def to_mindformers(tensors: Mapping[str, LazyTensor], model: Decoder) -> dict[st
         for name, parts in table.items()
     }
     known = {part.name for parts in table.values() for part in parts}
-    return named | {name: tensor for name, tensor in tensors.items() if name not in known}
+    others = {name: tensor for name, tensor in tensors.items() if name not in known}
+    return stacked(named | others, model)
 
 
 def _by_name(model: Decoder) -> dict[str, list[Parameter]]:

@@ -183,7 +183,7 @@ def test_other_frequency_factors_are_refused(
 @pytest.mark.parametrize(
     ("extra", "expected"),
     [
-        ({"expert_count": 8}, "llama.expert_count = 8 is not supported"),
+        ({"expert_shared_count": 1}, "llama.expert_shared_count = 1 is not supported"),
         ({"attention.causal": False}, "llama.attention.causal = false"),
         ({"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0}, "'longrope', expected"),
         ({"rope.scaling.attn_factor": 1.5}, "llama.rope.scaling.attn_factor = 1.5"),

@@ -1,0 +1,166 @@
+// A mixture of experts: only what the step's tokens chose is read, each expert's matrices once.
+
+// The rows of a step by the experts that they go to. A row is a token that has chosen an expert;
+// those of an expert follow each other.
+struct Routes {
+  int64_t chosen;   // rows of a token
+  int64_t active;   // experts that have rows
+  int64_t longest;  // rows of the expert that has most
+  int32_t* expert;  // [active], rising
+  int32_t* first;   // [active + 1]: of an expert's rows
+  int32_t* token;   // [rows]
+  int32_t* row;     // [tokens, chosen]: of a token, the most probable expert's first
+  float* factor;    // [tokens, chosen]
+};
+
+// A token's most probable experts, and how much of the output each is, by its logits [experts],
+// which are used up; of equal ones the first. Whatever the logits are, these are `chosen` experts.
+inline void choose(const ExpertsLayer& layer, float* logits, int64_t stride, int32_t* expert,
+                   float* factor) {
+  constexpr float kTaken = -__builtin_inff();
+  for (int64_t i = layer.experts; i < stride; ++i) logits[i] = kTaken;
+  float top = kTaken;
+  for (int64_t i = 0; i < layer.experts; ++i) top = logits[i] > top ? logits[i] : top;
+  Floats total{};
+  for (int64_t i = 0; i < stride; i += kLanes) total = total + exponential(load(logits + i) - top);
+  float scale = 0;
+  for (int64_t c = 0; c < layer.chosen; ++c) {
+    int64_t best = -1;
+    for (int64_t i = 0; i < layer.experts; ++i) {
+      bool taken = false;  // by itself no sign of it: a logit may be infinite, or no number
+      if (best < 0 || logits[i] > logits[best])
+        for (int64_t t = 0; t < c; ++t) taken = taken || expert[t] == i;
+      if (!taken && (best < 0 || logits[i] > logits[best])) best = i;
+    }
+    expert[c] = static_cast<int32_t>(best);
+    alignas(64) float one[kLanes] = {logits[best] - top};
+    store(one, exponential(load(one)));
+    factor[c] = one[0];
+    scale += one[0];
+  }
+  if (!layer.renormalized) scale = sum(total);
+  for (int64_t c = 0; c < layer.chosen; ++c) factor[c] /= scale;
+}
+
+// Sorts the rows of `count` tokens by expert, which their router's logits [count, stride] choose.
+inline Routes routed(const ExpertsLayer& layer, float* logits, int64_t stride, int64_t count) {
+  const int64_t rows = count * layer.chosen, experts = layer.experts;
+  int32_t* memory = scratch<int32_t>(kRouted, 4 * rows + 3 * experts + 1);
+  Routes routes{layer.chosen, 0, 0, memory, memory + experts, nullptr, nullptr, nullptr};
+  int32_t* next = routes.first + experts + 1;  // [experts]: rows, then where the next one goes
+  int32_t* expert = next + experts;            // [tokens, chosen]
+  routes.token = expert + rows;
+  routes.row = routes.token + rows;
+  routes.factor = reinterpret_cast<float*>(routes.row + rows);
+  over_rows(count, [&](int64_t token) {
+    choose(layer, logits + token * stride, stride, expert + token * layer.chosen,
+           routes.factor + token * layer.chosen);
+  });
+  for (int64_t e = 0; e < experts; ++e) next[e] = 0;
+  for (int64_t row = 0; row < rows; ++row) ++next[expert[row]];
+  int32_t end = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    const int32_t here = next[e];
+    next[e] = end;
+    if (here == 0) continue;
+    routes.expert[routes.active] = static_cast<int32_t>(e);
+    routes.first[routes.active++] = end;
+    routes.longest = larger_of<int64_t>(routes.longest, here);
+    end += here;
+  }
+  routes.first[routes.active] = end;
+  for (int64_t row = 0; row < rows; ++row) {
+    routes.row[row] = next[expert[row]]++;
+    routes.token[routes.row[row]] = static_cast<int32_t>(row / layer.chosen);
+  }
+  return routes;
+}
+
+// Some of the rows that were prepared for a matrix.
+inline Rows some_of(const Rows& rows, const Matrix& m, int64_t first, int64_t count) {
+  const auto moved = [&](auto* from, int64_t stride) { return from ? from + first * stride : from; };
+  const int64_t groups = m.integers() ? m.input_groups() : 0;
+  return {moved(rows.x, rows.stride),      count, rows.stride, moved(rows.bytes, m.depth()),
+          moved(rows.shorts, m.depth()), moved(rows.scales, groups), moved(rows.sums, groups)};
+}
+
+// As linear, of the matrix of each active expert at `offsets` with its rows: calls finish(first row,
+// rows, panel, sums). One token's rows may be the same for all: then there is one.
+template <int64_t together, class Finish>
+inline void linear_of_experts(const Layer& layer, const int64_t* offsets, const Routes& routes,
+                              const Rows& rows, Finish&& finish) {
+  const Matrix& one = layer.matrix(offsets[0]);
+  const int64_t units = one.panels() / together, size = together * routes.longest * kPanel;
+  const int64_t bytes = routes.active * one.panels() * one.panel_bytes();
+  const bool even = routes.longest == 1;
+  Lowered none;
+  float* all = scratch<float>(kPanels, threads() * size);
+  over_units(routes.active * units, bytes * (1 + routes.longest / 4), even, none,
+             [&](int64_t item, int thread) {
+    const int64_t at = item / units, unit = item % units, first = routes.first[at];
+    const Matrix& m = layer.matrix(offsets[routes.expert[at]]);
+    const int64_t count = routes.first[at + 1] - first;
+    const Rows own = some_of(rows, m, rows.count == 1 ? 0 : first, count);
+    float* sums = all + thread * size;
+    for (int64_t panel = 0; panel < together; ++panel)
+      multiply_panel(m, own, unit * together + panel, sums + panel * count * kPanel);
+    finish(first, count, unit, sums);
+  });
+}
+
+inline void experts(const ExpertsLayer& whole, const Step& step, const float* x, float* out) {
+  const FeedForwardLayer& layer = whole.general.plain;
+  const int64_t count = step.count, width = layer.hidden, total = count * whole.chosen;
+  const Matrix& router = layer.matrix(whole.router);
+  const int64_t *ups = layer.at<int64_t>(layer.up), *downs = layer.at<int64_t>(layer.down);
+  const Rows normed = normalized(layer, layer.norm, router, x, count);
+  const int64_t logits_stride = router.panels() * kPanel;
+  float* logits = scratch<float>(kFused, count * logits_stride);
+  Lowered none;
+  linear<1>(router, normed, none, [&](int64_t panel, float* sums) {
+    spread(sums, count, panel, logits_stride, logits, logits_stride);
+  });
+  const Routes routes = routed(whole, logits, logits_stride, count);
+
+  const Matrix &up = layer.matrix(ups[0]), &down = layer.matrix(downs[0]);
+  const float* from = normed.x;
+  if (count > 1) {
+    float* gathered = scratch<float>(kGathered, total * normed.stride);
+    over_rows(total, [&](int64_t row) {
+      __builtin_memcpy(gathered + row * normed.stride,
+                       normed.x + routes.token[row] * normed.stride, 4 * normed.stride);
+    });
+    from = gathered;
+  }
+  const Rows rows = prepared(up, from, count > 1 ? total : 1, normed.stride);
+  const int64_t stride = down.depth();
+  float* hidden = scratch<float>(kHidden, total * stride);
+  clear_behind(hidden, total, layer.wide, stride);
+  with_activation(whole.general.activation, [&](auto function) {
+    linear_of_experts<2>(layer, ups, routes, rows,
+                         [&](int64_t first, int64_t some, int64_t unit, float* sums) {
+      const float* wide = sums + some * kPanel;
+      for (int64_t i = 0; i < some * kPanel; i += kLanes)
+        store(sums + i, function.of(load(sums + i)) * load(wide + i));
+      spread(sums, some, unit, layer.wide, hidden + first * stride, stride);
+    });
+  });
+  const Rows hidden_rows = prepared(down, hidden, total, stride);
+  float* parts = scratch<float>(kExpertOut, total * width);
+  linear_of_experts<1>(layer, downs, routes, hidden_rows,
+                       [&](int64_t first, int64_t some, int64_t panel, float* sums) {
+    spread(sums, some, panel, width, parts + first * width, width);
+  });
+  // In the order of a token's own choice: its bits do not depend on other tokens.
+  float* added = scratch<float>(kAdded, count * width);
+  over_rows(count, [&](int64_t token) {
+    float* to = added + token * width;
+    for (int64_t i = 0; i < width; ++i) to[i] = 0.0f;
+    for (int64_t c = 0; c < whole.chosen; ++c) {
+      const float* part = parts + routes.row[token * whole.chosen + c] * width;
+      const float factor = routes.factor[token * whole.chosen + c];
+      for (int64_t i = 0; i < width; ++i) to[i] += factor * part[i];
+    }
+  });
+  add_residual(layer, whole.general, added, x, count, width, normed.stride, out);
+}
