@@ -152,6 +152,17 @@ def cases() -> list[Case]:
             },
         ),
         Case(
+            "phi3",
+            {
+                "all": {
+                    "r": 8,
+                    "lora_alpha": 16,
+                    "target_modules": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
+                },
+                "fused": {"r": 3, "lora_alpha": 6, "target_modules": ["qkv_proj", "gate_up_proj"]},
+            },
+        ),
+        Case(
             "bloom",
             {
                 "all": {"r": 8, "lora_alpha": 16, "target_modules": BLOOM_LINEAR},

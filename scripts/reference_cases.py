@@ -17,6 +17,7 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -416,5 +417,35 @@ def cases() -> list[Case]:
                 rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
             ),
             lengths=(1, 8, 12, 33),
+        ),
+        Case(
+            "phi3",
+            Phi3Config(
+                **{key: value for key, value in groups.items() if key != "head_dim"},
+                **{"bos_token_id": None, "pad_token_id": None, "sliding_window": 8},
+                max_position_embeddings=64,
+                rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            ),
+            lengths=(1, 8, 12, 33),
+        ),
+        Case(
+            "phi3_partial",
+            Phi3Config(
+                vocab_size=97,
+                hidden_size=36,
+                intermediate_size=44,
+                num_hidden_layers=3,
+                num_attention_heads=3,
+                num_key_value_heads=1,
+                max_position_embeddings=48,
+                tie_word_embeddings=True,
+                rope_parameters={
+                    "rope_type": "default",
+                    "rope_theta": 10000.0,
+                    "partial_rotary_factor": 0.5,
+                },
+                **{"bos_token_id": None, "pad_token_id": None},
+                eos_token_id=2,
+            ),
         ),
     ]

@@ -15,7 +15,18 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 Floats = NDArray[np.float32]
-SAME = ("chatglm", "gemma2", "glm4", "granite", "llama", "olmo2", "qwen2", "qwen3", "smollm3")
+SAME = (
+    "chatglm",
+    "gemma2",
+    "glm4",
+    "granite",
+    "llama",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+)
 ARCHITECTURES = {name: name for name in SAME} | {
     "mistral": "llama",
     "gemma3_text": "gemma3",

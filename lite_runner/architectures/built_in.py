@@ -15,6 +15,7 @@ from lite_runner.architectures.llama import LLAMA
 from lite_runner.architectures.mistral import MISTRAL
 from lite_runner.architectures.mixtral import MIXTRAL
 from lite_runner.architectures.olmo2 import OLMO2
+from lite_runner.architectures.phi3 import PHI3
 from lite_runner.architectures.qwen2 import QWEN2
 from lite_runner.architectures.qwen3 import QWEN3
 from lite_runner.architectures.qwen3_moe import QWEN3_MOE
@@ -23,5 +24,5 @@ from lite_runner.architectures.smollm3 import SMOLLM3
 # In this order messages list them.
 BUILT_IN: tuple[Architecture, ...] = (
     *(BLOOM, LLAMA, QWEN2, GPT2, QWEN3, MISTRAL, OLMO2, GRANITE, SMOLLM3),
-    *(CHATGLM_6B, CHATGLM, GLM, GLM4, GEMMA2, GEMMA3_TEXT, GEMMA3, QWEN3_MOE, MIXTRAL),
+    *(CHATGLM_6B, CHATGLM, GLM, GLM4, GEMMA2, GEMMA3_TEXT, GEMMA3, QWEN3_MOE, MIXTRAL, PHI3),
 )

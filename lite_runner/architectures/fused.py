@@ -50,5 +50,22 @@ def interleaved(rows: StoredRows) -> StoredRows:
     return of
 
 
+def rotated_first(rows: StoredRows) -> StoredRows:
+    """As `rows`, and of a head of q or k the first `dims` are rotated, each d with d + dims / 2."""
+
+    def of(parameter: Parameter, model: Decoder) -> Rows | None:
+        stored, dims = rows(parameter, model), model.rotary and model.rotary.dims
+        if parameter.role not in ("query", "key") or not dims:
+            return stored
+        heads = model.num_heads if parameter.role == "query" else model.n_kv_heads
+        every = _numbers(slice(0, heads * model.head_dim) if stored is None else stored)
+        first, second, rest = np.split(every.reshape(heads, -1), [dims // 2, dims], axis=1)
+        before, behind = np.split(rest, 2, axis=1)
+        ordered: NDArray[np.int64] = np.concatenate([first, before, second, behind], axis=1)
+        return ordered.reshape(-1)
+
+    return of
+
+
 def _numbers(rows: Rows) -> NDArray[np.int64]:
     return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows

@@ -32,6 +32,7 @@ _FAMILY_MODEL = {
     "Gemma3ForCausalLM": "gemma3_1b",
     "Qwen3MoeForCausalLM": "qwen3_30b_a3b",
     "MixtralForCausalLM": "mixtral_8x7b",
+    "Phi3ForCausalLM": "phi4",
     "BloomLMHeadModel": "bloom_560m",
     "GLMForPreTraining": "glm_6b",
     "GPT2LMHeadModel": "gpt2",

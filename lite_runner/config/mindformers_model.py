@@ -43,6 +43,7 @@ _ACTIVATIONS = {
     "GlmConfig": ("silu",),
     "Glm4Config": ("silu",),
     "Gemma2Config": ("gelu_pytorch_tanh", "gelu"),
+    "Phi3Config": ("silu",),
     "Gemma3TextConfig": ("gelu_pytorch_tanh", "gelu"),
     "Qwen3MoeConfig": ("silu", "swiglu"),
     "MixtralConfig": ("silu",),

@@ -111,8 +111,8 @@ class LlamaLikeSettings(DecoderSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaSettings(LlamaLikeSettings):
-    """Of Llama, Qwen2, Qwen3, Mistral, SmolLM2 and 3, OLMo 2, Granite, GLM-4, Gemma 2 and
-    3."""
+    """Of Llama, Qwen2, Qwen3, Mistral, SmolLM2 and 3, OLMo 2, Granite, GLM-4, Gemma 2 and 3,
+    Phi-3."""
 
     type: Literal[
         "LlamaConfig",
@@ -124,6 +124,7 @@ class LlamaSettings(LlamaLikeSettings):
         "Glm4Config",
         "Gemma2Config",
         "Gemma3TextConfig",
+        "Phi3Config",
     ]
 
     def resolve(self) -> Decoder:
@@ -212,6 +213,7 @@ class Arch:
         "Gemma3ForCausalLM",
         "Qwen3MoeForCausalLM",
         "MixtralForCausalLM",
+        "Phi3ForCausalLM",
         "BloomLMHeadModel",
         "GLMForPreTraining",
         "GPT2LMHeadModel",

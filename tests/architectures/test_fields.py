@@ -87,6 +87,7 @@ PUBLISHED = {
         "torch_dtype": "bfloat16",
         "transformers.js_config": {"dtype": {"q4": "q4"}},
     },
+    "phi3": {"attention_bias": False, "rope_scaling": None, "torch_dtype": "bfloat16"},
     "qwen2": {"use_mrope": False},
     "qwen3_moe": {"max_window_layers": 48, "head_dim": 128},
 }

@@ -40,6 +40,7 @@ CASES = [  # fixture, the ranks that share it, whether the vocabulary is cut, or
     ("chatglm", range(2), True, True),
     ("glm4", range(2, 4), True, True),
     ("gemma2", range(2), True, True),
+    ("phi3", range(2, 4), True, True),
     ("gemma3", range(2, 4), False, True),
     ("chatglm_6b", range(2, 4), True, True),
     ("llama_biases", range(2, 4), False, True),

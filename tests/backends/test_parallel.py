@@ -40,6 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("chatglm", [0, 1]),
         ("glm4", [2, 3]),
         ("gemma2", [0, 1]),
+        ("phi3", [2, 3]),
         ("gemma3", [2, 3]),
         ("chatglm_6b", [2, 3]),
         ("qwen3_moe", [0, 1]),

@@ -36,6 +36,7 @@ BASES = {
     "gemma3_text": "gemma3_1b",
     "qwen3_moe": "qwen3_30b_a3b",
     "mixtral": "mixtral_8x7b",
+    "phi3": "phi4",
     "llama": "mistral_7b",  # whose window is not the model's
 }
 

@@ -31,7 +31,7 @@ from lite_runner.weights.tensor import DType, LazyTensor
 from tests.paths import FIXTURES
 
 FAMILIES = ("bloom", "gpt2", "llama", "qwen2")
-LLAMA_LIKE = ("olmo2", "granite", "smollm3_window", "gemma2", "gemma3")
+LLAMA_LIKE = ("olmo2", "granite", "smollm3_window", "gemma2", "gemma3", "phi3")
 TOLERANCE = 1e-4  # as without adapters; a wrong scale or rank is off by 1e-2 and more
 Weights = Mapping[str, NDArray[np.float32]]
 Error = Callable[[NDArray, NDArray], float]

@@ -26,7 +26,7 @@ from tests.model_gguf import KINDS, write_model_gguf
 CASES = (
     *("llama", "llama_biases", "llama_tied_mha", "mistral", "mistral_long"),
     *("qwen2", "qwen3", "qwen3_tied", "olmo2", "olmo2_tied", "granite", "granite_biases"),
-    *("smollm3", "gemma2", "gemma3"),
+    *("smollm3", "gemma2", "gemma3", "phi3"),
     *("chatglm", "glm", "glm4", "glm4_biases"),
     *("qwen3_moe", "mixtral"),
 )
