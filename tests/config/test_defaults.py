@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lite_runner.architectures.spec import RopeScaling
 from lite_runner.config import options
 from lite_runner.config.fields import free_mapping, hints_of, leaves
 from lite_runner.config.groups import GROUPS, compose_groups, conf_dir, files_of, options_of
@@ -30,7 +31,11 @@ OF_SOME_MODELS = {
     for section in (LlamaSettings, LayerNormSettings)
     for field in dataclasses.fields(section)
     if field.default is not dataclasses.MISSING
-} | {f"model.model_config.pet_config.{field.name}" for field in dataclasses.fields(PetSettings)}
+} | {
+    f"model.model_config.{section}.{field.name}"
+    for section, settings in (("pet_config", PetSettings), ("rope_scaling", RopeScaling))
+    for field in dataclasses.fields(settings)
+}
 # The header of an option's yaml says what it means.
 SAID_BY_HEADER = ("run_mode", "backend", "use_parallel")
 COMMENTED = [CONF / "config.yaml", CONF / "model_base.yaml"] + [

@@ -26,12 +26,20 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return copy
 
 
-def test_what_all_models_have_in_common_stands_in_their_base() -> None:
+def test_what_models_have_in_common_stands_in_their_base() -> None:
     folder = groups.conf_dir()
     base = _lines(read_yaml(folder / "model_base.yaml"))
-    own = [_lines(read_yaml(path)) for path in (folder / "model").glob("*.yaml")]
-    assert len(own) > 10 and set.intersection(*own) == {("defaults", "['/model_base', '_self_']")}
-    assert not base & set.union(*own)
+    own = {path: _lines(read_yaml(path)) for path in (folder / "model").glob("*.yaml")}
+    for path in (folder / "model_family").glob("*.yaml"):
+        family = _lines(read_yaml(path))
+        builds_on_it = ("defaults", f"['/model_family/{path.stem}', '_self_']")
+        members = [lines for lines in own.values() if builds_on_it in lines]
+        assert len(members) > 1 and set.intersection(*members) == {builds_on_it}, path
+        own = {one: lines for one, lines in own.items() if builds_on_it not in lines}
+        own[path] = family
+    assert len(own) > 10
+    assert set.intersection(*own.values()) == {("defaults", "['/model_base', '_self_']")}
+    assert not base & set.union(*own.values())
     for one in groups.options_of("model"):
         assert base <= _lines(groups.compose_groups({"model": one})), one
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from lite_runner.config.groups import options_of
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import EnvironmentFault
 from lite_runner.sizing.need import (
@@ -16,28 +19,29 @@ from lite_runner.sizing.need import (
 )
 from lite_runner.system import memory
 from tests.models import model_named
+from tests.paths import FIXTURES
 
 Resolve = Callable[..., RunConfig]
 
 
-@pytest.mark.parametrize(
-    ("name", "published"),
-    [
-        ("bloom_560m", 559_214_592),
-        ("bloom_7.1b", 7_069_016_064),
-        ("bloom_176b", 176_247_271_424),
-        ("llama2_7b", 6_738_415_616),
-        ("llama2_13b", 13_015_864_320),
-        ("llama2_70b", 68_976_648_192),
-        ("qwen2_0.5b", 494_032_768),
-        ("qwen2_7b", 7_615_616_512),
-        ("qwen2_72b", 72_706_203_648),
-        ("gpt2", 124_439_808),
-        ("smollm2_135m", 134_515_008),
-    ],
-)
-def test_parameter_counts_are_the_published_ones(name: str, published: int) -> None:
-    assert parameter_count(model_named(name)) == published
+PUBLISHED: dict[str, Any] = json.loads(
+    (FIXTURES / "published_parameters.json").read_text(encoding="utf-8")
+)["models"]
+
+
+def test_every_model_with_weights_has_a_published_count() -> None:
+    named = {name for name in options_of("model") if name != "auto" and "tiny" not in name}
+    assert named == PUBLISHED.keys()
+
+
+@pytest.mark.parametrize("name", [name for name, one in PUBLISHED.items() if one["stated"]])
+def test_parameter_counts_are_the_published_ones(name: str) -> None:
+    stated = PUBLISHED[name]["stated"]
+    count = parameter_count(model_named(name)) + sum(PUBLISHED[name].get("more", {}).values())
+    if isinstance(stated, str):  # rounded to the digits that are there
+        digits = len(stated.partition(".")[2].rstrip("BM"))
+        count = f"{count / (1e9 if stated.endswith('B') else 1e6):.{digits}f}{stated[-1]}"
+    assert count == stated
 
 
 def test_memory_of_weights_and_cache() -> None:
