@@ -17,7 +17,12 @@ from lite_runner.config import options
 from lite_runner.config.fields import free_mapping, hints_of, leaves
 from lite_runner.config.groups import GROUPS, compose_groups, conf_dir, files_of, options_of
 from lite_runner.config.schema import RunConfig
-from lite_runner.config.sections import LayerNormSettings, LlamaSettings, PetSettings
+from lite_runner.config.sections import (
+    LayerNormSettings,
+    LlamaSettings,
+    MixtureSettings,
+    PetSettings,
+)
 from lite_runner.config.yaml_file import read_yaml
 from tests.paths import ROOT
 
@@ -28,7 +33,7 @@ MOST_COMMON_KEYS = 25
 # Fields that only some models set: their defaults stand in the dataclasses.
 OF_SOME_MODELS = {
     f"model.model_config.{field.name}"
-    for section in (LlamaSettings, LayerNormSettings)
+    for section in (LlamaSettings, MixtureSettings, LayerNormSettings)
     for field in dataclasses.fields(section)
     if field.default is not dataclasses.MISSING
 } | {
