@@ -344,7 +344,7 @@ def test_no_modules_import_each_other() -> None:
 
 # They read with json.loads what a process of ours, or a library, has just written.
 OWN_JSON = {
-    *("api.gather", "api.ranks", "backends.engines.lite_process", "backends.engines.lite_worker"),
+    *("api.gather", "api.ranks", "backends.workers.main", "backends.workers.process"),
     *("bench.cell", "bench.runner", "distributed.events", "export.graphs"),
     *("output.merge", "shared_plan", "system.json_file", "text.spelling"),
     *("text.template_process", "text.template_worker", "text.tokenizer_cost"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner.backends.engines.lite_python import lite_environment
+from lite_runner.backends.workers.python import worker_environment
 from lite_runner.config.argv import parse
 from lite_runner.config.cluster import Cluster
 from lite_runner.config.help import config_text
@@ -67,7 +67,7 @@ def test_the_variable_that_held_a_key_is_not_passed_on(monkeypatch: pytest.Monke
     encryption_key("env:HELD_A_KEY")
     for environ in (
         without_keys(os.environ),
-        lite_environment(),
+        worker_environment(),
         msrun.environment(Path("events"), Cluster(2, 2), {}),
     ):
         assert "HELD_A_KEY" not in environ

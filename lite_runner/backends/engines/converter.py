@@ -7,12 +7,8 @@ import subprocess
 from pathlib import Path
 
 from lite_runner.backends.engines import mindir_version
-from lite_runner.backends.engines.lite_python import (
-    find_lite_python,
-    lite_command,
-    lite_environment,
-    quoted_tail,
-)
+from lite_runner.backends.engines.lite_python import find_lite_python
+from lite_runner.backends.workers.python import isolated, quoted_tail, worker_environment
 from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.system.files import temporary_folder
 
@@ -48,12 +44,13 @@ def convert_to_ms(mindir: Path, target: Path, *, weight_fp16: bool) -> None:
 
 def _convert(python: Path, mindir: Path, stem: str, folder: Path, weight_fp16: bool) -> None:
     precision = "float16" if weight_fp16 else "float32"
-    command = lite_command(python, "lite_convert.py", str(mindir), stem, precision)
+    script = Path(__file__).with_name("lite_convert.py")
+    command = isolated(python, script, str(mindir), stem, precision)
     try:
         done = subprocess.run(
             command,
             cwd=folder,
-            env=lite_environment(),
+            env=worker_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

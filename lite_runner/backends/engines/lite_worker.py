@@ -1,9 +1,7 @@
-"""The process in which MindSpore Lite runs: stand-alone, Python 3.7, NumPy and mindspore_lite.
+"""What the MindSpore Lite process does: Python 3.7, NumPy and mindspore_lite.
 
-Its client is worker.py. Requests come on stdin, answers go to the original stdout; both are framed
-JSON: a length (4 bytes, little endian) and that many bytes. An answer is {"answer": {...}} or
-{"error": "..."}. Tensors are in shared memory: per graph one file descriptor for inputs and one
-for outputs.
+workers/main.py runs it and describes the protocol; its client is worker.py. Tensors are in shared
+memory: per graph one file descriptor for inputs and one for outputs.
 
     {"op": "start"}                       imports mindspore_lite
     {"op": "load", "graph", "path", "threads", "inputs", "outputs"}
@@ -12,26 +10,16 @@ for outputs.
                                           resizes it, with its inputs at these offsets
     {"op": "run", "graph"}                the outputs' offsets, in the order of the graph; nothing
                                           while they are unchanged since the last run
-    {"op": "ping"}
-
-The process exits at the end of stdin, and with its parent.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
 import mmap
 import os
-import signal
-import struct
-import sys
-from typing import Any, BinaryIO, Dict
+from typing import Any, Callable, Dict
 
 import numpy as np
 
-PR_SET_PDEATHSIG = 1
-LENGTH = struct.Struct("<I")
 ALIGNMENT = 64
 
 Message = Dict[str, Any]
@@ -110,7 +98,7 @@ class Graph:
 class Worker:
     """Handles requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[Message], None]) -> None:
         self.lite: Any = None
         self.graphs: dict[str, Graph] = {}
 
@@ -146,38 +134,3 @@ def describe_output(tensor: Any, array: Any, offset: int) -> Message:
     """Description of an output for the client."""
     name = array.dtype.name
     return {"name": tensor.name, "shape": array.shape, "dtype": name, "offset": offset}
-
-
-def read(stream: BinaryIO) -> Message:
-    """The next request. Raises EOFError at the end of the stream."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        raise EOFError
-    body = stream.read(LENGTH.unpack(head)[0])
-    request: Message = json.loads(body.decode("utf-8"))
-    return request
-
-
-def main() -> None:
-    """Answer requests until stdin ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # libraries print to stdout, which would corrupt the answers
-    worker = Worker()
-    while True:
-        try:
-            request = read(sys.stdin.buffer)
-        except EOFError:
-            os._exit(0)  # skips Lite's own cleanup, which is slow and may crash
-        try:
-            answer: Message = {"answer": worker.do(request)}
-        except Exception as error:
-            answer = {"error": str(error) or type(error).__name__}
-        body = json.dumps(answer).encode("utf-8")
-        answers.write(LENGTH.pack(len(body)) + body)
-        answers.flush()
-
-
-if __name__ == "__main__":
-    main()

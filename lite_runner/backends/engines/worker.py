@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.backends.engines import mindir_version
-from lite_runner.backends.engines.lite_process import LiteProcess
-from lite_runner.backends.engines.lite_python import find_lite_python, lite_command
+from lite_runner.backends.engines.lite_python import LITE, find_lite_python
+from lite_runner.backends.workers.process import WorkerProcess
+from lite_runner.backends.workers.python import worker_command
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
 from lite_runner.mindir.manifest import GraphName, TensorSpec
 
@@ -108,8 +109,10 @@ class WorkerEngine:
             for name, path in graphs.items()
         }
         memories = [memory for graph in self._graphs.values() for memory in _memories(graph)]
-        self._process = LiteProcess(
-            lite_command(found, "lite_worker.py"), [memory.descriptor for memory in memories]
+        self._process = WorkerProcess(
+            LITE,
+            worker_command(found, Path(__file__).with_name("lite_worker.py")),
+            [memory.descriptor for memory in memories],
         )
         self.inputs: dict[GraphName, tuple[TensorSpec, ...]] = {}
         try:

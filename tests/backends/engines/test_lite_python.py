@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner.backends.engines import lite_python as module
-from lite_runner.backends.engines.lite_python import find_lite_python, quoted_tail
+from lite_runner.backends.engines.lite_python import find_lite_python
+from lite_runner.backends.workers import python as module
 from lite_runner.errors import EnvironmentFault
+from tests.paths import ROOT
 
 
 def program(path: Path) -> Path:
@@ -65,11 +66,5 @@ def test_there_is_none(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_pin_is_the_one_that_is_advised() -> None:
-    pins = (module._CHECKOUT / "requirements/lite.txt").read_text()
+    pins = (ROOT / "requirements/lite.txt").read_text()
     assert "mindspore-lite==2.0.0\n" in pins
-
-
-def test_the_tail_of_a_log() -> None:
-    assert quoted_tail("\n \n") == ""
-    assert quoted_tail("a\n\nb  \n") == "; it wrote:\n    a\n    b"
-    assert quoted_tail("\n".join("x" * 999 for _ in range(99))).count("x") == 8 * 300

@@ -75,7 +75,7 @@ lite.ModelType = types.SimpleNamespace(MINDIR=0, MINDIR_LITE=1)
 lite.Context = lambda: types.SimpleNamespace(cpu=types.SimpleNamespace())
 sys.modules["mindspore_lite"] = lite
 act({start!r})
-runpy.run_path(sys.argv[1], run_name="__main__")
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
 
 Engine = Callable[..., WorkerEngine]
@@ -88,9 +88,9 @@ def script(path: Path, text: str) -> Path:
 
 
 def python_that_runs(folder: Path, program: str) -> Path:
-    """A "Lite Python" that runs `program` whatever it is told; its argument is lite_worker.py."""
+    """A "Lite Python" that runs `program` whatever it is told; it gets both scripts."""
     (folder / "program.py").write_text(textwrap.dedent(program))
-    return script(folder / "python", f'exec "{sys.executable}" "{folder}/program.py" "$3"\n')
+    return script(folder / "python", f'exec "{sys.executable}" "{folder}/program.py" "$3" "$4"\n')
 
 
 @pytest.fixture

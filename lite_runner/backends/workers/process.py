@@ -13,10 +13,10 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from lite_runner.backends.engines.lite_python import lite_environment, quoted_tail
+from lite_runner.backends.workers.python import WorkerPython, quoted_tail, worker_environment
 from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.system import memory
 
@@ -25,13 +25,20 @@ MAX_ANSWER = 1 << 24  # bytes; an answer is names and shapes, never data
 _LENGTH = struct.Struct("<I")
 
 
-class LiteProcess:
-    """A process that answers framed JSON requests: see lite_worker.py for the protocol."""
+OnEvent = Callable[[dict[str, Any]], None]
 
-    def __init__(self, command: Sequence[str], descriptors: Sequence[int]) -> None:
-        """Start `command`; it inherits `descriptors`. Raises EnvironmentFault if it fails."""
+
+class WorkerProcess:
+    """A process that answers framed JSON requests: see main.py for the protocol."""
+
+    def __init__(
+        self, own: WorkerPython, command: Sequence[str], descriptors: Sequence[int] = ()
+    ) -> None:
+        """Start `command`, of the product `own`; it inherits `descriptors`. Raises
+        EnvironmentFault if it fails."""
+        self._product = own.product
         self._kills_before = memory.oom_kills()
-        self._log: IO[bytes] = tempfile.TemporaryFile(prefix="lite-worker-")  # noqa: SIM115
+        self._log: IO[bytes] = tempfile.TemporaryFile(prefix="worker-")  # noqa: SIM115
         read_request, write_request = os.pipe()
         read_answer, write_answer = os.pipe()
         self._requests = os.fdopen(write_request, "wb", buffering=0)
@@ -48,7 +55,7 @@ class LiteProcess:
                     stdout=write_answer,
                     stderr=self_log,
                     pass_fds=descriptors,
-                    env=lite_environment(),
+                    env=worker_environment(),
                     start_new_session=True,  # Ctrl-C in the terminal does not reach it
                 )
             except OSError as error:
@@ -61,12 +68,12 @@ class LiteProcess:
             process.wait()
 
         self_log = self._log  # not self: a garbage-collected engine ends its worker
-        self._keeper = threading.Thread(target=keep, name="lite-worker", daemon=True)
+        self._keeper = threading.Thread(target=keep, name="worker", daemon=True)
         self._keeper.start()
         outcome = started.get()
         if isinstance(outcome, OSError):
             self.close()
-            raise EnvironmentFault(f"{command[0]} cannot be started: {outcome}", "make lite")
+            raise EnvironmentFault(f"{command[0]} cannot be started: {outcome}", own.remedy)
         self._process = outcome
 
     @property
@@ -81,46 +88,28 @@ class LiteProcess:
         seconds: float,
         doing: str,
         refused: type[RunnerError] = RunnerError,
+        on_event: OnEvent | None = None,
     ) -> dict[str, Any]:
         """The answer to a request; not thread-safe.
 
-        Raises `refused` for an error of Lite, after which the process still runs. Raises
-        RunnerError if the process ended, timed out or sent an invalid answer; then, and on other
-        exceptions such as KeyboardInterrupt, the process is ended.
+        `on_event` is called with what the process tells before it answers; `seconds` is how long it
+        may be silent. Raises `refused` for an error of the product, after which the process still
+        runs. Raises RunnerError if the process ended, timed out or sent an invalid answer; then,
+        and on other exceptions such as KeyboardInterrupt, the process is ended.
         """
-        if self._requests.closed:
-            raise RunnerError(f"{doing}: MindSpore Lite was already closed")
-        try:
-            answer = self._exchange(request, time.monotonic() + seconds)
-        except TimeoutError as error:
-            self.close()
-            raise self._fault(
-                RunnerError, f"{doing}: MindSpore Lite gave no answer in {seconds:g} s"
-            ) from error
-        except (EOFError, BrokenPipeError) as error:
-            self._keeper.join(CLOSE_SECONDS)  # waits for its exit code
-            code = self._process.returncode
-            self.close()
-            message, lacking = _how_it_ended(code), memory.killed(code, self._kills_before)
-            if lacking or (code == -signal.SIGABRT and memory.says_so(self._tail())):
-                message += f"; {lacking}" if lacking else " (out of memory)"
-                raise self._fault(
-                    EnvironmentFault, f"{doing}: MindSpore Lite {message}", memory.TAKE_LESS
-                ) from error
-            raise self._fault(RunnerError, f"{doing}: MindSpore Lite {message}") from error
-        except ValueError as error:
-            self.close()
-            raise self._fault(
-                RunnerError, f"{doing}: invalid answer of the MindSpore Lite process: {error}"
-            ) from error
-        except BaseException:
-            self.close()  # a late answer would be taken for the next request's
-            raise
-        if "error" in answer:
-            reason = str(answer["error"]).strip().splitlines()[0]
-            raise self._fault(refused, f"{doing}: MindSpore Lite failed: {reason}")
-        inner: dict[str, Any] = answer["answer"]
-        return inner
+        message = self._next(request, seconds, doing)
+        while on_event is not None and "event" in message:
+            try:
+                on_event(message["event"])
+            except BaseException:
+                self.close()  # a late answer would be taken for the next request's
+                raise
+            message = self._next(None, seconds, doing)
+        if "error" in message:
+            reason = str(message["error"]).strip().splitlines()[0]
+            raise self._fault(refused, f"{doing}: {self._product} failed: {reason}")
+        answer: dict[str, Any] = message.get("answer", {})
+        return answer
 
     def close(self) -> None:
         """End the process, within about a second; idempotent."""
@@ -133,18 +122,54 @@ class LiteProcess:
             self._keeper.join(CLOSE_SECONDS)
         self._answers.close()
 
-    def _exchange(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
-        body = json.dumps(request).encode()
-        self._requests.write(_LENGTH.pack(len(body)) + body)
+    def _next(self, request: dict[str, Any] | None, seconds: float, doing: str) -> dict[str, Any]:
+        """The next message of the process, after sending it a request. Raises as `ask`."""
+        product = self._product
+        if self._requests.closed:
+            raise RunnerError(f"{doing}: {product} was already closed")
+        try:
+            if request is not None:
+                body = json.dumps(request).encode()
+                self._requests.write(_LENGTH.pack(len(body)) + body)
+            return self._message(time.monotonic() + seconds)
+        except TimeoutError as error:
+            self.close()
+            raise self._fault(
+                RunnerError, f"{doing}: {product} gave no answer in {seconds:g} s"
+            ) from error
+        except (EOFError, BrokenPipeError) as error:
+            self._keeper.join(CLOSE_SECONDS)  # waits for its exit code
+            code = self._process.returncode
+            self.close()
+            message, lacking = _how_it_ended(code), memory.killed(code, self._kills_before)
+            if lacking or (code == -signal.SIGABRT and memory.says_so(self._tail())):
+                message += f"; {lacking}" if lacking else " (out of memory)"
+                raise self._fault(
+                    EnvironmentFault, f"{doing}: {product} {message}", memory.TAKE_LESS
+                ) from error
+            raise self._fault(RunnerError, f"{doing}: {product} {message}") from error
+        except ValueError as error:
+            self.close()
+            raise self._fault(
+                RunnerError, f"{doing}: invalid answer of the {product} process: {error}"
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _message(self, deadline: float) -> dict[str, Any]:
+        """The next message. Raises ValueError for anything that is none."""
         (size,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
         if size > MAX_ANSWER:
             raise ValueError(f"a length of {size} bytes, at most {MAX_ANSWER}")
-        answer = json.loads(self._read(size, deadline))
-        if not isinstance(answer, dict) or not (
-            isinstance(answer.get("answer"), dict) or answer.get("error")
+        message = json.loads(self._read(size, deadline))
+        if isinstance(message, dict) and (
+            isinstance(message.get("answer"), dict)
+            or isinstance(message.get("event"), dict)
+            or message.get("error")
         ):
-            raise ValueError(f"{str(answer)[:80]!r}")
-        return answer
+            return message
+        raise ValueError(f"{str(message)[:80]!r}")
 
     def _read(self, size: int, deadline: float) -> bytes:
         poll = select.poll()

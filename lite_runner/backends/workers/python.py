@@ -1,0 +1,91 @@
+"""The Python interpreter of a worker: finding it, and running stand-alone scripts with it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from lite_runner.config.secret import without_keys
+from lite_runner.errors import EnvironmentFault
+from lite_runner.weights.source import cache_dir
+
+TAIL_LINES = 8
+_CHECKOUT = Path(__file__).resolve().parents[3]
+_MAIN = Path(__file__).with_name("main.py")
+
+
+@dataclass(frozen=True)
+class WorkerPython:
+    """Where the interpreter that has a product is, and how it is made."""
+
+    product: str  # for messages
+    variable: str  # of the environment, which names an interpreter
+    folder: str  # its environment in a checkout, as `target` makes it
+    cached: str  # and in the cache folder
+    target: str  # of make
+    elsewhere: str  # how it is made without a checkout; {cached} is the folder in the cache
+
+    @property
+    def remedy(self) -> str:
+        """The command that makes it in a checkout."""
+        return f"make {self.target}"
+
+    def find(self) -> Path:
+        """The interpreter; not started.
+
+        That of the variable, else that of the checkout, else that in the cache folder. Raises
+        EnvironmentFault if there is none.
+        """
+        chosen = os.environ.get(self.variable)
+        if chosen:
+            path = Path(chosen).expanduser().absolute()
+            if not _is_program(path):
+                raise EnvironmentFault(
+                    f"{self.variable}={chosen}: not an executable",
+                    f"give the python of an environment with {self.product}, or unset "
+                    f"{self.variable}",
+                )
+            return path
+        cached = cache_dir() / self.cached
+        places = [cached / "bin/python"]
+        if (_CHECKOUT / "conf").is_dir():
+            places.insert(0, _CHECKOUT / self.folder / "bin/python")
+        for place in places:
+            if _is_program(place):
+                return place
+        raise EnvironmentFault(
+            f"no Python with {self.product}: {' and '.join(map(str, places))} not found",
+            f"in a checkout: {self.remedy}; elsewhere, {self.elsewhere.format(cached=cached)}; or "
+            f"set {self.variable}",
+        )
+
+
+def isolated(python: Path, script: Path, *arguments: str) -> list[str]:
+    """The command that runs `script`, isolated from PYTHONPATH etc."""
+    return [str(python), "-I", "-B", str(script), *arguments]
+
+
+def worker_command(python: Path, script: Path) -> list[str]:
+    """The command of a worker process whose requests `script` handles: see main.py."""
+    return isolated(python, _MAIN, str(script))
+
+
+def worker_environment() -> dict[str, str]:
+    """This process's environment without keys and MindSpore's additions to LD_LIBRARY_PATH."""
+    environment = without_keys(os.environ)
+    path = environment.pop("LD_LIBRARY_PATH", "")
+    kept = [folder for folder in path.split(":") if folder and "/mindspore/lib" not in folder]
+    if kept:
+        environment["LD_LIBRARY_PATH"] = ":".join(kept)
+    return environment
+
+
+def quoted_tail(text: str) -> str:
+    """The last lines of a worker's log, to append to a message; empty without output."""
+    lines = [f"    {line.rstrip()[:300]}" for line in text.splitlines() if line.strip()]
+    return "; it wrote:\n" + "\n".join(lines[-TAIL_LINES:]) if lines else ""
+
+
+def _is_program(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)

@@ -1,0 +1,87 @@
+"""A worker process that tells of its progress, and the program that it runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lite_runner.backends.workers.process import WorkerProcess
+from lite_runner.backends.workers.python import WorkerPython, worker_command
+from lite_runner.errors import EnvironmentFault, RunnerError
+
+OWN = WorkerPython("The Product", "NO_SUCH_VARIABLE", ".venv-none", "none", "product", "anyhow")
+SCRIPT = """
+import time
+
+class Worker:
+    def __init__(self, tell):
+        self.tell = tell
+
+    def do(self, request):
+        for number in range(request.get("events", 0)):
+            time.sleep(request.get("pause", 0.0))
+            self.tell({"number": number})
+        if request["op"] == "fail":
+            raise RuntimeError("it cannot")
+        return {"done": request["op"]}
+"""
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[WorkerProcess]:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = worker_command(Path(sys.executable), tmp_path / "script.py")
+    started = WorkerProcess(OWN, command)
+    yield started
+    started.close()
+
+
+def ask(process: WorkerProcess, seen: list[int], **request: Any) -> dict[str, Any]:
+    return process.ask(
+        {"op": "work", **request},
+        seconds=20,
+        doing="working",
+        on_event=lambda event: seen.append(event["number"]),
+    )
+
+
+def test_events_come_before_the_answer(process: WorkerProcess) -> None:
+    seen: list[int] = []
+    assert ask(process, seen, events=3) == {"done": "work"}
+    assert seen == [0, 1, 2]
+    with pytest.raises(RunnerError, match="working: The Product failed: it cannot"):
+        ask(process, seen, op="fail", events=1)
+    assert ask(process, seen) == {"done": "work"}
+
+
+def test_the_time_runs_from_the_last_event(process: WorkerProcess) -> None:
+    seen: list[int] = []
+    request = {"op": "work", "events": 8, "pause": 0.2}
+    process.ask({"op": "ping"}, seconds=20, doing="starting")
+    on_event = {"on_event": lambda event: seen.append(event["number"])}
+    process.ask(request, seconds=1, doing="working", **on_event)
+    assert len(seen) == 8
+    with pytest.raises(RunnerError, match=r"The Product gave no answer in 0\.1 s"):
+        process.ask({**request, "pause": 5}, seconds=0.1, doing="working", **on_event)
+
+
+def test_an_error_of_who_listens_ends_the_process(process: WorkerProcess) -> None:
+    def stop(event: dict[str, Any]) -> None:
+        raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        process.ask({"op": "work", "events": 2}, seconds=20, doing="working", on_event=stop)
+    with pytest.raises(RunnerError, match="The Product was already closed"):
+        ask(process, [])
+
+
+def test_a_python_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match="cannot be started") as caught:
+        WorkerProcess(OWN, worker_command(tmp_path / "python", tmp_path))
+    assert caught.value.hint == "make product"
+    with pytest.raises(EnvironmentFault, match=r"no Python with The Product: .*\.venv-none"):
+        OWN.find()
