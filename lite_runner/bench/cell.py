@@ -8,8 +8,6 @@ or an `error`; `again` where the process has exported its model first, which is 
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from contextlib import closing
@@ -22,36 +20,12 @@ from lite_runner.bench.loading import Loaded, load
 from lite_runner.bench.lockstep import timed
 from lite_runner.bench.report import FIGURES, Measured
 from lite_runner.bench.spread import Spread
-from lite_runner.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, RunnerError
-from lite_runner.system import memory
-from lite_runner.system.signals import Terminated, handled
+from lite_runner.system import memory, own_process
 
 
-def main() -> int:
-    """Do the job of standard input; the exit code is 0 unless a signal ended it."""
-    # Libraries print to standard output as well: what they say is not to stand in the JSON.
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    job = CellJob.from_json(json.load(sys.stdin))
-    try:
-        with handled():
-            answer = _answer(job)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except Terminated:
-        return EXIT_TERMINATED
-    print(json.dumps(answer), file=out, flush=True)
-    return 0
-
-
-def _answer(job: CellJob) -> dict[str, Any]:
-    try:
-        measured = measure(job)
-    except RunnerError as error:
-        return {"error": str(error)}
-    except Exception as error:
-        lacking = memory.fault_of(error)
-        return {"error": str(lacking or f"{type(error).__name__}: {error}")}
+def answer(job: Any) -> dict[str, Any]:
+    """What the job of a cell comes to. Raises RunnerError."""
+    measured = measure(CellJob.from_json(job))
     return {"again": True} if measured is None else {"measured": asdict(measured)}
 
 
@@ -92,4 +66,4 @@ def _repeated(loaded: Loaded, job: CellJob) -> tuple[dict[str, Spread], float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(own_process.serve(answer))

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 from lite_runner import progress
 from lite_runner.bench.cell_job import CellJob
@@ -16,13 +10,9 @@ from lite_runner.bench.grid import why_left_out
 from lite_runner.bench.machine import Others
 from lite_runner.bench.report import FIGURES, Cell, Measured
 from lite_runner.bench.spread import number
-from lite_runner.errors import EXIT_INTERRUPTED
-from lite_runner.system import memory
+from lite_runner.system import own_process
 
-COMMAND = (sys.executable, "-m", "lite_runner.bench.cell")
-GRACE_S = 10.0  # for a cell to end by itself, and the processes of its engine with it
-_PACKAGE = Path(__file__).resolve().parent.parent
-_TAIL = 300  # characters of what a process that crashed said last
+PROGRAM = "lite_runner.bench.cell"
 
 
 def run_cells(jobs: Sequence[CellJob], context: int) -> Iterator[Cell]:
@@ -45,54 +35,16 @@ def run_cells(jobs: Sequence[CellJob], context: int) -> Iterator[Cell]:
 
 def _measured(job: CellJob) -> Cell:
     others = Others()
-    answer = _answer(job)
+    answer = own_process.ask(PROGRAM, job.to_json())
     if "again" in answer:  # the model was exported first, for this cell and later ones
         others = Others()
-        answer = _answer(job)
+        answer = own_process.ask(PROGRAM, job.to_json())
     busy = round(others.busy_cores(), 2)
     if "measured" not in answer:
         error = answer.get("error", "the exported model was gone again")
         return Cell(settings=job.settings, error=error, busy_cores=busy)
     measured = Measured.from_json(answer["measured"])
     return Cell(settings=job.settings, measured=measured, busy_cores=busy)
-
-
-def _answer(job: CellJob) -> dict[str, Any]:
-    """What the process of a cell says."""
-    path = [str(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    kills = memory.oom_kills()
-    process = subprocess.Popen(
-        COMMAND,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        encoding="utf-8",
-        errors="replace",
-    )
-    try:
-        out, said = process.communicate(json.dumps(job.to_json()))
-    finally:
-        _end(process)
-    if process.returncode == EXIT_INTERRUPTED:
-        raise KeyboardInterrupt
-    if process.returncode:
-        why = memory.killed(process.returncode, kills) or said.strip()[-_TAIL:]
-        return {"error": f"its process ended with {process.returncode}: {why}".rstrip(": ")}
-    answer: dict[str, Any] = json.loads(out)
-    return answer
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Let nothing of a cell go on that was interrupted."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _line(cell: Cell) -> str:
