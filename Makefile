@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite lint reference reference-mindformers bench bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-stall bench-prefix bench-loop fuzz lock clean
+.PHONY: help run test lite mindformers lint reference reference-mindformers bench bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-stall bench-prefix bench-loop fuzz lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -19,6 +19,9 @@ test:  ## set up, then lint, types, shell check and all tests
 
 lite:  ## set up .venv-lite with MindSpore Lite, and its Python 3.7; PYTHON37=... chooses one
 	@scripts/setup.sh lite
+
+mindformers:  ## set up .venv-mindformers with MindFormers 1.0.2, and its Python 3.9; PYTHON39=... chooses one
+	@scripts/setup.sh mindformers
 
 lint:  ## set up, then lint, types and shell check
 	@scripts/setup.sh dev

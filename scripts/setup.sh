@@ -7,7 +7,8 @@
 #   scripts/setup.sh peers         .venv-bench with torch, transformers and llama.cpp, to compare
 #   scripts/setup.sh lite          .venv-lite with MindSpore Lite, for the offline engine; with
 #                                  --optional, a machine that has no Python 3.7 goes without it
-#   scripts/setup.sh mindformers   .venv-mindformers with MindFormers 1.0.2, to compare with
+#   scripts/setup.sh mindformers   .venv-mindformers with MindFormers 1.0.2, for
+#                                  backend=mindformers and to compare with; --optional as of lite
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -24,7 +25,7 @@ case $target in
     ;;
   mindformers)
     venv=.venv-mindformers lock=requirements/mindformers.txt old=3.9
-    product="MindFormers 1.0.2" again="make reference-mindformers" wish=${PYTHON39:-}
+    product="MindFormers 1.0.2" again="make mindformers" wish=${PYTHON39:-}
     ;;
   *)
     echo "error: unknown set-up '$target'; there are run, dev, peers, lite and mindformers" >&2

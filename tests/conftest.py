@@ -47,6 +47,7 @@ USERS_CACHE = "users"  # in the cache of a session a link to the user's, for dow
 
 # Why tests are left out. Of the first setup.sh says it, where there is no Python 3.7.
 NO_LITE = "without MindSpore Lite"
+NO_MINDFORMERS = "without MindFormers"
 NO_NETWORK = "without a network"
 DOWNLOADS = ("smollm2_gguf", "mindformers_package")  # the fixtures that need one
 
@@ -388,6 +389,22 @@ def lite_python() -> Path:
     return ROOT / ".venv-lite/bin/python"
 
 
+@pytest.fixture(scope="session")
+def mindformers_python() -> Path:
+    """The interpreter of .venv-mindformers, which has MindFormers 1.0.2; set up where it is
+    missing. Without a Python 3.9 or a network the test is left out, and named at the end."""
+    done = subprocess.run(
+        [str(ROOT / "scripts/setup.sh"), "mindformers", "--optional"],
+        capture_output=True,
+        encoding="utf-8",
+    )
+    if NO_MINDFORMERS in done.stderr:
+        pytest.skip(done.stderr[done.stderr.index(NO_MINDFORMERS) :])
+    if done.returncode:
+        pytest.skip(f"{NO_MINDFORMERS}: its packages could not be installed: {done.stderr[-300:]}")
+    return ROOT / ".venv-mindformers/bin/python"
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Tests that write to the checkout, or to what the user has downloaded, fail all of them:
     which one it was, no worker knows."""
@@ -412,7 +429,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("the checkout changed during the tests", red=True, bold=True)
     for line in changed:
         terminalreporter.line(line)
-    for why in (NO_LITE, NO_NETWORK):
+    for why in (NO_LITE, NO_MINDFORMERS, NO_NETWORK):
         skipped = [
             report
             for report in terminalreporter.stats.get("skipped", [])

@@ -8,6 +8,7 @@ from lite_runner.config.adapter_checks import adapter_faults
 from lite_runner.config.checks import strategy_faults
 from lite_runner.config.fields import Fault, fault, show
 from lite_runner.config.ge import ge_faults
+from lite_runner.config.mindformers_run_checks import mindformers_run_faults
 from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.options import GenerateOptions
 from lite_runner.config.parallel import replica_faults
@@ -37,5 +38,6 @@ def generate_faults(config: GenerateOptions) -> Iterator[Fault]:
     if not config.runs_given_model:
         yield from strategy_faults(config)
     yield from offline_faults(config)
+    yield from mindformers_run_faults(config)
     yield from ge_faults(config)
     yield from replica_faults(config)

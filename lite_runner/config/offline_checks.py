@@ -17,7 +17,7 @@ from lite_runner.errors import ConfigError
 
 def offline_faults(config: ExportedOptions) -> Iterator[Fault]:
     """All validation errors of exporting and of running an exported model."""
-    offline = config.writes_graphs or config.backend != "ms"
+    offline = config.writes_graphs or config.backend in ("mslite", "auto")
     if config.context.mode == 1 and offline:
         yield fault(
             ("context.mode", "backend", "run_mode"),

@@ -13,7 +13,15 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.prompt import Items, stop_texts
 from lite_runner.config.quantization import CacheType
-from lite_runner.config.ranges import Count, Index, Positive, Probability, TopLogprobs, TopP
+from lite_runner.config.ranges import (
+    Count,
+    Index,
+    NotNegative,
+    Positive,
+    Probability,
+    TopLogprobs,
+    TopP,
+)
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.secret import hidden
 from lite_runner.config.sections import Export, Infer, TokenIds, token_ids
@@ -191,6 +199,16 @@ class GenerateOptions(
     adapter_lines: ClassVar[bool] = False  # a .txt file of prompts has lines adapter<TAB>prompt
 
     prefix_cache: Literal["auto", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(GenerateOptions):
+    """Completing prompts, with one backend or with two to compare."""
+
+    runs_mindformers: ClassVar[bool] = True
+
+    compare_backend: Literal["ms", "mslite", "mindformers"] | None
+    compare_tolerance: NotNegative
 
 
 def _or(given: Any, default: Any) -> Any:

@@ -10,6 +10,7 @@ Count = Annotated[int, Range(1)]
 Index = Annotated[int, Range(0)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 Positive = Annotated[float, Range(0, above=True)]
+NotNegative = Annotated[float, Range(0)]
 Probability = Annotated[float, Range(0, 1)]
 Fraction = Annotated[float, Range(0, 1, above=True)]
 TopP = Fraction

@@ -38,11 +38,12 @@ class RunConfig:
     on_ranks: ClassVar[bool] = False  # several ranks may do the work
     takes_parallel: ClassVar[bool] = False  # the parallel group has an effect
     computes_here: ClassVar[bool] = False  # the run needs its device on this machine
+    runs_mindformers: ClassVar[bool] = False  # backend=mindformers does it
     takes_quantized: ClassVar[bool] = True  # weights may be integers
     leaves_folder: ClassVar[bool] = True  # False: it runs whatever packages there are
 
     run_mode: str
-    backend: Literal["ms", "mslite", "auto"]
+    backend: Literal["ms", "mslite", "mindformers", "auto"]
     model: Model
     trainer: Trainer
     processor: Processor

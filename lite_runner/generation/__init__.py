@@ -1,6 +1,7 @@
 """Token generation: scheduling, sampling and beam search over a Backend. NumPy only, no text."""
 
 from lite_runner.generation.generate import OnFinish, OnLogits, OnToken, generate
+from lite_runner.generation.generator import Generator, ScheduledGenerator
 from lite_runner.generation.lengths import (
     check_lengths,
     max_sequence_of,
@@ -24,11 +25,13 @@ __all__ = [
     "Finished",
     "Generation",
     "GenerationTiming",
+    "Generator",
     "Logprobs",
     "OnFinish",
     "OnLogits",
     "OnToken",
     "Request",
+    "ScheduledGenerator",
     "Scheduler",
     "Token",
     "check_lengths",

@@ -27,7 +27,7 @@ class Plan:
 
     config: RunConfig
     device: str = "CPU"  # or "Ascend"
-    backend: str = ""  # "ms" or "mslite" of runs that compute, never "auto"
+    backend: str = ""  # "ms", "mslite" or "mindformers" of runs that compute, never "auto"
     why: str = ""  # the operators, and the reason for them
     dtype: str = ""  # of the weights in memory, as text
     ranks: Ranks = Ranks()  # noqa: RUF009  (frozen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lite_runner import progress
 from lite_runner.config.options import GenerateOptions
+from lite_runner.output.comparison import Comparison
 from lite_runner.output.merge import RankResult
 from lite_runner.output.printer import advice, show, summary
 from lite_runner.output.report import Result, RunFolder
@@ -12,7 +13,12 @@ from lite_runner.text.tokenizer import Tokenizer
 
 
 def write_results(
-    plan: Plan, whole: RankResult, tokenizer: Tokenizer, folder: RunFolder, shown: int
+    plan: Plan,
+    whole: RankResult,
+    tokenizer: Tokenizer,
+    folder: RunFolder,
+    shown: int,
+    comparison: Comparison | None = None,
 ) -> None:
     """Print the rows after the first `shown`, and write the results of all replicas."""
     config, job = plan.config, plan.work
@@ -31,6 +37,7 @@ def write_results(
         seed=job.generation.seed if sampled else None,
         results=whole.rows,
         adapters=whole.adapters,
+        comparison=comparison,
         timing=whole.timing(),
         peak_rss_mib=whole.peak_rss_mib,
     )

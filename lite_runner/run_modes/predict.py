@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from lite_runner.config.generate_checks import generate_faults as faults
-from lite_runner.config.options import GenerateOptions
+from lite_runner.config.compare_checks import predict_faults as faults
+from lite_runner.config.options import GenerateOptions, PredictOptions
 from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.output.merge import gather, seed_of_all
 from lite_runner.output.report import RunFolder
@@ -15,6 +15,7 @@ from lite_runner.plan.generating import plan_generation as plan
 from lite_runner.plan.job import with_run_seed
 from lite_runner.plan.plan import Plan
 from lite_runner.prediction.finish import write_results
+from lite_runner.prediction.other_backend import run_and_compare
 from lite_runner.prediction.replica import complete_share
 from lite_runner.prediction.side_files import save_strategy, write_side_files
 from lite_runner.system.signals import CutShort
@@ -23,7 +24,7 @@ __all__ = ["Config", "faults", "plan", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(GenerateOptions):
+class Config(PredictOptions):
     """run_mode=predict"""
 
 
@@ -44,7 +45,10 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
     plan = replace(plan, config=config, job=with_run_seed(plan.work, config))
     plan = write_side_files(plan, folder)
     tokenizer = plan.tokenizer or tokenizer_of(config, plan.model)
-    mine = complete_share(plan, tokenizer, began, interrupted)
+    if isinstance(config, PredictOptions) and config.compare_backend is not None:
+        run_and_compare(plan, tokenizer, folder, began)
+        return
+    mine = complete_share(plan, tokenizer, folder, began, interrupted)
     whole = gather(mine, ranks)
     if ranks.rank == 0:
         write_results(plan, whole, tokenizer, folder, shown=len(mine.rows))

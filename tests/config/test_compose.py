@@ -169,7 +169,7 @@ def test_null_leaves_open_what_may_be_open(resolve: Resolve) -> None:
         ("model.model_config.num_heads=[4]", "num_heads: got [4]"),
         ("eos_token_id=[1,x]", "eos_token_id[1]: got 'x'"),
         ("run_mode=predct", "did you mean predict?"),
-        ("backend=mindspore", "expected one of auto, ms, mslite"),
+        ("backend=mindspore", "expected one of auto, mindformers, ms, mslite"),
         ("parallel=tp3", "did you mean tp"),
         ("ge=some", "ge: got 'some', expected one of atlas_800,"),
         ("model=../config", "model: got '../config', but there is no such file or folder"),

@@ -1,0 +1,102 @@
+"""The MindFormers process, as this side knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lite_runner.backends.mindformers.python import MINDFORMERS
+from lite_runner.backends.workers.process import WorkerProcess
+from lite_runner.backends.workers.python import worker_command
+from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
+
+# Timeouts for a hang, not for a large model on a busy machine.
+START_SECONDS = 300.0
+LOAD_SECONDS = 3600.0
+STEP_SECONDS = 3600.0  # until the next token; the first one waits for the compiler
+_SCRIPT = Path(__file__).with_name("worker.py")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts that are completed together, with the same options."""
+
+    prompts: Sequence[Sequence[int]]  # token ids, as many rows as the network's batch
+    limits: Sequence[int]  # most new tokens of each; 0: a row that only fills the batch
+    eos: Sequence[int]
+    pad: int  # a token that no prompt has: MindFormers takes it for the end of one
+    options: Mapping[str, Any]  # of MindFormers' generate()
+    logits: Path | None = None  # a file that takes float32 [rows, vocab] of each step
+
+
+OnStep = Callable[[list[tuple[int, int]], float], None]  # [(row, token)], seconds
+
+
+class MindFormersProcess:
+    """MindFormers 1.0.2 with one network."""
+
+    def __init__(self, folder: Path, *, threads: int | None, python: Path | None = None) -> None:
+        """Start it; MindFormers leaves its log in `folder`. `python` None: that of MINDFORMERS.
+
+        Raises EnvironmentFault if there is no MindFormers.
+        """
+        found = MINDFORMERS.find() if python is None else python
+        self._process = WorkerProcess(MINDFORMERS, worker_command(found, _SCRIPT))
+        try:
+            self.versions = self._process.ask(
+                {"op": "start", "folder": str(folder), "threads": threads},
+                seconds=START_SECONDS,
+                doing="importing mindformers",
+            )
+        except RunnerError as error:
+            self.close()
+            raise EnvironmentFault(
+                f"{found}: {error.message}", f"{MINDFORMERS.remedy} sets up a Python that has it"
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return self._process.pid
+
+    def load(self, yaml: Path) -> None:
+        """Build the network that a yaml of run_mindformer describes, with its checkpoint. Raises
+        ArtifactError for what MindFormers rejects."""
+        self._process.ask(
+            {"op": "load", "yaml": str(yaml)},
+            seconds=LOAD_SECONDS,
+            doing=f"loading {yaml}",
+            refused=ArtifactError,
+        )
+
+    def generate(self, batch: Batch, on_step: OnStep) -> list[int] | None:
+        """Complete a batch; `on_step` is called with the new tokens of each step. Beam search has
+        no steps: it returns the tokens of the best beam, an end token included."""
+        request = {
+            "op": "generate",
+            "prompts": [list(map(int, prompt)) for prompt in batch.prompts],
+            "limits": list(batch.limits),
+            "eos": list(batch.eos),
+            "pad": batch.pad,
+            "options": dict(batch.options),
+            "logits": None if batch.logits is None else str(batch.logits),
+        }
+        answer = self._process.ask(
+            request,
+            seconds=STEP_SECONDS,
+            doing="generating",
+            on_event=lambda event: on_step(
+                [(row, token) for row, token in event["tokens"]], event["seconds"]
+            ),
+        )
+        tokens: list[int] | None = answer.get("tokens")
+        return tokens
+
+    def close(self) -> None:
+        """End the process; idempotent."""
+        self._process.close()

@@ -1,0 +1,107 @@
+"""compare_backend=: the same prompts with another backend, in a process of its own, so that its
+memory and speed are its own.
+
+    python -m lite_runner.prediction.other_backend < job.json
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lite_runner import progress
+from lite_runner.config.options import PredictOptions
+from lite_runner.errors import RunnerError
+from lite_runner.output.merge import RankResult
+from lite_runner.output.report import RunFolder
+from lite_runner.plan.generating import plan_generation
+from lite_runner.plan.plan import Plan
+from lite_runner.plugins import register_plugins, registered
+from lite_runner.prediction.comparison import Compared, compare
+from lite_runner.prediction.finish import write_results
+from lite_runner.prediction.kept_logits import KeptLogits
+from lite_runner.prediction.replica import complete_share
+from lite_runner.system import own_process
+from lite_runner.system.files import temporary_folder
+from lite_runner.system.signals import CutShort
+from lite_runner.text.tokenizer import Tokenizer
+
+PROGRAM = "lite_runner.prediction.other_backend"
+
+
+def run_and_compare(plan: Plan, tokenizer: Tokenizer, folder: RunFolder, began: float) -> None:
+    """Complete the prompts with both backends, and write the results of the first with the
+    comparison. Files of the other one are in compare/ of the run folder.
+
+    `began`: as `complete_share` takes it. Raises RunnerError, also where they differ, and CutShort
+    after Ctrl-C; results are written before.
+    """
+    config = plan.config
+    assert isinstance(config, PredictOptions)
+    with temporary_folder("compare", folder.path) as work:
+        kept = [KeptLogits(work / name, plan.decoder.vocab_size) for name in ("mine", "other")]
+        mine = complete_share(plan, tokenizer, folder, began, None, kept[0])
+        comparison = None
+        try:
+            if not mine.interrupted:
+                other = _other(config, folder.path / "compare", kept[1])
+                comparison = compare(
+                    (config.backend, mine, kept[0]),
+                    other,
+                    tolerance=config.compare_tolerance,
+                    returns=plan.work.generation.num_return_sequences,
+                )
+        finally:
+            write_results(plan, mine, tokenizer, folder, len(mine.rows), comparison)
+    if comparison is None:
+        raise CutShort
+    for line in comparison.table():
+        progress.note(line)
+    if not comparison.same:
+        raise RunnerError(
+            f"compare_backend={config.compare_backend}: "
+            f"{sum(one.differs for one in comparison.texts)} of {len(comparison.texts)} texts "
+            f"differ from backend={config.backend} by more than "
+            f"compare_tolerance={config.compare_tolerance:g}",
+            f"the table and {folder.path / 'result.json'} say where",
+        )
+
+
+def _other(config: PredictOptions, folder: Path, logits: KeptLogits) -> Compared:
+    """What compare_backend= makes of the prompts. Raises RunnerError where it fails."""
+    assert config.compare_backend is not None
+    folder.mkdir()
+    other = replace(config, backend=config.compare_backend, compare_backend=None)
+    job = {
+        "config": other.to_dict(),
+        "plugins": registered(),
+        "folder": str(folder),
+        "logits": str(logits.folder),
+    }
+    with progress.step(f"compare with {config.compare_backend}"):
+        answer = own_process.ask(PROGRAM, job)
+    if "error" in answer:
+        raise RunnerError(f"compare_backend={config.compare_backend}: {answer['error']}")
+    return config.compare_backend, RankResult.from_bytes(answer["result"]), logits
+
+
+def answer(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of a job, whose logits are written to its folder. Raises RunnerError."""
+    began = time.perf_counter()
+    progress.configure(verbosity=0)
+    register_plugins(job["plugins"])
+    config = PredictOptions.from_dict(job["config"])
+    plan = plan_generation(config)
+    assert plan.tokenizer is not None
+    folder = RunFolder(Path(job["folder"]))
+    logits = KeptLogits(Path(job["logits"]), plan.decoder.vocab_size)
+    result = complete_share(plan, plan.tokenizer, folder, began, None, logits)
+    return {"result": result.to_bytes().decode("ascii")}
+
+
+if __name__ == "__main__":
+    sys.exit(own_process.serve(answer))

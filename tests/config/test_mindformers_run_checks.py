@@ -1,0 +1,63 @@
+"""What backend=mindformers refuses before anything is loaded, and what cannot be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from lite_runner.config.schema import RunConfig
+
+Resolve = Callable[..., RunConfig]
+Faults = Callable[..., str]
+LINE = ("model=tiny_llama", "predict_data=x", "backend=mindformers")
+PAST = "model.model_config.use_past"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["stop=x"], "stop: backend=mindformers has no stop strings"),
+        (["adapter_path=x"], "adapter_path: backend=mindformers has no adapters of each prompt"),
+        (["quant=a16w8"], "quant: backend=mindformers has no quantized weights"),
+        (["kv_cache=int8"], "kv_cache: backend=mindformers"),
+        (["context.mode=1"], "context.mode: backend=mindformers has no pynative mode"),
+        (["model.model_config.compute_dtype=bfloat16"], "has no bfloat16 on mindspore 2.0.0"),
+        (["logprobs=1"], "logprobs: backend=mindformers has no log-probabilities"),
+        (["prompt_logprobs=1"], "prompt_logprobs: backend=mindformers"),
+        (["do_sample=true", "min_p=0.1"], "min_p: backend=mindformers has no min_p"),
+        (["min_new_tokens=2"], "min_new_tokens: backend=mindformers"),
+        (["do_sample=true", "num_return_sequences=2"], "no several texts of a prompt"),
+        (["num_beams=2", f"{PAST}=false", "length_penalty=2"], "length_penalty: backend="),
+        (["num_beams=2"], f"beam search has no cache; add {PAST}=false"),
+        (["parallel=dp2"], "use_parallel: backend=mindformers has no several ranks"),
+        (["engine=lite"], "engine has an effect only with backend=mslite"),
+    ],
+)
+def test_what_it_lacks(faults: Faults, settings: list[str], expected: str) -> None:
+    assert expected in faults(*LINE, *settings)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["run_mode=eval", "eval_data=x"],
+        ["run_mode=export"],
+        ["run_mode=convert", "convert_output=x.ckpt"],
+        ["run_mode=doctor"],
+    ],
+)
+def test_run_modes_that_it_lacks(faults: Faults, line: list[str]) -> None:
+    said = faults("model=tiny_llama", "backend=mindformers", *line)
+    assert f"backend=mindformers is not available with {line[0]}" in said
+
+
+def test_what_it_has(resolve: Resolve) -> None:
+    sampled = ("do_sample=true", "temperature=0.5", "top_k=3", "top_p=0.9", "seed=1")
+    for settings in (
+        sampled,
+        ("num_beams=3", f"{PAST}=false"),
+        ("repetition_penalty=1.2", "predict_batch_size=2", "eos_token_id=[1,2]"),
+        ("compare_backend=ms", "compare_tolerance=0"),
+    ):
+        assert resolve(*LINE, *settings).backend == "mindformers"

@@ -1,0 +1,121 @@
+"""Runs with backend=mindformers, over a stand-in that counts: its token after n tokens is n."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lite_runner.app import main
+from tests.stand_in_mindformers import python_of
+
+MODEL = ("model=tiny_bloom", "backend=mindformers", "load_checkpoint=random", "eos_token_id=[]")
+StandIn = Callable[..., None]
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    def choose(**acts: object) -> None:
+        monkeypatch.setenv("LITE_RUNNER_MINDFORMERS_PYTHON", str(python_of(tmp_path, **acts)))
+
+    choose()
+    return choose
+
+
+def run(*words: str) -> dict[str, Any]:
+    assert main([*MODEL, *words]) == 0
+    found: dict[str, Any] = json.loads(Path("outputs/latest/result.json").read_text("utf-8"))
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
+    """What is said of a command line that ends in `code`."""
+    assert main(list(words)) == code
+    return capsys.readouterr().err
+
+
+def tokens(result: dict[str, Any]) -> list[list[int]]:
+    return [row["token_ids"] for row in result["results"]]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_prompts_of_several_lengths_in_batches() -> None:
+    words = ["predict_data=[a,bcd,ef]", "max_new_tokens=3", "predict_batch_size=2"]
+    result = run(*words)
+    assert tokens(result) == [[1, 2, 3], [3, 4, 5], [2, 3, 4]]
+    assert (result["backend"], result["engine"]) == ("mindformers", "mindformers-1.0.2")
+    assert [row["finish_reason"] for row in result["results"]] == ["length"] * 3
+    assert result["timing"]["decode_tok_s"] and result["timing"]["time_to_first_token_s"]
+    written = yaml.safe_load(Path("outputs/latest/mindformers.yaml").read_text("utf-8"))
+    settings = written["model"]["model_config"]
+    assert (settings["batch_size"], settings["seq_length"]) == (2, 6)
+    names = {path.name for path in Path("outputs/latest/").iterdir()}
+    assert {"config.yaml", "mindformers.yaml", "result.json", "run.log"} <= names
+    assert not [name for name in names if name.endswith("lite_runner")]  # no checkpoint is left
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_end_tokens_options_of_a_prompt_and_beams(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run("predict_data=[a,bcd]", "max_new_tokens=4", "eos_token_id=[2,5]")
+    assert tokens(result) == [[1], [3, 4]]
+    assert [row["finish_reason"] for row in result["results"]] == ["stop"] * 2
+    own = json.dumps([{"prompt": "a", "max_new_tokens": 2}, {"prompt": "b"}])
+    assert tokens(run(f"predict_data={own}", "max_new_tokens=4")) == [[1, 2], [1, 2, 3, 4]]
+    past = "model.model_config.use_past=false"
+    assert tokens(run("predict_data=[a,bcd]", "max_new_tokens=3", "num_beams=2", past)) == [
+        [1, 2, 3],
+        [3, 4, 5],
+    ]
+    capsys.readouterr()
+    run("predict_data=A" * 65, "max_new_tokens=2", "verbosity=0")
+    assert capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_dry_run_shows_the_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*MODEL, "predict_data=a", "dry_run=true"]) == 0
+    said = capsys.readouterr().out
+    assert "operators     MindFormers 1.0.2's, on mindspore 2.0.0" in said
+    assert "type: BloomLMHeadModel" in said and "load_checkpoint: random" in said
+
+
+@pytest.mark.parametrize(
+    ("acts", "code", "words"),
+    [
+        ({"start": "die"}, 3, "make mindformers sets up a Python that has it"),
+        ({"load": "refuse"}, 4, "not such a one"),
+        ({"step": "die"}, 3, "generating: MindFormers 1.0.2 was killed by SIGKILL"),
+    ],
+)
+def test_a_worker_that_fails(
+    stand_in: StandIn,
+    capsys: pytest.CaptureFixture[str],
+    acts: dict[str, object],
+    code: int,
+    words: str,
+) -> None:
+    stand_in(**acts)
+    assert words in refused(capsys, code, *MODEL, "predict_data=a", "max_new_tokens=2")
+
+
+def test_what_is_refused_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LITE_RUNNER_MINDFORMERS_PYTHON", "/nowhere/python")
+    said = refused(capsys, 3, *MODEL, "predict_data=a")
+    assert "LITE_RUNNER_MINDFORMERS_PYTHON=/nowhere/python: not an executable" in said
+    said = refused(capsys, 2, *MODEL, "model=tiny_llama", "predict_data=a")
+    assert "MindFormers 1.0.2 cannot compute tiny_llama: its heads have" in said
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_prompt_with_a_hidden_token(capsys: pytest.CaptureFixture[str]) -> None:
+    past = "model.model_config.use_past=false"
+    run("predict_data=[a,b]", "max_new_tokens=2", past, "model.model_config.eos_token_id=97")
+    assert (
+        "MindFormers hides token 97 from attention, which prompt 0 has" in capsys.readouterr().err
+    )

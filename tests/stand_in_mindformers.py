@@ -1,0 +1,132 @@
+"""A stand-in for the Python of MindFormers: the worker itself, in this Python, over modules that
+count instead of computing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import os, runpy, signal, sys, time, types
+
+import numpy as np
+
+ACTS = {acts!r}
+
+
+def act(where):
+    what = ACTS.get(where, "")
+    if what == "refuse":
+        raise RuntimeError("not such a one")
+    if what == "die":
+        print("the last words", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "hang":
+        time.sleep(600)
+
+
+def module(name, **attributes):
+    made = types.ModuleType(name)
+    made.__dict__.update(attributes)
+    sys.modules[name] = made
+    parent, _, last = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], last, made)
+    return made
+
+
+class Processors(list):
+    def __call__(self, input_ids, scores, *rest):
+        return scores
+
+
+class Model:
+    \"\"\"The token after n others is n, whose logits are its only ones above 0.\"\"\"
+
+    def __init__(self, settings):
+        self.settings = settings
+
+    def set_train(self, train):
+        pass
+
+    def _get_logits_processor(self, generation_config=None, logits_processor=None):
+        return Processors()
+
+    def generate(self, rows, streamer=None, *, max_length, pad_token_id, eos_token_id, **options):
+        act("generate")
+        rows = np.array(rows)
+        lengths = [int(np.max(np.argwhere(row != pad_token_id))) + 1 for row in rows]
+        if options["num_beams"] > 1:
+            best = [*rows[0], *range(lengths[0], max_length)]
+            return [np.array(best)]
+        assert len(rows) == self.settings["batch_size"]
+        assert max_length <= self.settings["seq_length"]
+        streamer.put(rows)
+        processors = self._get_logits_processor(generation_config=None, logits_processor=None)
+        done = [False] * len(rows)
+        while not all(done):
+            act("step")
+            logits = np.zeros((len(rows), self.settings["vocab_size"]), np.float32)
+            logits[np.arange(len(rows)), lengths] = 1
+            processors(rows, logits, done)
+            new = [[] if over else [at] for at, over in zip(lengths, done)]
+            lengths = [at + 1 - over for at, over in zip(lengths, done)]
+            done = [
+                over or at == max_length or tokens == [eos_token_id]
+                for over, at, tokens in zip(done, lengths, new)
+            ]
+            streamer.put(new[0] if len(rows) == 1 else new)
+        streamer.end()
+
+
+def load_checkpoint(path):
+    act("load")
+    assert os.path.isfile(path), path
+    return {{}}
+
+
+class Config:
+    def __init__(self, path):
+        import yaml
+
+        self.__dict__.update(yaml.safe_load(open(path)))
+
+
+act("start")
+dtype = types.SimpleNamespace(type_none=None)
+module(
+    "mindspore",
+    __version__="2.0.0",
+    GRAPH_MODE=0,
+    common=types.SimpleNamespace(dtype=dtype),
+    set_context=lambda **settings: None,
+    load_checkpoint=load_checkpoint,
+    load_param_into_net=lambda model, loaded: (ACTS.get("missing", []), []),
+)
+module("mindspore.parallel")
+module("mindspore.parallel._cost_model_context")
+module("mindformers")
+module("mindformers.models")
+module(
+    "mindformers.models.build_model",
+    build_model=lambda model: Model(model["model_config"]),
+)
+module("mindformers.tools")
+module("mindformers.tools.register", MindFormerConfig=Config)
+module("mindformers.generation")
+module("mindformers.generation.logits_process", LogitsProcessorList=Processors)
+import importlib.metadata
+
+importlib.metadata.version = lambda name: "1.0.2"
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+def python_of(folder: Path, **acts: object) -> Path:
+    """The "Python of MindFormers" in `folder`; `acts`: what it does at `start`, `load`, `generate`
+    or a `step` (refuse, die, hang), and the parameters that are `missing`."""
+    (folder / "program.py").write_text(PROGRAM.format(acts=acts))
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{folder}/program.py" "$3" "$4"\n')
+    python.chmod(0o755)
+    return python
