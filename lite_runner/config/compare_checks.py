@@ -9,7 +9,7 @@ from typing import Literal
 from lite_runner.config.fields import Fault, fault
 from lite_runner.config.generate_checks import generate_faults
 from lite_runner.config.mindformers_run_checks import mindformers_run_faults
-from lite_runner.config.options import PredictOptions
+from lite_runner.config.predict_options import PredictOptions
 
 KEY = "compare_backend"
 

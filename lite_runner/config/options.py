@@ -27,6 +27,8 @@ from lite_runner.config.secret import hidden
 from lite_runner.config.sections import Export, Infer, TokenIds, token_ids
 
 Exported = TypeVar("Exported", bound="ExportedOptions")
+# Of logits: MindFormers computes parts of some models with float16.
+DEFAULT_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,13 +204,17 @@ class GenerateOptions(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictOptions(GenerateOptions):
-    """Completing prompts, with one backend or with two to compare."""
-
-    runs_mindformers: ClassVar[bool] = True
+class CompareOptions(RunConfig):
+    """Comparing two backends."""
 
     compare_backend: Literal["ms", "mslite", "mindformers"] | None
-    compare_tolerance: NotNegative
+    compare_tolerance: NotNegative | None  # null: DEFAULT_TOLERANCE
+
+    @property
+    def tolerance(self) -> float:
+        """How far logits of the same may be apart."""
+        given = self.compare_tolerance
+        return DEFAULT_TOLERANCE if given is None else given
 
 
 def _or(given: Any, default: Any) -> Any:

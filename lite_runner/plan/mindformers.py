@@ -26,6 +26,8 @@ from lite_runner.plan.plan import Plan
 from lite_runner.sizing.need import BYTES_OF, Memory, cache_bytes, parameter_count
 from lite_runner.weights.derive import cast
 from lite_runner.weights.formats.ckpt_file import open_ckpt
+from lite_runner.weights.formats.mindformers import to_mindformers
+from lite_runner.weights.tensor import LazyTensor
 from lite_runner.weights.write import HEAD, write_ckpt
 
 FILE_NAME = "mindformers.yaml"  # in the run folder
@@ -68,7 +70,9 @@ class MindFormersRun:
         return cls(
             model=model,
             sizes=Sizes(
-                beams if beams > 1 else job.slots,
+                release.rows_together(
+                    model, beams if beams > 1 else job.slots, use_past=config.use_past
+                ),
                 release.static_length(model, wanted),
                 release.computed_in(model, dtype, use_past=config.use_past),
                 config.use_past,
@@ -143,17 +147,12 @@ def plan_mindformers(plan: Plan, share: Job) -> Plan:
 def write_checkpoint(files: ModelFiles, run: MindFormersRun, folder: Path) -> Path:
     """A checkpoint of the model with the names of the release: that of the run itself where it is
     one, else one that is written to `folder`. Raises RunnerError."""
-    model = run.model
-    head = Release((1, 0)).needs_head(model)
-    names = {one.name for one in parameters(model)} | ({HEAD} if head else set())
+    tensors = _named(files, run.model)
     if files.path is not None and files.path.suffix == ".ckpt" and files.path.is_file():
         stored = open_ckpt(files.path)
         as_it_is = files.adapter is None and all(one.dtype != "BF16" for one in stored.values())
-        if as_it_is and names <= stored.keys():
+        if as_it_is and tensors.keys() <= stored.keys():
             return files.path
-    tensors = dict(files.whole())
-    if head:
-        tensors[HEAD] = tensors[parameters(model)[0].name]
     wide = {
         name: cast(name, tensor, "F32") if tensor.dtype == "BF16" else tensor
         for name, tensor in tensors.items()
@@ -161,6 +160,15 @@ def write_checkpoint(files: ModelFiles, run: MindFormersRun, folder: Path) -> Pa
     target = folder / "mindformers.ckpt"
     write_ckpt(target, wide)
     return target
+
+
+def _named(files: ModelFiles, model: Decoder) -> dict[str, LazyTensor]:
+    """Every tensor by the name that the release has for it. Raises ArtifactError."""
+    tensors = dict(files.whole())
+    if Release((1, 0)).needs_head(model):
+        tensors[HEAD] = tensors[parameters(model)[0].name]
+    named = to_mindformers(tensors, model)
+    return {release.tensor_name(model, name): tensor for name, tensor in named.items()}
 
 
 def _memory(run: MindFormersRun) -> Memory:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner import progress
-from lite_runner.config.options import PredictOptions
+from lite_runner.config.predict_options import PredictOptions
 from lite_runner.errors import RunnerError
 from lite_runner.output.merge import RankResult
 from lite_runner.output.report import RunFolder
@@ -52,7 +52,7 @@ def run_and_compare(plan: Plan, tokenizer: Tokenizer, folder: RunFolder, began: 
                 comparison = compare(
                     (config.backend, mine, kept[0]),
                     other,
-                    tolerance=config.compare_tolerance,
+                    tolerance=config.tolerance,
                     returns=plan.work.generation.num_return_sequences,
                 )
         finally:
@@ -66,7 +66,7 @@ def run_and_compare(plan: Plan, tokenizer: Tokenizer, folder: RunFolder, began: 
             f"compare_backend={config.compare_backend}: "
             f"{sum(one.differs for one in comparison.texts)} of {len(comparison.texts)} texts "
             f"differ from backend={config.backend} by more than "
-            f"compare_tolerance={config.compare_tolerance:g}",
+            f"compare_tolerance={config.tolerance:g}",
             f"the table and {folder.path / 'result.json'} say where",
         )
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from lite_runner.config.compare_checks import predict_faults as faults
-from lite_runner.config.options import GenerateOptions, PredictOptions
+from lite_runner.config.options import GenerateOptions
+from lite_runner.config.predict_options import PredictOptions
 from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.output.merge import gather, seed_of_all
 from lite_runner.output.report import RunFolder

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lite_runner.config.options import PredictOptions
+from lite_runner.config.predict_options import PredictOptions
 from lite_runner.config.schema import RunConfig
 
 Resolve = Callable[..., RunConfig]
@@ -47,7 +47,10 @@ def test_what_cannot_be(faults: Faults, settings: list[str], expected: str) -> N
 def test_the_defaults(resolve: Resolve) -> None:
     config = resolve(*LINE)
     assert isinstance(config, PredictOptions)
-    assert (config.compare_backend, config.compare_tolerance) == (None, 0.05)
+    assert (config.compare_backend, config.compare_tolerance) == (None, None)
+    assert config.tolerance == 0.05
+    given = resolve(*LINE, "compare_tolerance=0")
+    assert isinstance(given, PredictOptions) and given.tolerance == 0
 
 
 def test_it_is_for_predict(faults: Faults) -> None:

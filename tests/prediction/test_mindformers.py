@@ -71,8 +71,8 @@ def test_end_tokens_options_of_a_prompt_and_beams(capsys: pytest.CaptureFixture[
         [3, 4, 5],
     ]
     capsys.readouterr()
-    run("predict_data=A" * 65, "max_new_tokens=2", "verbosity=0")
-    assert capsys.readouterr().out
+    run("predict_data=" + "x" * 65, "max_new_tokens=2", "verbosity=0")
+    assert capsys.readouterr().out == "AB\n"  # tokens 65 and 66
 
 
 @pytest.mark.usefixtures("stand_in")

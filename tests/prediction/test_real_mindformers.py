@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.app import main
-from lite_runner.architectures import parameters
+from lite_runner.architectures import chatglm, parameters
 from lite_runner.architectures.spec import Decoder, RopeScaling
 from lite_runner.backends.mindformers import release
 from lite_runner.backends.mindformers.process import MindFormersProcess
@@ -38,6 +38,20 @@ PROMPTS = [[5, 9, 33], [7, 12, 40, 41, 8, 30, 21], [6]]
 GROUPED = CONFIGS["llama"]  # 4 heads on 2
 LINEAR = RopeScaling("linear", 4.0, original_seq_length=4)
 ROTARY = replace(GROUPED.attention, rotary=replace(GROUPED.attention.rotary, theta=40000.0))
+GLM2: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "head_dim": 8,
+    "intermediate_size": 24,
+    "seq_length": LENGTH,
+    "norm_eps": 1e-5,
+    "rope_ratio": 1.0,
+    "qkv_bias": True,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+}
 OURS: dict[str, Decoder] = {
     "bloom": CONFIGS["bloom"],
     "gpt2": CONFIGS["gpt2"],
@@ -45,6 +59,8 @@ OURS: dict[str, Decoder] = {
     "llama, NTK": replace(
         GROUPED, blocks=tuple(replace(block, attention=ROTARY) for block in GROUPED.blocks)
     ),
+    "glm2": chatglm.decoder(**GLM2, n_kv_heads=2),
+    "glm2, a key for each head": chatglm.decoder(**GLM2, n_kv_heads=4),
     "llama, tied head": replace(GROUPED, tie_word_embeddings=True),
 }
 FILES = {
@@ -95,10 +111,11 @@ def theirs(
 ) -> MindFormersGenerator:
     model = files.model
     dtype = release.computed_in(model, "float32", use_past=use_past)
+    rows = release.rows_together(model, beams if beams > 1 else batch, use_past=use_past)
     length = release.static_length(model, LENGTH)
     run = MindFormersRun(
         model=model,
-        sizes=Sizes(beams if beams > 1 else batch, length, dtype, use_past),
+        sizes=Sizes(rows, length, dtype, use_past),
         beams=beams,
         fill=5,
         unused=63,

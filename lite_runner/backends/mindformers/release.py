@@ -6,8 +6,8 @@ project to read again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lite_runner.architectures import architecture_of
@@ -35,6 +35,8 @@ class _Family:
     settings: Callable[[Decoder], dict[str, Any]]
     hidden: Callable[[Decoder, bool], tuple[int, ...]]  # with use_past: ids that attention hides
     half_cache: bool = False  # the cache takes float16 only, and with it the weights
+    one_row: bool = False  # with a cache it reads the logits of every prompt from the first row
+    renamed: Mapping[str, str] = field(default_factory=dict)  # later names of tensors -> its own
 
 
 def unsupported(model: Decoder) -> list[str]:
@@ -58,6 +60,20 @@ def computed_in(model: Decoder, wanted: DType, *, use_past: bool) -> DType:
     family = _family(model)
     assert family is not None, "see unsupported"
     return "float16" if family.half_cache and use_past else wanted
+
+
+def rows_together(model: Decoder, wanted: int, *, use_past: bool) -> int:
+    """How many of `wanted` rows are completed together."""
+    family = _family(model)
+    assert family is not None, "see unsupported"
+    return 1 if family.one_row and use_past else wanted
+
+
+def tensor_name(model: Decoder, name: str) -> str:
+    """What the release calls a tensor that later ones call `name`."""
+    family = _family(model)
+    assert family is not None, "see unsupported"
+    return family.renamed.get(name, name)
 
 
 def static_length(model: Decoder, wanted: int) -> int:
@@ -105,8 +121,7 @@ def _llama_faults(model: Decoder) -> Iterator[str]:
     scaling = model.rotary.scaling if model.rotary else None
     if scaling is not None and scaling.type != "linear":
         yield f"it has no {scaling.type} scaling of rotary positions, only a linear one"
-    if model.head_dim * model.num_heads != model.hidden_size:
-        yield f"its heads have hidden_size / num_heads dimensions, not {model.head_dim}"
+    yield from _head_faults(model)
     if model.attention.out_bias or model.feed_forward.bias:
         yield "its Llama has biases on q, k and v only"
     if any(model.windows):
@@ -133,6 +148,23 @@ def _llama(model: Decoder) -> dict[str, Any]:
     }
 
 
+def _head_faults(model: Decoder) -> Iterator[str]:
+    if model.head_dim * model.num_heads != model.hidden_size:
+        yield f"its heads have hidden_size / num_heads dimensions, not {model.head_dim}"
+
+
+def _glm2(model: Decoder) -> dict[str, Any]:
+    theirs = architecture_of(model).mindformers
+    assert theirs is not None
+    settings = theirs.settings(model)
+    return {
+        **settings,
+        "add_qkv_bias": settings["qkv_has_bias"],
+        "padded_vocab_size": model.vocab_size,
+        "num_attention_heads": model.num_heads,
+    }
+
+
 def _layer_norm_faults(model: Decoder) -> Iterator[str]:
     if model.norm_eps != EPSILON:
         yield f"its LayerNorm has an epsilon of {EPSILON:g}, not {model.norm_eps:g}"
@@ -156,6 +188,10 @@ def _pads(model: Decoder, use_past: bool) -> tuple[int, ...]:
     return (pad_token(model),)
 
 
+def _pads_without_cache(model: Decoder, use_past: bool) -> tuple[int, ...]:
+    return () if use_past else (pad_token(model),)
+
+
 def _ends(model: Decoder, use_past: bool) -> tuple[int, ...]:
     return model.eos_token_id[:1]
 
@@ -167,6 +203,13 @@ def _ends_without_cache(model: Decoder, use_past: bool) -> tuple[int, ...]:
 _FAMILIES = {
     "LlamaConfig": _Family(_llama_faults, _llama, _pads),
     "BloomConfig": _Family(_layer_norm_faults, _layer_norm, _ends_without_cache, half_cache=True),
+    "ChatGLM2Config": _Family(
+        _head_faults,
+        _glm2,
+        _pads_without_cache,
+        one_row=True,
+        renamed={"transformer.embedding.embedding_weight": "transformer.embedding.embedding_table"},
+    ),
     "GPT2Config": _Family(_layer_norm_faults, _layer_norm, _ends),
 }
 

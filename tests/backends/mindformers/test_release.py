@@ -13,7 +13,9 @@ from lite_runner.backends.mindformers.release import (
     hidden_tokens,
     model_section,
     pad_token,
+    rows_together,
     static_length,
+    tensor_name,
     unsupported,
 )
 from tests.models import model_named, reference_model
@@ -35,6 +37,8 @@ SIZES = Sizes(batch=2, length=20, dtype="float32", use_past=True)
         ("qwen2", ""),
         ("qwen2_window", "no sliding windows"),
         ("qwen3", "it has no Qwen3Config"),
+        ("chatglm", "its heads have hidden_size / num_heads dimensions"),
+        ("glm4", "it has no Glm4Config"),
     ],
 )
 def test_what_it_cannot_compute(case: str, reason: str) -> None:
@@ -76,6 +80,11 @@ def test_what_depends_on_the_family() -> None:
     )
     assert hidden_tokens(gpt2, use_past=True) == gpt2.eos_token_id[:1]
     assert hidden_tokens(llama, use_past=True) == (llama.pad_token_id,)
+    glm2 = reference_model("chatglm")
+    assert [rows_together(glm2, 3, use_past=past) for past in (True, False)] == [1, 3]
+    assert rows_together(llama, 3, use_past=True) == 3
+    assert tensor_name(glm2, "transformer.embedding.embedding_weight").endswith("embedding_table")
+    assert tensor_name(llama, "lm_head.weight") == "lm_head.weight"
     without = replace(llama, pad_token_id=None)
     assert pad_token(without) == llama.eos_token_id[0]
     assert pad_token(replace(without, eos_token_id=())) == 0
