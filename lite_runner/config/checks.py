@@ -13,7 +13,6 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ascend import ascend_faults
 from lite_runner.config.fields import Fault, fault, raise_faults, show
 from lite_runner.config.lengths import beyond_context, context_faults
-from lite_runner.config.mindformers_run_checks import mindformers_available_faults
 from lite_runner.config.options import ExportedOptions, SamplingOptions, StrategyOptions
 from lite_runner.config.parallel import division_faults, parallel_faults
 from lite_runner.config.quantization_checks import quantization_faults
@@ -34,7 +33,6 @@ _BYTE_TOKENIZER_SIZE = 259  # 256 bytes, begin, end, pad
 
 def common_faults(config: RunConfig) -> Iterator[Fault]:
     """All validation errors of what every run mode has."""
-    yield from mindformers_available_faults(config)
     yield from _parallel_mode(config)
     yield from _model(config)
     yield from _paths(config)

@@ -8,7 +8,6 @@ from lite_runner.backends.base import Backend
 from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.options import ComputeOptions, ExportedOptions
 from lite_runner.config.ranks import Ranks
-from lite_runner.errors import ConfigError
 from lite_runner.model.files import RANDOM, ModelFiles
 from lite_runner.plan.job import Job
 from lite_runner.plan.online import load_online
@@ -30,11 +29,6 @@ def load(
     Several `ranks` must have joined; the launcher has checked that they fit together. `tokenizer`
     is written beside a model that an offline backend has to export first. Raises RunnerError.
     """
-    if config.backend == "mindformers":
-        raise ConfigError(
-            "backend=mindformers completes prompts by itself and gives no logits to work with",
-            "run_mode=predict, or backend=ms",
-        )
     ranks = ranks or Ranks()
     ascend_context.choose(AscendSettings.of(config.context), device, tell=ranks.rank == 0)
     if files.source == RANDOM and files.exported is None and files.held is None:

@@ -81,6 +81,11 @@ def uses_integer_matmul(
 def check_supported(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> None:
     """Raises ConfigError for a model or an option that the operators do not support, and
     EnvironmentFault for a `quant` that this machine's Ascend processors do not support."""
+    if config.backend == "mindformers":
+        raise ConfigError(
+            "backend=mindformers completes prompts by itself and gives no logits to work with",
+            "run_mode=predict, or backend=ms",
+        )
     if reasons := limits.unsupported(files.model):
         raise ConfigError(
             f"{files.model.architecture}: neither MindSpore's operators nor this project's own can"

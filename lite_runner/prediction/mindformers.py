@@ -17,15 +17,9 @@ from lite_runner.backends.base import AdapterSlots
 from lite_runner.backends.mindformers.process import Batch, MindFormersProcess
 from lite_runner.backends.mindformers.python import RELEASE
 from lite_runner.config.generation import FinishReason, GenerationConfig
-from lite_runner.config.options import GenerateOptions
 from lite_runner.generation import Completion, Generation, GenerationTiming, Request
 from lite_runner.generation.generate import OnFinish, OnLogits, OnToken
-from lite_runner.output.report import RunFolder
-from lite_runner.plan.job import Job
-from lite_runner.plan.mindformers import FILE_NAME, MindFormersRun, write_checkpoint
-from lite_runner.plan.plan import Plan
-from lite_runner.sizing.need import check_memory
-from lite_runner.system.files import temporary_folder
+from lite_runner.plan.mindformers_run import MindFormersRun
 
 WARM_UP = 2  # tokens: a graph for the prompt, and one for the tokens after it
 
@@ -36,36 +30,18 @@ class MindFormersGenerator:
     engine = f"mindformers-{RELEASE}"
     adapters: AdapterSlots | None = None
 
-    def __init__(self, process: MindFormersProcess, run: MindFormersRun, logits: Path) -> None:
-        """`logits`: a file for those of requests with keep_logits."""
+    def __init__(
+        self,
+        process: MindFormersProcess,
+        run: MindFormersRun,
+        logits: Path,
+        resources: ExitStack | None = None,
+    ) -> None:
+        """`logits`: a file for those of requests with keep_logits; `resources`: what `close`
+        releases."""
+        self._resources = resources or ExitStack()
         self._process, self._run, self._logits = process, run, logits
-        self._resources = ExitStack()  # what `close` releases
         self.compile_s = 0.0
-
-    @classmethod
-    def open(cls, plan: Plan, job: Job, folder: RunFolder) -> MindFormersGenerator:
-        """Start MindFormers with the checkpoint of a plan; its yaml stays in `folder`.
-
-        Raises RunnerError.
-        """
-        config = plan.config
-        assert isinstance(config, GenerateOptions) and plan.memory is not None
-        check_memory(plan.memory)
-        run = MindFormersRun.of(config, plan.model.model, job)
-        with ExitStack() as resources:
-            work = resources.enter_context(temporary_folder("mindformers", folder.path))
-            with progress.step("write the checkpoint"):
-                checkpoint = write_checkpoint(plan.model, run, work)
-            yaml = folder.write_text(FILE_NAME, run.yaml(str(checkpoint)))
-            with progress.step("load MindFormers"):
-                process = MindFormersProcess(work, threads=config.context.threads)
-                resources.callback(process.close)
-                process.load(yaml)
-            found = ", ".join(f"{name} {version}" for name, version in process.versions.items())
-            progress.detail(f"the worker has {found}")
-            generator = cls(process, run, work / "logits")
-            generator._resources = resources.pop_all()
-        return generator
 
     def prepare(self) -> None:
         """Complete a prompt of one token."""

@@ -21,6 +21,7 @@ from lite_runner.config.checks import common_faults
 from lite_runner.config.composed import Schemas
 from lite_runner.config.fields import Fault, Note, show
 from lite_runner.config.groups import options_of
+from lite_runner.config.mindformers_run_checks import mindformers_available_faults
 from lite_runner.config.schema import RunConfig
 from lite_runner.distributed.rank_table_checks import rank_table_faults
 from lite_runner.errors import ConfigError
@@ -68,6 +69,7 @@ def run_mode(name: str) -> RunMode:
 def faults(config: RunConfig) -> Iterator[Fault]:
     """All validation errors of a config whose values are valid one by one."""
     yield from common_faults(config)
+    yield from mindformers_available_faults(config)
     yield from run_mode(config.run_mode).faults(config)
     yield from rank_table_faults(config)
 

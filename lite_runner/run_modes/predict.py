@@ -10,16 +10,13 @@ from lite_runner.config.compare_checks import predict_faults as faults
 from lite_runner.config.options import GenerateOptions
 from lite_runner.config.predict_options import PredictOptions
 from lite_runner.model.tokenizer import tokenizer_of
-from lite_runner.output.merge import gather, seed_of_all
+from lite_runner.output.merge import seed_of_all
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.generating import plan_generation as plan
 from lite_runner.plan.job import with_run_seed
 from lite_runner.plan.plan import Plan
-from lite_runner.prediction.finish import write_results
-from lite_runner.prediction.other_backend import run_and_compare
-from lite_runner.prediction.replica import complete_share
+from lite_runner.prediction.complete import complete
 from lite_runner.prediction.side_files import save_strategy, write_side_files
-from lite_runner.system.signals import CutShort
 
 __all__ = ["Config", "faults", "plan", "run"]
 
@@ -37,21 +34,13 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
     `interrupted`, called before every step, returns true.
     """
     began = time.perf_counter()
-    config, ranks = plan.config, plan.ranks
+    config = plan.config
     assert isinstance(config, GenerateOptions)
     if config.only_save_strategy:
         save_strategy(plan, folder, began)
         return
-    config = seed_of_all(config, ranks)
+    config = seed_of_all(config, plan.ranks)
     plan = replace(plan, config=config, job=with_run_seed(plan.work, config))
     plan = write_side_files(plan, folder)
     tokenizer = plan.tokenizer or tokenizer_of(config, plan.model)
-    if isinstance(config, PredictOptions) and config.compare_backend is not None:
-        run_and_compare(plan, tokenizer, folder, began)
-        return
-    mine = complete_share(plan, tokenizer, folder, began, interrupted)
-    whole = gather(mine, ranks)
-    if ranks.rank == 0:
-        write_results(plan, whole, tokenizer, folder, shown=len(mine.rows))
-    if whole.interrupted:
-        raise CutShort
+    complete(plan, tokenizer, folder, began, interrupted)

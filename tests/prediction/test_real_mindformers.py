@@ -25,7 +25,8 @@ from lite_runner.backends.native import NativeBackend, NativeOptions
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Generator, Request, ScheduledGenerator
 from lite_runner.model.files import ModelFiles
-from lite_runner.plan.mindformers import MindFormersRun, write_checkpoint
+from lite_runner.plan.mindformers_checkpoint import write_checkpoint
+from lite_runner.plan.mindformers_run import MindFormersRun
 from lite_runner.prediction.mindformers import MindFormersGenerator
 from lite_runner.weights.read_ahead import QuantizedWeights
 from lite_runner.weights.tensor import LazyTensor
@@ -123,7 +124,7 @@ def theirs(
         tokenizer={},
     )
     yaml = folder / "run.yaml"
-    yaml.write_text(run.yaml(str(write_checkpoint(files, run, folder))))
+    yaml.write_text(run.yaml(str(write_checkpoint(files, folder))))
     process.load(yaml)
     return MindFormersGenerator(process, run, folder / "logits")
 
