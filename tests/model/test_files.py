@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lite_runner.config.quantization import Quantization
+from lite_runner.config.quantization import Quant, Quantization
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError
@@ -53,6 +53,28 @@ def test_wide_matrices_are_rounded_but_not_with_integers(configure: Configure) -
     assert np.array_equal(exact.float32().astype(np.float16), half.read())
     quantized = replace(files, rounded="float16", quantization=Quantization("a16w8", 0))
     assert quantized.tensors()[name].integers is not None
+
+
+def test_what_a_quantized_model_does_not_quantize_is_not_rounded(configure: Configure) -> None:
+    """Such weights stay as they are: its operators compute with all else in float32."""
+    files = locate(configure("model=auto", f"load_checkpoint={REFERENCE / 'llama'}"))
+    name = next(iter(files.tensors()))
+    half = replace(files, rounded="float16")
+    assert half.tensors()[name].dtype == "F16"
+    quantized = replace(half, quantization=Quantization("a16w8", 0))
+    assert quantized.tensors()[name].dtype == files.tensors()[name].dtype == "F32"
+
+
+@pytest.mark.parametrize("quant", ["none", "a16w8"])
+def test_the_vocabulary_of_a_rank(configure: Configure, quant: Quant) -> None:
+    files = locate(configure("model=auto", f"load_checkpoint={REFERENCE / 'llama'}"))
+    files = replace(files, quantization=Quantization(quant, 0))
+    (name, whole), *_ = files.tensors().items()
+    rows, width = whole.shape
+    for files_ in (files, replace(files, auto_trans=True)):
+        assert files_.tensors(Ranks(1, 1, 2))[name].shape == (rows // 2, width)
+        found = files_.tensors(Ranks(1, 1, 2), vocab_parallel=False)
+        assert found[name].shape == whole.shape
 
 
 def test_a_sharded_checkpoint_is_not_quantized(configure: Configure) -> None:

@@ -12,6 +12,7 @@ import pytest
 from lite_runner.app import main
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate, locate_cached, locate_for_plan
 from lite_runner.weights import source
 from lite_runner.weights.formats import gguf_metadata
@@ -68,6 +69,95 @@ def test_what_is_not_in_the_cache_has_no_path(configure: Configure) -> None:
 def test_what_is_here_is_located_without_the_network(configure: Configure) -> None:
     config = configure("model=auto", LLAMA)
     assert locate_cached(config) == locate(config) == locate_for_plan(config)
+
+
+@pytest.fixture
+def from_hub(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that hf://someone/model comes to: a config.json, and maybe what a test adds."""
+    folder = Path("snapshot")
+    folder.mkdir()
+    shutil.copy(REFERENCE / "llama/config.json", folder)
+    monkeypatch.setattr(source, "_fetch_from_hub", lambda *arguments: folder)
+    return folder
+
+
+def test_without_weights_a_folder_from_the_hub_needs_none(
+    configure: Configure, from_hub: Path
+) -> None:
+    files = locate(configure("model=auto", HUB), weights=False)
+    assert (files.path, files.model, files.gguf) == (from_hub, reference_model("llama"), None)
+    with pytest.raises(ArtifactError, match="snapshot"):
+        locate(configure("model=auto", HUB))
+
+
+def test_with_weights_a_folder_from_the_hub_is_read_as_another(
+    configure: Configure, from_hub: Path
+) -> None:
+    """The sizes of a GGUF are in it; config.json is of the weights that are not there."""
+    (from_hub / "config.json").unlink()
+    write_tiny_gguf(from_hub / "model.gguf")
+    files = locate(configure("model=auto", HUB))
+    assert files.gguf is not None and files.model == locate_at(configure, from_hub).model
+
+
+def locate_at(configure: Configure, path: Path, **options: bool) -> ModelFiles:
+    return locate(configure("model=auto", f"load_checkpoint={path}"), **options)
+
+
+def test_without_weights_a_file_here_says_the_sizes(configure: Configure) -> None:
+    write_tiny_gguf(Path("model.gguf"))
+    files = locate_at(configure, Path("model.gguf"), weights=False)
+    assert files.gguf is not None and files.model == locate_at(configure, Path("model.gguf")).model
+
+
+def test_a_damaged_file_is_told_where_weights_are_wanted(configure: Configure) -> None:
+    Path("model").mkdir()
+    shutil.copy(REFERENCE / "llama/config.json", "model")
+    Path("model/model.safetensors").write_bytes(bytes(7))
+    assert locate_at(configure, Path("model"), weights=False).path == Path("model")
+    with pytest.raises(ArtifactError, match=r"^model/model.safetensors: "):
+        locate_at(configure, Path("model"))
+    Path("model/config.json").unlink()  # what is missing beside it is not what is wrong
+    with pytest.raises(ArtifactError, match=r"^model/model.safetensors: "):
+        locate_at(configure, Path("model"))
+
+
+def test_the_key_of_a_missing_source_is_named(configure: Configure) -> None:
+    for key in ("load_checkpoint", "pretrained_model_dir"):
+        Path("gone").mkdir()
+        config = configure("model=tiny_llama", f"{key}=gone")
+        Path("gone").rmdir()
+        with pytest.raises(ArtifactError, match=rf"^{key}: .*gone"):
+            locate(config)
+
+
+def test_how_shards_are_read_is_the_configs(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = locate(configure("model=auto", LLAMA))
+    assert plain.strategy is None and not plain.auto_trans
+    assert locate(configure("model=auto", LLAMA, "auto_trans_ckpt=true")).auto_trans
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    Path("strategy").mkdir()
+    strategy = "src_strategy_path_or_dir=~/strategy"
+    found = locate(configure("model=auto", LLAMA, strategy, "auto_trans_ckpt=true"))
+    assert found.strategy == Path.cwd() / "strategy"
+
+
+def test_a_sharded_checkpoint_is_located_without_its_files(configure: Configure) -> None:
+    """Each rank opens its own; with the sizes in a manifest no file of weights is."""
+    words = ("run_mode=shard", "model=auto", LLAMA, "parallel=tp2", "shard_output=cut")
+    assert main([*words, "verbosity=0"]) == 0
+    files = locate_at(configure, Path("cut"))
+    assert files.gguf is None and files.model == reference_model("llama")
+
+
+def test_an_adapter_is_merged_into_weights_only(configure: Configure) -> None:
+    pet = "{pet_type: lora, lora_rank: 8, lora_alpha: 16, target_modules: .*wq}"
+    config = configure("model=auto", LLAMA, f"model.model_config.pet_config={pet}")
+    assert locate(config, weights=False).adapter is None
+    with pytest.raises(ArtifactError, match="holds no LoRA weights"):
+        locate(config)
 
 
 @pytest.mark.parametrize(

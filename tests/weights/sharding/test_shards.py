@@ -22,6 +22,7 @@ from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.system import files
 from lite_runner.weights.formats.ckpt_file import open_ckpt
 from lite_runner.weights.layouts import expected_tensors
+from lite_runner.weights.sharding import shards
 from lite_runner.weights.sharding.reshard import tensors_for, whole_tensors
 from lite_runner.weights.sharding.shard_writer import (
     Cutting,
@@ -137,9 +138,9 @@ def test_shards_of_mindspore_are_read(
     theirs = tmp_path / "theirs"
     ms.transform_checkpoints(str(tmp_path / "whole"), str(theirs), "x", None, str(strategy))
     for told, by in ((strategy, f"the strategy {strategy}"), (None, "the shapes")):
-        shards = open_shards(theirs, model, told)
-        assert (len(shards.files), shards.layout_source, shards.describe()) == (8, by, "tp=4 dp=2")
-        same(shards.whole(), source)
+        found = open_shards(theirs, model, told)
+        assert (len(found.files), found.layout_source, found.describe()) == (8, by, "tp=4 dp=2")
+        same(found.whole(), source)
 
 
 def test_one_rank_needs_no_strategy(
@@ -151,9 +152,9 @@ def test_one_rank_needs_no_strategy(
     source = values(model)
     write_ckpt(tmp_path / "set/rank_0/llama_rank_0-5_2.ckpt", source)
     for known in (model, None):
-        shards = open_shards(tmp_path / "set", known)
-        assert shards.describe() == "tp=1 dp=1"
-        same(shards.whole(), source)
+        found = open_shards(tmp_path / "set", known)
+        assert found.describe() == "tp=1 dp=1"
+        same(found.whole(), source)
     shutil.copytree(tmp_path / "set/rank_0", tmp_path / "set/rank_1")
     with pytest.raises(ArtifactError, match="nothing says how its 2 ranks are cut"):
         open_shards(tmp_path / "set", None)
@@ -185,9 +186,19 @@ def test_a_set_in_stages_of_a_pipeline(
             del message.parallel_layout_item[:]
             message.parallel_layout_item.extend(names[name] for name in kept)
             file.write_bytes(message.SerializeToString())
-    shards = open_shards(tmp_path / "set", model, tmp_path / "strategy")
-    assert shards.describe() == "tp=2 dp=1 pp=2"
-    same(shards.whole(), source)
+    found = open_shards(tmp_path / "set", model, tmp_path / "strategy")
+    assert found.describe() == "tp=2 dp=1 pp=2"
+    same(found.whole(), source)
+    last = tmp_path / "set/rank_3/m_rank_3-300_8.ckpt"
+    held = open_ckpt(last)
+    name = next(name for name in held if name.startswith("ln_f."))
+    other = held[name].read() + 1
+    write_ckpt(last, held | {name: LazyTensor(other.shape, "F16", lambda: other)})
+    with pytest.raises(ArtifactError, match=rf"rank_3-300.* than .*rank_2-300.*: {name} holds"):
+        open_shards(tmp_path / "set", model, tmp_path / "strategy")
+    write_ckpt(last, {key: one for key, one in held.items() if key != name})
+    with pytest.raises(ArtifactError, match=rf"(?s)rank_3-300.* {name}"):
+        open_shards(tmp_path / "set", model, tmp_path / "strategy")
 
 
 def test_only_the_pieces_that_are_asked_for_are_read(
@@ -195,15 +206,15 @@ def test_only_the_pieces_that_are_asked_for_are_read(
 ) -> None:
     model = configs["llama"]
     source = values(model)
-    shards = open_shards(cut(tmp_path / "4", source, model, 4), model)
+    found = open_shards(cut(tmp_path / "4", source, model, 4), model)
     name = "model.layers.0.attention.wo.weight"  # cut along its second axis, 64 in 4
 
     def fail(*_: Any) -> Any:
         raise AssertionError("read, but not asked for")
 
-    held = list(shards.held)
+    held = list(found.held)
     held[3] = {**held[3], name: replace(held[3][name], read=fail, part=fail)}
-    whole = replace(shards, held=tuple(held)).whole()
+    whole = replace(found, held=tuple(held)).whole()
     for index in ((slice(4, 9), slice(0, 16)), (slice(0, 32), slice(10, 40))):
         found = whole[name].piece(index)
         assert np.array_equal(found, source[name].read()[index]) and found.flags.c_contiguous
@@ -335,6 +346,39 @@ class TestBadInput:
         shutil.rmtree(folder / "rank_2")
         shutil.copytree(other / "rank_2", folder / "rank_2")
         fails("of another set than .* is F16 and not F32")
+
+    def test_a_tensor_that_the_model_has_not(
+        self, folder: Path, model: Decoder, fails: Callable[..., None]
+    ) -> None:
+        """Of one stage each rank holds a part of every tensor, and nothing else."""
+        without_manifests(folder)
+        file = folder / "rank_1/checkpoint_1.ckpt"
+        held = open_ckpt(file)
+        name = "model.layers.1.attention.wq.weight"
+        write_ckpt(file, held | {name.replace("1", "2"): held[name]})
+        fails(r"(?s)checkpoint_1.ckpt \(rank 1 of 4, .* says\).*model.layers.2.attention.wq.weight")
+        write_ckpt(file, {key: one for key, one in held.items() if key != name})
+        fails("model.layers.1.attention.wq.weight")
+
+    def test_large_tensors_are_not_compared_between_ranks(
+        self,
+        folder: Path,
+        model: Decoder,
+        fails: Callable[..., None],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """What is compared is read in each start; small tensors tell another checkpoint."""
+        without_manifests(folder)
+        file, name = folder / "rank_2/checkpoint_2.ckpt", "model.layers.1.attention.wq.weight"
+        held = open_ckpt(file)
+        other = held[name].read() + 1
+        write_ckpt(file, held | {name: LazyTensor(other.shape, "F32", lambda: other)})
+        for limit, compared in ((other.nbytes, True), (other.nbytes - 1, False)):
+            monkeypatch.setattr(shards, "MOST_COMPARED", limit)
+            if compared:
+                fails(f"checkpoint_2.ckpt: of another set than .*_0.ckpt: {name} holds other")
+            else:
+                assert open_shards(folder, model).describe() == "tp=2 dp=2"
 
     def test_mixed_formats_and_cuts(
         self, folder: Path, model: Decoder, values: Values, fails: Callable[..., None]
@@ -537,6 +581,7 @@ HELD = """
 import sys
 from pathlib import Path
 from lite_runner.config.ranks import Ranks
+from lite_runner.weights.sharding import shards
 from lite_runner.weights.sharding.reshard import whole_tensors
 from lite_runner.weights.sharding.shard_writer import Cutting, write_shards
 sys.path.insert(0, {tests!r})
