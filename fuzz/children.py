@@ -33,6 +33,7 @@ class Case:
     file: str  # below the folder
     mutation: Mutation
     read: Callable[[Path], object]  # reads the folder as a run does
+    memory: int = MEMORY
 
     def damaged(self, seed: int, index: int) -> bytes:
         """The bytes of the file after mutation `index`."""
@@ -133,7 +134,7 @@ def _watched(pid: int, reached: mmap.mmap) -> str:
 def _read_all(
     case: Case, seed: int, indices: range, work: Path, reached: mmap.mmap, report: Path
 ) -> None:
-    _bound_memory()
+    _bound_memory(case.memory)
     silent = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(silent, stream)
@@ -154,9 +155,9 @@ def _read_all(
                 file.write(json.dumps([index, _kind(error), trace[-3000:]]) + "\n")
 
 
-def _bound_memory() -> None:
+def _bound_memory(more: int) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * os.sysconf("SC_PAGESIZE") + MEMORY
+    limit = pages * os.sysconf("SC_PAGESIZE") + more
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

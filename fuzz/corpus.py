@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors.numpy import load_file, save_file
 
-from fuzz import formats, texts
+from fuzz import engines, formats, texts
 from fuzz.children import Case
 from fuzz.readers import plan, run, tokenizer
 from lite_runner.app import main
@@ -29,6 +29,7 @@ def cases(folder: Path) -> Iterator[Case]:
     yield from _shards(folder)
     yield from _adapters(folder)
     yield from _exports(folder)
+    yield from engines.cases(folder, _ascii_tokenizer)
     yield from texts.tokenizers_of(folder)
     yield from texts.plain_texts(folder)
 
