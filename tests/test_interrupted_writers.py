@@ -6,6 +6,8 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -132,3 +134,78 @@ def test_a_killed_run_leaves_what_there_was_or_what_is_new(writer: str, synced: 
         assert found in (old, new)
     assert found.keys() == old.keys()
     assert all(data in (old[name], new[name]) for name, data in found.items())
+
+
+# -- Exports, in a process of their own: MindSpore's threads do not survive a fork. ----------------
+
+EXPORT = ("run_mode=export", "model=auto", "load_checkpoint=model", "export_output=new")
+EXPORTS = {
+    "dynamic": (*EXPORT, "export.layout=dynamic", "infer.infer_seq_length=32"),
+    "packed": (*EXPORT, "quant=a16w8", "infer.infer_seq_length=32"),
+}
+# Ends itself before or after this call of a function.
+KILLED = """
+import importlib, os, signal, sys
+from lite_runner.app import main
+
+def kill(when, name):
+    module, _, name = name.rpartition(".")
+    module = importlib.import_module(module)
+    call = getattr(module, name)
+    def ended(*arguments):
+        if when == "after":
+            call(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+    setattr(module, name, ended)
+
+if sys.argv[1]:
+    kill(*sys.argv[1].split())
+sys.exit(main(sys.argv[2:]))
+"""
+FULL = f"""
+import resource, signal, sys
+from lite_runner.app import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({LARGEST},) * 2)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def export(name: str, *words: str, code: str = KILLED) -> int:
+    """How a process that exports to `new` ends."""
+    words = (*words, *EXPORTS[name], "overwrite=true", "verbosity=0")
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    return done.returncode
+
+
+@pytest.fixture(params=EXPORTS)
+def exported(request: pytest.FixtureRequest) -> str:
+    """An export in `new`, of weights that have changed since."""
+    name: str = request.param
+    shutil.copytree(REFERENCE / "llama", "model")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(FIXTURES / "frozen/artifacts/dynamic" / file, "model")
+    assert export(name, "") == 0
+    change_weights()
+    return name
+
+
+def test_an_export_that_is_ended_leaves_what_there_was_or_what_is_new(exported: str) -> None:
+    old = contents(Path("new"))
+    assert max(map(len, old.values())) > LARGEST
+    assert export(exported, code=FULL) == 3
+    assert contents(Path("new")) == old and not list(Path().glob(".new*"))
+    for when in (
+        "before lite_runner.export.writer.write_manifest",
+        "after lite_runner.export.writer.verify",
+        "before lite_runner.export.output_paths.put_in_place",
+    ):
+        assert export(exported, when) == -signal.SIGKILL
+        assert contents(Path("new")) == old
+    assert export(exported, "after lite_runner.export.output_paths.put_in_place") == -signal.SIGKILL
+    found = contents(Path("new"))
+    assert found.keys() == old.keys() and found != old
+    assert export(exported, "") == 0
+    assert contents(Path("new")).keys() == found.keys()  # a graph has names of its own each time
+    assert not list(Path().glob(".new*"))  # of the killed ones
