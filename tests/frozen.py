@@ -8,7 +8,6 @@ where the whole would be large.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import sys
 import tempfile
@@ -101,7 +100,7 @@ def packed() -> dict[str, str]:
                 rounds = quant == "a8w8"
                 model = pack(config, weights, lora, integer_input=rounds)
                 digest = hashlib.sha256()
-                for layer in (model.embedding, *itertools.chain(*model.blocks), model.head):
+                for layer in model:
                     digest.update(layer.block.tobytes())
                 found[f"{case}/{quant}{name}"] = digest.hexdigest()
     return found

@@ -64,7 +64,7 @@ class NativeModel:
     compile_s = 0.0
 
     def __init__(self, config: Decoder, layers: Sequence[Packed], slots: int) -> None:
-        """`layers`: as PackedModel has them; `slots`: of the adapter pools."""
+        """`layers`: as `pack` returns them; `slots`: of the adapter pools."""
         self._config = config
         self._blocks = [layer.block for layer in layers]  # keeps them alive
         self.adapters = NativePools([layer.adapters for layer in layers], slots)

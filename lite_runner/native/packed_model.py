@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -109,20 +109,6 @@ class Packed:
     adapters: PoolLayout | None
 
 
-@dataclass(frozen=True)
-class PackedModel:
-    """All packed layers of a model; a block is an attention and a feed-forward layer."""
-
-    embedding: Packed
-    blocks: list[tuple[Packed, Packed]]
-    head: Packed
-
-    @property
-    def layers(self) -> list[Packed]:
-        """In the order of computation."""
-        return [self.embedding, *(one for pair in self.blocks for one in pair), self.head]
-
-
 def pack(
     model: spec.Decoder,
     weights: Weights,
@@ -130,20 +116,92 @@ def pack(
     *,
     integer_input: bool = False,
     dequantize: bool = False,
-) -> PackedModel:
-    """Pack a model that is not `unsupported`, taking its weights layer by layer.
+) -> list[Packed]:
+    """The layers of a model that is not `unsupported`, in the order of computation, taking its
+    weights layer by layer.
 
     `integer_input` and `dequantize`: see packing.matrix.
     """
-    packer = _Packer(model, weights, lora, integer_input, dequantize)
-    return PackedModel(
-        packer.embedding(),
-        [
-            (packer.attention(layer, block), packer.feed_forward(layer, block))
-            for layer, block in enumerate(model.blocks)
-        ],
-        packer.head(),
+    return list(
+        packed_layers(model, weights, lora, integer_input=integer_input, dequantize=dequantize)
     )
+
+
+def packed_layers(
+    model: spec.Decoder,
+    weights: Weights,
+    lora: LoraSize | None = None,
+    *,
+    integer_input: bool = False,
+    dequantize: bool = False,
+) -> Iterator[Packed]:
+    """The same, one after the other: embedding, attention and feed-forward of each block, head."""
+    packer = _Packer(model, weights, PoolLayouts(model, lora), integer_input, dequantize)
+    yield packer.embedding()
+    for layer, block in enumerate(model.blocks):
+        yield packer.attention(layer, block)
+        yield packer.feed_forward(layer, block)
+    yield packer.head()
+
+
+class PoolLayouts:
+    """Layouts of the adapter pools of a model's layers; None: not targeted."""
+
+    def __init__(self, model: spec.Decoder, lora: LoraSize | None) -> None:
+        """`lora` None: no adapters."""
+        self._model, self._lora = model, lora
+        self._parameters = by_role(model)
+
+    def every(self) -> list[PoolLayout | None]:
+        """In the order of `packed_layers`."""
+        blocks = enumerate(self._model.blocks)
+        pairs = [(self.attention(i, block), self.feed_forward(i, block)) for i, block in blocks]
+        return [self.embedding(), *(one for pair in pairs for one in pair), self.head()]
+
+    def embedding(self) -> PoolLayout | None:
+        model = self._model
+        name = self._parameters["embedding", None, "weight"].name
+        return self._layout([Target(name, model.vocab_size, model.hidden_size, looked_up=True)])
+
+    def attention(self, layer: int, block: spec.Block) -> PoolLayout | None:
+        parts, hidden = block.attention, self._model.hidden_size
+        queries, keys = parts.heads * parts.head_dim, parts.kv_heads * parts.head_dim
+        return self._layout(
+            [
+                self._target("query", layer, hidden, queries),
+                self._target("key", layer, hidden, keys),
+                self._target("value", layer, hidden, keys),
+                self._target("attention_out", layer, queries, hidden),
+            ]
+        )
+
+    def feed_forward(self, layer: int, block: spec.Block) -> PoolLayout | None:
+        parts, hidden = block.feed_forward, self._model.hidden_size
+        if parts.experts is not None:  # which adapters do not target
+            return None
+        return self._layout(
+            [
+                self._target("gate", layer, hidden, parts.width) if parts.gated else None,
+                self._target("up", layer, hidden, parts.width),
+                self._target("down", layer, parts.width, hidden),
+            ]
+        )
+
+    def head(self) -> PoolLayout | None:
+        model = self._model  # adapters target a tied head by this name too
+        return self._layout([Target(f"{HEAD}.weight", model.hidden_size, model.vocab_size)])
+
+    def _target(self, role: Role, layer: int, inputs: int, outputs: int) -> Target:
+        return Target(self._parameters[role, layer, "weight"].name, inputs, outputs)
+
+    def _layout(self, targets: Sequence[Target | None]) -> PoolLayout | None:
+        if self._lora is None:
+            return None
+        size = self._lora
+        targeted = [one if one and one.name in size.targets else None for one in targets]
+        if not any(targeted):
+            return None
+        return PoolLayout(size.rank, tuple(targeted), size.bfloat16)
 
 
 class _Packer:
@@ -153,11 +211,11 @@ class _Packer:
         self,
         model: spec.Decoder,
         weights: Weights,
-        lora: LoraSize | None,
+        layouts: PoolLayouts,
         integer_input: bool,
         dequantize: bool,
     ) -> None:
-        self._model, self._weights, self._lora = model, weights, lora
+        self._model, self._weights, self._layouts = model, weights, layouts
         self._integer_input, self._dequantize = integer_input, dequantize
         self._parameters, self._experts = by_role(model), by_expert(model)
 
@@ -169,22 +227,14 @@ class _Packer:
         norm = None
         if model.embedding_norm is not None:
             norm = self._norm(model.embedding_norm, "embedding_norm")
-        layout = self._layout([Target(name, model.vocab_size, model.hidden_size, looked_up=True)])
+        layout = self._layouts.embedding()
         table = self._packed(self._weights.matrix(name))
         block = packing.embedding(table, positions, norm, layout, hidden=model.hidden_size)
         return Packed(block.block(), layout)
 
     def attention(self, layer: int, block: spec.Block) -> Packed:
         parts, hidden = block.attention, self._model.hidden_size
-        queries, keys = parts.heads * parts.head_dim, parts.kv_heads * parts.head_dim
-        layout = self._layout(
-            [
-                self._target("query", layer, hidden, queries),
-                self._target("key", layer, hidden, keys),
-                self._target("value", layer, hidden, keys),
-                self._target("attention_out", layer, queries, hidden),
-            ]
-        )
+        layout = self._layouts.attention(layer, block)
         inward = packing.stacked([self._matrix(role, layer) for role in _INWARD])
         bias = None
         if parts.qkv_bias:
@@ -228,13 +278,7 @@ class _Packer:
         parts, hidden = block.feed_forward, self._model.hidden_size
         if parts.experts is not None:
             return self._mixture(layer, block, parts.experts)
-        layout = self._layout(
-            [
-                self._target("gate", layer, hidden, parts.width) if parts.gated else None,
-                self._target("up", layer, hidden, parts.width),
-                self._target("down", layer, parts.width, hidden),
-            ]
-        )
+        layout = self._layouts.feed_forward(layer, block)
         up: Weight | packing.Alternating
         bias: Floats | tuple[Floats, Floats] | None
         if parts.gated:
@@ -282,11 +326,11 @@ class _Packer:
         return Packed(packed.block(), None)
 
     def head(self) -> Packed:
-        model, name = self._model, f"{HEAD}.weight"  # adapters target a tied head by this name too
+        model = self._model
         matrix = None
         if not model.tie_word_embeddings:
-            matrix = self._packed(self._weights.matrix(name))
-        layout = self._layout([Target(name, model.hidden_size, model.vocab_size)])
+            matrix = self._packed(self._weights.matrix(f"{HEAD}.weight"))
+        layout = self._layouts.head()
         norm = self._norm_of_hidden(model.norm, "norm")
         assert norm is not None
         if model.logits_scaling != 1:
@@ -300,19 +344,6 @@ class _Packer:
 
     def _name(self, role: Role, layer: int | None = None, kind: Part = "weight") -> str:
         return self._parameters[role, layer, kind].name
-
-    def _target(self, role: Role, layer: int, inputs: int, outputs: int) -> Target:
-        return Target(self._name(role, layer), inputs, outputs)
-
-    def _layout(self, targets: Sequence[Target | None]) -> PoolLayout | None:
-        """Pool layout for the targeted matrices of a layer."""
-        if self._lora is None:
-            return None
-        size = self._lora
-        targeted = [one if one and one.name in size.targets else None for one in targets]
-        if not any(targeted):
-            return None
-        return PoolLayout(size.rank, tuple(targeted), size.bfloat16)
 
     def _matrix(self, role: Role, layer: int) -> Weight:
         return self._weights.matrix(self._name(role, layer))

@@ -61,18 +61,17 @@ class NativeNetwork(nn.Cell):
         self.hidden, self.vocab = config.hidden_size, config.vocab_size
         self.head = head_operator(config)
         self._config = config
-        model = pack(
+        layers = pack(
             config,
             weights,
             options.lora,
             integer_input=options.integer_input,
             dequantize=options.dequantize,
         )
-        layers = model.layers
         self.layers = ParameterTuple(
             _parameter(layer.block, f"layer{index}") for index, layer in enumerate(layers)
         )
-        self.format = format_of(one.block for pair in model.blocks for one in pair)
+        self.format = format_of(layer.block for layer in layers[1:-1])
         # Per layer: adapter pool [slots, width]; a single element if it is not targeted.
         self.layouts: list[PoolLayout | None] = [layer.adapters for layer in layers]
         slots = 0 if options.lora is None else options.lora.slots

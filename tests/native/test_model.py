@@ -21,7 +21,7 @@ from tests.conftest import Reference
 def opened(known: Any, quant: str, options: NativeOptions) -> NativeBackend:
     weights = QuantizedWeights(known.tensors(quant), known.config)
     packed = pack(known.config, weights, dequantize=quant == "none")
-    return NativeBackend(known.config, NativeModel(known.config, packed.layers, 0), options)
+    return NativeBackend(known.config, NativeModel(known.config, packed, 0), options)
 
 
 @pytest.mark.parametrize(
