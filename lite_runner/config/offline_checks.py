@@ -83,6 +83,18 @@ def _engine(config: ExportedOptions) -> Iterator[Fault]:
             ("export.layout", "engine"),
             f"export.layout={layout} runs in engine={wants}, not {engine}",
         )
+    if config.takes_packed:
+        refused = forced | {
+            "export.weight_fp16": config.export.weight_fp16,
+            "infer.model_type": config.infer.model_type is not None,
+            "infer.enc_key": config.infer.enc_key,
+        }
+        for key, value in refused.items():
+            if value:
+                yield fault(
+                    (key.partition("=")[0], "engine"),
+                    f"{key} is of MindIR graphs; engine=native (export.layout=packed) has none",
+                )
     lite_only = layout in ("auto", "resizable") and engine != "graph-cell"
     if config.infer.model_type == "mindir_lite" and not lite_only:
         yield fault(

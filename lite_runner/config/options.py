@@ -70,7 +70,7 @@ class ExportedOptions(ComputeOptions):
     takes_parallel: ClassVar[bool] = True
     writes_graphs: ClassVar[bool] = False  # the run mode writes exported models
 
-    engine: Literal["auto", "lite", "lite-worker", "graph-cell"]
+    engine: Literal["auto", "lite", "lite-worker", "graph-cell", "native"]
     export: Export
     infer: Infer
 
@@ -83,6 +83,11 @@ class ExportedOptions(ComputeOptions):
         """Whether an exported model is named, which has its weights in it."""
         named = self.infer.model_dir or self.infer.prefill_model_path
         return bool(named) and not self.writes_graphs  # or it is written there
+
+    @property
+    def takes_packed(self) -> bool:
+        """Whether the exported model is packed layers for engine=native, not a graph."""
+        return self.engine == "native" or self.export.layout == "packed"
 
     def without_secrets(self: Exported) -> Exported:
         infer = dataclasses.replace(self.infer, enc_key=hidden(self.infer.enc_key))

@@ -47,9 +47,10 @@ def _of_exported(config: ExportedOptions) -> dict[str, bool]:
     layout, target = config.export.layout, config.export.target
     return {
         "model.model_config.use_past=false": not config.writes_graphs and not config.use_past,
-        # Our own operators run in MindSpore alone, and one graph of them does all.
-        f"export.layout={layout}": offline and layout not in ("auto", "dynamic"),
-        f"engine={config.engine}": offline and config.engine not in ("auto", "graph-cell"),
+        # Our own operators run in MindSpore or by themselves, and one graph of them does all.
+        f"export.layout={layout}": offline and layout not in ("auto", "dynamic", "packed"),
+        f"engine={config.engine}": offline
+        and config.engine not in ("auto", "graph-cell", "native"),
         f"export.target={target}": offline and target == "Ascend",
         "infer.model_type=mindir_lite": offline and config.infer.model_type == "mindir_lite",
         "export.weight_fp16=true": offline and config.export.weight_fp16,

@@ -43,11 +43,12 @@ def request_faults(config: GenerateOptions) -> Iterator[Fault]:
     """Validation errors of adapters and prompts, without reading prompt files."""
     data, ids = config.predict_data, config.adapter_id
     file = data == STANDARD_INPUT or prompt_file(data) is not None
-    if config.adapter_path and config.backend == "mslite":
+    if config.adapter_path and config.backend == "mslite" and not config.takes_packed:
         yield fault(
             ("adapter_path", "backend"),
             "adapter_path has no effect with backend=mslite, whose models are exported ones;"
-            " run_mode=export adapter_id= exports a model with an adapter merged into it",
+            " run_mode=export adapter_id= exports a model with an adapter merged into it, and"
+            " engine=native takes adapters",
         )
     if isinstance(ids, tuple) and data and not file:
         texts = (data,) if isinstance(data, str) else data

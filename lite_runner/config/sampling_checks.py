@@ -117,8 +117,10 @@ def _logits(config: GenerateOptions, options: GenerationConfig) -> Iterator[Faul
                 (key, name),
                 f"{key}=true returns the argmax alone, no logits, so {asked} cannot be done",
             )
-    if options.prompt_logprobs is not None and (
-        config.backend == "mslite" or (config.backend == "auto" and config.runs_given_model)
+    if (
+        options.prompt_logprobs is not None
+        and not config.takes_packed
+        and (config.backend == "mslite" or (config.backend == "auto" and config.runs_given_model))
     ):
         yield fault(
             ("prompt_logprobs", "backend"),

@@ -304,7 +304,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class Export:
-    layout: Literal["auto", "resizable", "dynamic", "static_pair"]
+    layout: Literal["auto", "resizable", "dynamic", "static_pair", "packed"]
     target: Literal["auto", "CPU", "Ascend"]
     weight_fp16: bool
 

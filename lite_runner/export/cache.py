@@ -37,7 +37,7 @@ def chosen_backend(
     spec = spec_of_run(config, files, slots, length)
     copies = max(generation.num_beams, generation.num_return_sequences) > 1
     found = folder_in_cache(config, files, spec)
-    if found.is_dir() and not (copies and spec.layout != "resizable"):
+    if found.is_dir() and not (copies and not spec.fits_any):
         progress.note(f"backend=auto: mslite, since {found.name} is in the cache")
         return "mslite"
     progress.note(f"backend=auto: ms, since no exported {config.model_name} is in the cache")
@@ -64,7 +64,7 @@ def folder_in_cache(config: ExportedOptions, files: ModelFiles, spec: ExportSpec
         origin = f"{files.path.resolve()} {_state(files.path)}"
     form = asdict(spec)
     form["key"] = spec.key and hashlib.sha256(spec.key).hexdigest()
-    if spec.layout == "resizable":  # its graph takes any number of slots and positions
+    if spec.fits_any:
         del form["slots"], form["length"]
     described = {
         "model": asdict(files.model),

@@ -21,6 +21,8 @@ def check_fits(config: ExportedOptions, given: ExportedModel, slots: int, length
     a run of `slots` rows of `length` positions."""
     folder, manifest = given.folder, given.manifest
     cache = manifest.operators.kv_cache if manifest.operators else "fp32"
+    if manifest.layout == "packed":
+        cache = config.kv_cache
     if manifest.operators and not config.context.kernels:
         raise ConfigError(
             f"{folder}: a graph of this project's own operators, and context.kernels=false",
@@ -47,7 +49,7 @@ def check_fits(config: ExportedOptions, given: ExportedModel, slots: int, length
             "ask for fewer new tokens, or export with a larger infer.infer_seq_length",
         )
     check_length(length, asked)
-    if manifest.layout != "resizable" and slots > manifest.batch_size:
+    if not manifest.fits_any and slots > manifest.batch_size:
         raise ConfigError(
             f"{folder}: made for {manifest.batch_size} rows at a time, {slots} are asked for",
             f"predict_batch_size={manifest.batch_size}",
@@ -82,7 +84,7 @@ def check_ranks(
 def check_generation(manifest: Manifest, generation: GenerationConfig) -> None:
     """Raises ConfigError for options that the graphs cannot generate with."""
     copies = max(generation.num_beams, generation.num_return_sequences) > 1
-    if copies and manifest.layout != "resizable":
+    if copies and not manifest.fits_any:
         raise ConfigError(*cannot_copy(manifest.layout))
     if manifest.sampled and (asked := more_than_greedy(generation)):
         raise ConfigError(

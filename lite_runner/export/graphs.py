@@ -12,6 +12,7 @@ from lite_runner.config.ranks import Ranks
 from lite_runner.export.exchange import gather
 from lite_runner.export.job import ExportJob
 from lite_runner.export.native_graph import write_native_graph
+from lite_runner.export.packed_layers import write_packed_layers
 from lite_runner.mindir.manifest import Graph, GraphName, Manifest
 from lite_runner.weights.read_ahead import ReadAhead
 
@@ -21,6 +22,8 @@ def write_graphs(
 ) -> tuple[dict[GraphName, Graph], ExportJob]:
     """Write the graphs; also gives the job with the operators as they were written. Of several
     ranks each writes its own graphs, and gets the names of all."""
+    if job.spec.layout == "packed":
+        return write_packed_layers(folder, job)
     if (operators := job.spec.operators) is not None:
         graphs, operators = write_native_graph(folder, job, operators)
         return graphs, replace(job, spec=replace(job.spec, operators=operators))

@@ -12,12 +12,15 @@ from lite_runner.config.schema import DType
 from lite_runner.errors import EnvironmentFault
 from lite_runner.mindir import resizable_inputs
 from lite_runner.mindir.manifest import Layout
+from lite_runner.native import packed_model
 
 
 def choose_layout(config: ExportedOptions, model: Decoder, target: Device) -> Layout:
     """The layout that export.layout names; of "auto", by target, engine and what is installed."""
     if config.export.layout != "auto":
         return config.export.layout
+    if config.engine == "native":
+        return "packed"
     if (
         target == "Ascend"
         or config.model.model_config.is_sample_acceleration
@@ -40,6 +43,8 @@ def choose_layout(config: ExportedOptions, model: Decoder, target: Device) -> La
 
 def layout_faults(layout: Layout, model: Decoder, dtype: DType, *, encrypted: bool) -> list[str]:
     """Why graphs of this layout cannot be had of the model, computed in `dtype`."""
+    if layout == "packed":
+        return [f"export.layout=packed: {why}" for why in packed_model.unsupported(model)]
     if layout != "resizable":
         return []
     faults = []

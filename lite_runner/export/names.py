@@ -46,7 +46,7 @@ def _particulars(job: ExportJob) -> Iterator[str]:
         yield "encrypted"
     if spec.ranks > 1:
         yield f"tp{spec.ranks}"
-    if spec.layout != "resizable":  # its graph takes any number of rows and positions
+    if not spec.fits_any:
         if spec.slots > 1:
             yield f"b{spec.slots}"
         if spec.length != default_length(files.model):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lite_runner import progress
 from lite_runner.backends.base import Backend
-from lite_runner.backends.exported import open_exported
+from lite_runner.backends.exported import PackedOptions, open_exported
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.options import ExportedOptions
 from lite_runner.config.ranks import Ranks
@@ -27,6 +27,7 @@ def open_offline(
     slots: int,
     length: int,
     ranks: Ranks,
+    packed: PackedOptions,
 ) -> Backend:
     """The backend of the exported model that the config names, or of the one in the cache, which
     is exported first where there is none; for prompts with the options `each`. Each of several
@@ -46,4 +47,5 @@ def open_offline(
     for generation in dict.fromkeys(each):
         check_generation(manifest, generation)
     with progress.step(f"load {folder.name} in {engine.name}"):
-        return open_exported(manifest.paths(folder, rank), manifest, engine, slots=slots)
+        graphs = manifest.paths(folder, rank)
+        return open_exported(graphs, manifest, engine, slots=slots, packed=packed)

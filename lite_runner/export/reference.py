@@ -22,7 +22,8 @@ def reference_backend(job: ExportJob, length: int) -> Backend:
     """
     files, ranks, vocab_parallel = job.files, job.ranks, job.spec.vocab_parallel
     if job.spec.operators is not None:
-        return _native(files.model, files.tensors(), job.spec.operators, length)
+        operators = None if job.spec.operators.quant == "none" else job.spec.operators
+        return _native(files.model, files.tensors(), operators, length)
     tensors = files.resharded(ranks, vocab_parallel=vocab_parallel)
     if ranks.tensor == 1 and native.unusable() is None and not unsupported(files.model):
         return _native(files.model, tensors, None, length)

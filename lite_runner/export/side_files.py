@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from lite_runner.architectures import custom_network
 from lite_runner.backends.ge_options import ge_to_write
@@ -15,6 +16,12 @@ from lite_runner.mindir.manifest import MANIFEST, Graph, GraphName, Manifest
 from lite_runner.system.files import sha256_of
 from lite_runner.system.versions import versions
 from lite_runner.weights.lora.adapter_file import digest
+
+MODEL_TYPES: dict[str, Literal["MINDIR", "MINDIR_LITE", "PACKED"]] = {
+    "mindir": "MINDIR",
+    "mindir_lite": "MINDIR_LITE",
+    "packed": "PACKED",
+}
 
 
 def write_tokenizer(folder: Path, job: ExportJob) -> None:
@@ -34,10 +41,10 @@ def write_manifest(folder: Path, job: ExportJob, graphs: Mapping[GraphName, Grap
         model=files.model,
         source=files.source,
         target=spec.target,
-        model_type="MINDIR_LITE" if spec.model_type == "mindir_lite" else "MINDIR",
+        model_type=MODEL_TYPES[spec.model_type],
         precision=spec.precision,
         batch_size=spec.slots,
-        seq_length=files.model.seq_length if spec.layout == "resizable" else spec.length,
+        seq_length=files.model.seq_length if spec.fits_any else spec.length,
         graphs=graphs,
         files={file: sha256_of(folder / file) for file in names},
         tokenizer=tuple(job.tokenizer_files()),
@@ -55,9 +62,12 @@ def write_settings(folder: Path, job: ExportJob, manifest: Manifest, paths: Outp
     """Write the yaml and config.ini that MindFormers' tools want beside graphs.
 
     The user may change them, so the manifest does not list them. No yaml is written beside one of
-    the user's, nor for a registered family, which the yaml cannot describe.
+    the user's, nor for a registered family, which the yaml cannot describe, nor for packed layers,
+    which these tools do not read.
     """
     config = job.config
+    if manifest.layout == "packed":
+        return
     if custom_network(manifest.model) is None and not paths.has_own_yaml():
         text = model_yaml(manifest.model, config, manifest.seq_length, manifest.model_type.lower())
         (folder / f"{config.model_name}.yaml").write_text(text, encoding="utf-8")

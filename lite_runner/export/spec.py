@@ -13,7 +13,7 @@ from lite_runner.config.schema import DType
 from lite_runner.errors import ConfigError
 from lite_runner.export.engine import device_of, key_of
 from lite_runner.export.layout import choose_layout, layout_faults
-from lite_runner.mindir.manifest import Layout, Operators
+from lite_runner.mindir.manifest import Layout, Operators, fits_any
 from lite_runner.model.files import ModelFiles
 from lite_runner.native import packed_model
 from lite_runner.native.packing import FORMAT
@@ -24,7 +24,7 @@ class ExportSpec:
     """What an exported model has to be."""
 
     layout: Layout
-    model_type: Literal["mindir", "mindir_lite"]
+    model_type: Literal["mindir", "mindir_lite", "packed"]
     weight_fp16: bool
     dtype: DType  # of the graph; weight_fp16 is only how a .ms stores its weights
     target: Device
@@ -38,6 +38,11 @@ class ExportSpec:
     vocab_parallel: bool = True  # with several ranks: the embedding and the head are split too
 
     @property
+    def fits_any(self) -> bool:
+        """See Manifest.fits_any."""
+        return fits_any(self.layout)
+
+    @property
     def precision(self) -> DType:
         return "float16" if self.weight_fp16 else self.dtype
 
@@ -48,6 +53,8 @@ def spec_of(config: ExportedOptions, files: ModelFiles, slots: int, length: int)
     Raises ConfigError for what does not go together, EnvironmentFault where an engine was asked for
     that is not here, or this project's operators are not, which quantized weights need.
     """
+    if config.export.layout == "packed" or config.engine == "native":
+        return _packed(config, files, slots, length)
     if files.quantization.quant != "none":
         return _quantized(config, files, slots, length)
     key, device = key_of(config), device_of(config)
@@ -112,25 +119,46 @@ def check_length(length: int, asked: int | None) -> None:
 def _quantized(config: ExportedOptions, files: ModelFiles, slots: int, length: int) -> ExportSpec:
     """Of quantized weights; the config's checks have refused what they do not go with."""
     device, quantization = device_of(config), files.quantization
-    dtype = config.compute_dtype(device)
-    faults = []
-    if dtype != "float32":
-        faults.append(f"an export of quant={quantization} computes in float32; got {dtype}")
-    faults += [
-        f"quant={quantization} is not available in an export: {why}"
-        for why in packed_model.unsupported(files.model)
-    ]
-    if ranks_of(config).tensor > 1:
-        faults.append(f"an export of quant={quantization} is of one rank: model_parallel=1")
-    if not config.context.kernels:
-        faults.append(f"an export of quant={quantization} needs context.kernels=true")
-    if faults:
-        raise ConfigError.of(faults)
-    check_operators(f"an export of quant={quantization}", device)
+    what = f"quant={quantization}"
+    _check_native(
+        config, files, device, f"an export of {what}", f"{what} is not available in an export"
+    )
     # FORMAT is the newest; the export says which its layers have.
     capacity = step_capacity(slots, unchunked(files.model, length))
     operators = Operators(FORMAT, quantization.quant, quantization.group, config.kv_cache, capacity)
     rounded = config.rounded_dtype(device)
     return ExportSpec(
-        "dynamic", "mindir", False, dtype, "CPU", False, slots, length, operators, rounded
+        "dynamic", "mindir", False, "float32", "CPU", False, slots, length, operators, rounded
     )
+
+
+def _packed(config: ExportedOptions, files: ModelFiles, slots: int, length: int) -> ExportSpec:
+    """Of packed layers, for runs of any sizes and any kv_cache."""
+    device, quantization = device_of(config), files.quantization
+    what = "export.layout=packed"
+    _check_native(config, files, device, what, f"{what} is not available")
+    if config.export.target == "Ascend" or key_of(config) is not None:
+        raise ConfigError(f"{what} is for the CPU, and is not encrypted")
+    operators = Operators(FORMAT, quantization.quant, quantization.group, "fp32", step_capacity(1))
+    rounded = config.rounded_dtype(device)
+    return ExportSpec(
+        "packed", "packed", False, "float32", "CPU", False, slots, length, operators, rounded
+    )
+
+
+def _check_native(
+    config: ExportedOptions, files: ModelFiles, device: Device, what: str, unavailable: str
+) -> None:
+    """Raise ConfigError, EnvironmentFault where `what` cannot be of the native kernels."""
+    faults = []
+    dtype = config.compute_dtype(device)
+    if dtype != "float32":
+        faults.append(f"{what} computes in float32; got {dtype}")
+    faults += [f"{unavailable}: {why}" for why in packed_model.unsupported(files.model)]
+    if ranks_of(config).tensor > 1:
+        faults.append(f"{what} is of one rank: model_parallel=1")
+    if not config.context.kernels:
+        faults.append(f"{what} needs context.kernels=true")
+    if faults:
+        raise ConfigError.of(faults)
+    check_operators(what, device)

@@ -29,9 +29,15 @@ MAX_ROWS = 1 << 16
 MAX_LENGTH = 1 << 24  # positions of a row
 AGAIN = "export the model again"
 
-Layout = Literal["resizable", "dynamic", "static_pair", "no_cache"]  # the last is not exported
+# no_cache is not exported.
+Layout = Literal["resizable", "dynamic", "static_pair", "no_cache", "packed"]
 GraphName = Literal["model", "prefill", "increment"]
 DTypeName = Literal["float32", "float16", "bfloat16", "int32", "int64", "bool"]
+
+
+def fits_any(layout: Layout) -> bool:
+    """Whether an export of this layout takes any number of rows and positions."""
+    return layout in ("resizable", "packed")
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Graph:
-    """One graph of an artifact."""
+    """One graph of an artifact; of the layout packed the file of the layers, without inputs."""
 
     file: FilePath  # below the manifest's folder; of a model above 1 GB the .._graph.mindir
     inputs: tuple[TensorSpec, ...]
@@ -60,7 +66,8 @@ class Graph:
 
 @dataclass(frozen=True)
 class Operators:
-    """A graph of the native kernels, which are not part of the artifact."""
+    """Layers packed for the native kernels, which are not part of the artifact. With the layout
+    packed the run chooses `kv_cache` and `capacity`."""
 
     format: Annotated[int, Range(1)]  # the oldest version of the packing that has its layers
     quant: Quant
@@ -81,7 +88,7 @@ class _Description:
     model_name: str
     source: str  # the checkpoint, as the config named it
     target: Literal["CPU", "Ascend"]
-    model_type: Literal["MINDIR", "MINDIR_LITE"]
+    model_type: Literal["MINDIR", "MINDIR_LITE", "PACKED"]
     precision: Literal["float32", "float16", "bfloat16"]  # of the weights
     batch_size: Annotated[int, Range(1, MAX_ROWS)]
     # Positions a row has at most, prompt and new tokens together.
@@ -95,6 +102,11 @@ class _Description:
     adapter: str = ""  # name of the LoRA adapter that is merged into the weights
     adapter_sha256: Literal[""] | Sha256 = ""  # of its config and weights
     operators: Operators | None = None  # None: MindSpore's own compute it
+
+    @property
+    def fits_any(self) -> bool:
+        """Whether it takes any number of rows and positions."""
+        return fits_any(self.layout)
 
     @property
     def ranks(self) -> int:
@@ -162,6 +174,10 @@ def _check_consistent(manifest: Manifest) -> None:
             f"graphs {', '.join(sorted(graphs))}, expected {', '.join(sorted(expected))} with "
             f"layout {manifest.layout}"
         )
+    if (manifest.layout == "packed") != (manifest.model_type == "PACKED"):
+        raise ValueError(f"layout {manifest.layout}, but model_type {manifest.model_type}")
+    if manifest.layout == "packed" and (not operators or manifest.encrypted or manifest.sampled):
+        raise ValueError("packed layers that are encrypted, or say nothing of the operators")
     if len({len(graph.files) for graph in graphs.values()}) != 1:
         raise ValueError("its graphs are of different numbers of ranks")
     if manifest.seq_length > manifest.model.seq_length:

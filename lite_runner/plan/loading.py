@@ -9,6 +9,7 @@ from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.options import ComputeOptions, ExportedOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.model.files import RANDOM, ModelFiles
+from lite_runner.plan.capacity import capacity_for
 from lite_runner.plan.job import Job
 from lite_runner.plan.online import load_online
 from lite_runner.sizing.need import Memory
@@ -34,8 +35,10 @@ def load(
     if files.source == RANDOM and files.exported is None and files.held is None:
         progress.note("load_checkpoint=random: the weights are noise, and so is the text")
     if isinstance(config, ExportedOptions) and config.backend == "mslite":
+        from lite_runner.backends.exported import PackedOptions
         from lite_runner.export.open import open_offline
 
+        room = capacity_for(config, files.model, job, ranks)
         return open_offline(
             config,
             files,
@@ -44,5 +47,6 @@ def load(
             slots=job.slots,
             length=job.length,
             ranks=ranks,
+            packed=PackedOptions(job.length, config.kv_cache, room.lora, room.adapters),
         )
     return load_online(config, files, device, job, ranks, need)

@@ -14,8 +14,9 @@ from lite_runner.errors import ArtifactError
 MAPPED_AROUND = 2 << 20  # bytes beside a touched page that Linux maps with it, at most
 
 
-def map_file(path: Path) -> NDArray[np.uint8]:
-    """The bytes of `path` as a read-only memory map, uint8 [size].
+def map_file(path: Path, *, private: bool = False) -> NDArray[np.uint8]:
+    """The bytes of `path` as a memory map, uint8 [size]: read-only, or `private`, which may be
+    written to without changing the file.
 
     Raises ArtifactError if the file is empty or cannot be read.
     """
@@ -23,7 +24,7 @@ def map_file(path: Path) -> NDArray[np.uint8]:
         size = path.stat().st_size
         if size == 0:
             raise ArtifactError(f"{path}: the file is empty", "fetch or write it again")
-        return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+        return np.asarray(np.memmap(path, dtype=np.uint8, mode="c" if private else "r"))
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
 

@@ -40,6 +40,14 @@ def why_unavailable(engine: EngineName, layout: Layout, device: Device) -> Envir
             "the layout resizable runs on CPU only",
             "export.layout=static_pair runs on Ascend; or context.device_target=CPU",
         )
+    if engine == "native":
+        if device != "CPU":
+            return EnvironmentFault(
+                "packed layers are for this project's own operators, which run on CPU only",
+                "context.device_target=CPU",
+            )
+        if fault := native.unusable():
+            return EnvironmentFault(f"this project's own operators {fault.why}", fault.remedy)
     if engine == "lite":
         if not lite.available():
             return EnvironmentFault(
@@ -104,6 +112,7 @@ def start_engine(
     graphs: Mapping[GraphName, Path], manifest: Manifest, options: EngineOptions
 ) -> Engine:
     """Start an engine with the graphs of a manifest. Raises RunnerError if that fails."""
+    assert manifest.model_type != "PACKED"
     if options.name == "lite":
         return lite.LiteEngine(
             graphs,

@@ -84,12 +84,13 @@ def open_safetensors(
     return tensors
 
 
-def stored_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the file, of whatever type; its bytes are a read-only view.
+def stored_tensors(path: Path, *, private: bool = False) -> dict[str, StoredTensor]:
+    """Every tensor of the file, of whatever type; its bytes are a read-only view, or a `private`
+    one: what is written to it stays in this process.
 
     Raises ArtifactError for any deviation from the format.
     """
-    data = map_file(path)
+    data = map_file(path, private=private)
     start, header = _read_header(path, data)
     tensors: dict[str, StoredTensor] = {}
     spans: list[tuple[int, int, str]] = []
