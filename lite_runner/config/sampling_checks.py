@@ -125,5 +125,6 @@ def _logits(config: GenerateOptions, options: GenerationConfig) -> Iterator[Faul
         yield fault(
             ("prompt_logprobs", "backend"),
             f"prompt_logprobs={options.prompt_logprobs} is not available with backend=mslite:"
-            " an exported graph gives the logits of the last token alone; expected backend=ms",
+            " an exported graph gives the logits of the last token alone; expected backend=ms, or"
+            " engine=native",
         )

@@ -230,3 +230,14 @@ def test_what_is_wrong_is_said_before_the_base_is_loaded(
     err = capsys.readouterr().err
     assert said in err
     assert "weights" not in err
+
+
+def test_packed_layers_take_adapters(run: Run, adapters: str) -> None:
+    slora = ["run_mode=slora", adapters, "adapter_id=[en,null,zh,de]", "predict_data=[a,a,a,a]"]
+    for more in ([], ["max_loaded_adapters=2"]):
+        online = run(*slora, *more)
+        offline = run(*slora, *more, "backend=mslite", "engine=native")
+        assert offline["engine"].startswith("native, ")
+        found, wanted = ([row["token_ids"] for row in one["results"]] for one in (offline, online))
+        assert found == wanted
+        assert len(set(map(tuple, wanted))) > 2

@@ -1,0 +1,110 @@
+"""export.layout=packed: layers for this project's operators, which engine=native runs alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.refusals import refused
+
+Run = Callable[..., dict[str, Any]]
+PREDICT = ["predict_data=['some words','中文']", "max_new_tokens=6", "eos_token_id=[]"]
+EXPORT = ["run_mode=export", "model=tiny_llama", "export.layout=packed"]
+FOLDER = Path("outputs/tiny_llama_packed_none")
+GIVEN = ["model=tiny_llama", "backend=mslite", f"infer.model_dir={FOLDER}", *PREDICT]
+
+
+def tokens(result: dict[str, Any]) -> list[list[int]]:
+    return [row["token_ids"] for row in result["results"]]
+
+
+@pytest.mark.parametrize("quant", ["none", "a16w8", "a16w4", "a8w8"])
+def test_an_export_computes_what_the_online_backend_does(run: Run, quant: str) -> None:
+    run(*EXPORT, f"quant={quant}")
+    (folder,) = Path("outputs").glob("tiny_llama_packed*")
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    assert (manifest["layout"], manifest["model_type"]) == ("packed", "PACKED")
+    assert manifest["operators"]["quant"] == quant
+    assert not list(folder.glob("*.yaml"))  # for no tool of MindFormers
+    offline = run("backend=mslite", f"infer.model_dir={folder}", *PREDICT)
+    assert offline["engine"].startswith("native, ")
+    assert tokens(offline) == tokens(run("model=tiny_llama", f"quant={quant}", *PREDICT))
+
+
+def test_a_run_chooses_what_graphs_fix(run: Run) -> None:
+    """Rows, positions, beams and the type of the cache."""
+    run(*EXPORT, "seed=3")  # of the random weights too
+    for settings in (
+        ["num_beams=3"],
+        ["do_sample=true"],
+        ["kv_cache=int8"],
+        ["max_new_tokens=100"],
+        ["prompt_logprobs=2", "backend=mslite", "engine=native"],
+    ):
+        offline = run(*GIVEN, "seed=3", *settings)
+        assert tokens(offline) == tokens(run("model=tiny_llama", *PREDICT, "seed=3", *settings[:1]))
+
+
+def test_one_is_made_in_the_cache_where_none_is_named(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cached = ["model=tiny_llama", "backend=mslite", "engine=native"]
+    run(*cached, *PREDICT)
+    assert "exporting it first" in capsys.readouterr().err
+    result = run(*cached, "predict_data=other", "max_new_tokens=40", "kv_cache=fp16")
+    assert "exporting it first" not in capsys.readouterr().err  # of any sizes
+    assert result["engine"].startswith("native, ")
+
+
+def test_mindspore_is_not_imported(run: Run) -> None:
+    run(*EXPORT)
+    code = (
+        "import sys\n"
+        "from lite_runner.app import main\n"
+        f"code = main({GIVEN!r})\n"
+        "print([name for name in sys.modules if name.startswith('mindspore')])\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_what_only_graphs_have_is_refused(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    for setting in (
+        "export.target=Ascend",
+        "export.weight_fp16=true",
+        "infer.model_type=mindir",
+        "infer.enc_key=0123456789abcdef",
+        "model.model_config.is_sample_acceleration=true",
+        "parallel=tp2",
+    ):
+        refused([*EXPORT, setting], 2)
+        message = capsys.readouterr().err
+        assert "is of MindIR graphs; engine=native" in message, message
+    refused([*EXPORT, "context.kernels=false"], 2)
+    assert "needs context.kernels=true" in capsys.readouterr().err
+    run(*EXPORT)
+    refused([*GIVEN, "engine=graph-cell"], 2)
+    assert "engine=graph-cell does not run the layout packed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", [0.02, 0.4, 0.9])
+def test_a_changed_byte_is_found(
+    run: Run, capsys: pytest.CaptureFixture[str], place: float
+) -> None:
+    run(*EXPORT)
+    (path,) = FOLDER.glob("*.safetensors")
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 1
+    path.write_bytes(content)
+    refused([*GIVEN], 4)
+    assert "another file than the one exported" in capsys.readouterr().err
