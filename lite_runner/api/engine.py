@@ -93,7 +93,7 @@ class Engine:
                 if self._grow(backend, config, files, device, room):
                     return backend
             self.close()
-        config = resolve_backend(config, files, room)
+        config = resolve_backend(config, files, room, device, ranks)
         backend = load(config, files, device, room, tokenizer, ranks)
         backend.prepare()
         self._backend = backend

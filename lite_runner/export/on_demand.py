@@ -24,7 +24,11 @@ def cached_export(job: ExportJob) -> tuple[Path, Manifest]:
     if not found:
         job.tokenizer_files()  # without a tokenizer it cannot be exported
     if broadcast(ranks, "" if found else "missing"):
-        progress.note(f"no exported {job.config.model_name} in the cache: exporting it first")
+        packed = job.spec.layout == "packed"
+        without = " (backend=ms does without)" if packed else ""
+        progress.note(
+            f"no exported {job.config.model_name} in the cache: exporting it first{without}"
+        )
         paths = OutputPaths(folder)
         if ranks.tensor > 1:  # all ranks are of one replica
             manifest = export_artifact(job, paths)
@@ -32,6 +36,9 @@ def cached_export(job: ExportJob) -> tuple[Path, Manifest]:
             return folder, manifest
         if job.first:
             export_artifact(replace(job, ranks=Ranks()), paths)
+            if packed:
+                size = sum(one.stat().st_size for one in folder.iterdir())
+                progress.note(f"{folder.name} is in the cache from now on: {size / 1e6:.0f} MB")
         barrier(ranks)
         caches.use(folder)
     return folder, read_manifest(folder, check_files=False)  # ours; checked when written

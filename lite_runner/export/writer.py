@@ -43,8 +43,9 @@ def export_artifact(job: ExportJob, paths: OutputPaths) -> Manifest:
         paths.check()
         paths.make_parent()
         check_room(paths.folder.parent, job.files, spec)
-    environment.import_mindspore()
-    check_reads(job.engine.name, spec.layout)
+    if spec.layout != "packed":
+        environment.import_mindspore()
+        check_reads(job.engine.name, spec.layout)
     with _temporary_folder(job, paths) as folder:
         with progress.step(f"export {job.config.model_name} ({spec.layout})"):
             graphs, job = write_graphs(folder, job, paths.stems)

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lite_runner import progress
 from lite_runner.architectures import custom_network
 from lite_runner.backends.base import Backend, Growing
 from lite_runner.config.options import Exported, GenerateOptions
 from lite_runner.config.ranks import Ranks
-from lite_runner.model.files import ModelFiles
+from lite_runner.model.files import RANDOM, ModelFiles
 from lite_runner.plan.capacity import adapter_slots_for
 from lite_runner.plan.job import Job
 from lite_runner.plan.memory import job_memory
+from lite_runner.plan.operators import uses_native_operators
 from lite_runner.sizing.need import Memory, check_memory
 
 
-def resolve_backend(config: Exported, files: ModelFiles, job: Job) -> Exported:
+def resolve_backend(
+    config: Exported, files: ModelFiles, job: Job, device: str, ranks: Ranks
+) -> Exported:
     """The config with backend=auto resolved."""
     if config.backend != "auto":
         return config
+    if _takes_packed(config, files, device, ranks):
+        progress.note("backend=auto: mslite, in engine=native")
+        return replace(config, backend="mslite", engine="native")
     quantized = files.quantization.quant != "none" and files.exported is None
     needs_prompt_logits = job.needs_prompt_logits and files.exported is None
     if job.adapters is not None or quantized or needs_prompt_logits:
@@ -27,6 +34,24 @@ def resolve_backend(config: Exported, files: ModelFiles, job: Job) -> Exported:
 
     backend = chosen_backend(config, files, job.generation, slots=job.slots, length=job.length)
     return replace(config, backend=backend)
+
+
+def _takes_packed(config: Exported, files: ModelFiles, device: str, ranks: Ranks) -> bool:
+    """Whether the native kernels compute the run from packed layers in the cache."""
+    infer = config.infer
+    graph = (
+        infer.model_dir or infer.prefill_model_path or infer.infer_seq_length or infer.model_type
+    )
+    return (
+        config.engine in ("auto", "native")
+        and config.export.layout in ("auto", "packed")
+        and not (graph or infer.enc_key or config.model.model_config.is_sample_acceleration)
+        and files.held is None
+        and files.source != RANDOM  # noise needs no place on a disk
+        and ranks.size == 1
+        and config.compute_dtype(device) == "float32"
+        and uses_native_operators(config, files, device, ranks)
+    )
 
 
 def grow_backend(

@@ -41,6 +41,7 @@ from lite_runner.weights.tensor import LazyTensor
 MIB = 1 << 20
 # Graphs: a constant, and what each layer adds.
 NATIVE_GRAPH, NATIVE_LAYER = 24 * MIB, 3 * MIB // 2
+NATIVE_PROCESS = 110 * MIB  # Python with NumPy, the tokenizer and Hydra
 MINDSPORE_GRAPHS, MINDSPORE_LAYER = 90 * MIB, 15 * MIB  # prefill and decode together
 TENSOR_PARALLEL, TENSOR_PARALLEL_LAYER = 60 * MIB, 12 * MIB  # their collectives
 WORTHWHILE = 0.95  # a hint must save 5 % at least
@@ -135,6 +136,26 @@ def exported_memory(config: ComputeOptions, files: ModelFiles, slots: int, lengt
     cache = cache_bytes(model, "float32", slots, positions)
     logits = 3 * 4 * slots * model.vocab_size
     return Memory(weights, cache, process=PROCESS, loading=weights, work=logits)
+
+
+def packed_memory(
+    config: ComputeOptions, files: ModelFiles, slots: int, length: int, adapters: int, logits: int
+) -> Memory:
+    """Memory of a run of packed layers, whose file is mapped, or packed and verified first.
+    `adapters`: bytes of the LoRA pool; `logits`: rows of logits that a step returns."""
+    model, quantization = files.model, files.quantization
+    if files.exported is not None and (operators := files.exported.manifest.operators):
+        quantization = operators.quantization
+    weights = weight_bytes(model, "float32", quantization)
+    positions = cache_length(length, model.seq_length)
+    return Memory(
+        weights,
+        cache_bytes(model, "float32", slots, positions, config.kv_cache),
+        adapters,
+        process=NATIVE_PROCESS,
+        loading=weights if files.exported is None else 0,
+        work=_native_step_bytes(model, slots, length) + 2 * 4 * logits * model.vocab_size,
+    )
 
 
 def planned_dtype(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> str:

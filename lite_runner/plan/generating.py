@@ -28,7 +28,7 @@ def plan_generation(config: GenerateOptions) -> Plan:
     device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
     inputs = read_inputs(config)
     files, job, ranks = inputs.files, inputs.job, inputs.ranks
-    config = resolve_backend(inputs.config, files, job)
+    config = resolve_backend(inputs.config, files, job, device, ranks)
     first = share(config, job, ranks)  # the first replica has the most prompts
     if ranks.size > 1 and config.backend == "ms" and files.exported is None and not config.dry_run:
         check_supported(config, files, device, ranks)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.step_sizes import rows_at_once, step_capacity, unchunked
-from lite_runner.config.options import AdapterSlotOptions, ComputeOptions
+from lite_runner.config.options import AdapterSlotOptions, ComputeOptions, ExportedOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.model.files import ModelFiles
 from lite_runner.plan import footprint
@@ -26,6 +26,9 @@ def job_memory(
     if device != "CPU":
         return footprint.device_memory(config, files, device, ranks, job.slots, job.length, pool)
     native = uses_native_operators(config, files, device, ranks)
+    rows = _rows_of_logits(config, files.model, job)
+    if _is_packed(config, files):
+        return footprint.packed_memory(config, files, job.slots, job.length, pool, rows)
     if files.exported is not None or config.backend == "mslite":
         return footprint.exported_memory(config, files, job.slots, job.length)
     return footprint.process_memory(
@@ -36,7 +39,16 @@ def job_memory(
         slots=job.slots,
         length=job.length,
         adapters=pool,
-        logits=_rows_of_logits(config, files.model, job),
+        logits=rows,
+    )
+
+
+def _is_packed(config: ComputeOptions, files: ModelFiles) -> bool:
+    """Whether the run is of packed layers: those it names, or those in the cache."""
+    if files.exported is not None:
+        return files.exported.manifest.layout == "packed"
+    return (
+        isinstance(config, ExportedOptions) and config.backend == "mslite" and config.takes_packed
     )
 
 

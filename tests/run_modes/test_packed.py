@@ -108,3 +108,19 @@ def test_a_changed_byte_is_found(
     path.write_bytes(content)
     refused([*GIVEN], 4)
     assert "another file than the one exported" in capsys.readouterr().err
+
+
+def test_auto_packs_a_checkpoint_once(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    model = f"load_checkpoint={REFERENCE / 'llama'}"
+    auto = [model, "backend=auto", "predict_data=[[5,6,7]]", "max_new_tokens=4"]
+    first = run(*auto)
+    said = capsys.readouterr().err
+    assert "exporting it first (backend=ms does without)" in said
+    assert "is in the cache from now on" in said
+    second = run(*auto)
+    assert "exporting" not in capsys.readouterr().err
+    online = run(*auto, "backend=ms")
+    assert tokens(first) == tokens(second) == tokens(online)
+    assert (second["backend"], online["backend"]) == ("mslite", "ms")
+    for setting in ("context.kernels=false", "model.model_config.compute_dtype=float16"):
+        assert run(*auto, setting)["backend"] == "ms"
