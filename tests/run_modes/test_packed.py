@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.paths import REFERENCE
 from tests.refusals import refused
 
 Run = Callable[..., dict[str, Any]]
