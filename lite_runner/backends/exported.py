@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lite_runner import native
 from lite_runner.backends.base import Backend
 from lite_runner.backends.engines.start import EngineOptions, check_operators, start_engine
-from lite_runner.backends.native import NativeBackend
-from lite_runner.backends.step_sizes import SMALLEST_CACHE
-from lite_runner.config.quantization import CacheType
 from lite_runner.mindir.manifest import GraphName, Manifest, Operators
-from lite_runner.native.lora_pool import LoraSize
-from lite_runner.native.model import NativeModel, NativeOptions
-from lite_runner.weights.lora.adapter import Adapter
 
-
-@dataclass(frozen=True)
-class PackedOptions:
-    """What a run chooses of packed layers, and of no other exported model."""
-
-    length: int = SMALLEST_CACHE  # maximum tokens per cache slot
-    cache: CacheType = "fp32"
-    lora: LoraSize | None = None  # adapter slots; None: base model only
-    adapters: Sequence[Adapter] = ()
+if TYPE_CHECKING:
+    from lite_runner.backends.packed import PackedOptions
 
 
 def open_exported(
@@ -39,7 +26,11 @@ def open_exported(
     """Load the model with `slots` cache slots; `packed`: what a run may choose of packed layers
     alone. Raises RunnerError if that fails."""
     if manifest.layout == "packed":
-        return _open_packed(graphs["model"], manifest, options, slots, packed or PackedOptions())
+        from lite_runner.backends.packed import PackedOptions, open_packed_layers
+
+        check_operators(f"the exported {manifest.model_name}", options.device)
+        chosen = packed or PackedOptions()
+        return open_packed_layers(graphs["model"], manifest, slots, options.threads, chosen)
     if manifest.layout == "resizable":
         from lite_runner.backends.resizable import ResizableBackend
 
@@ -56,20 +47,6 @@ def open_exported(
     if manifest.layout == "static_pair":
         return StaticPairBackend(manifest, engine)
     return DynamicBackend(manifest, engine, slots)
-
-
-def _open_packed(
-    path: Path, manifest: Manifest, options: EngineOptions, slots: int, chosen: PackedOptions
-) -> Backend:
-    from lite_runner.native.packed_file import open_packed
-
-    check_operators(f"the exported {manifest.model_name}", options.device)
-    assert manifest.operators is not None
-    rounds = manifest.operators.quant == "a8w8"
-    layers = open_packed(path, manifest.model, chosen.lora, integer_input=rounds)
-    model = NativeModel(manifest.model, layers, chosen.lora.slots if chosen.lora else 0)
-    sizes = NativeOptions(slots, chosen.length, chosen.cache, lora=chosen.lora)
-    return NativeBackend(manifest.model, model, sizes, chosen.adapters, threads=options.threads)
 
 
 def _open_native(

@@ -10,7 +10,6 @@ from lite_runner.backends.base import Backend
 from lite_runner.bench.cell_job import CellJob
 from lite_runner.bench.options import CellOptions, check_cell
 from lite_runner.bench.workload import workload
-from lite_runner.config.ranks import Ranks
 from lite_runner.export.cache import folder_of_run
 from lite_runner.model.locate import locate
 from lite_runner.model.tokenizer import tokenizer_of
@@ -42,7 +41,7 @@ def load(job: CellJob) -> Loaded:
     files = locate(config)
     work = workload(files.model, job.settings)
     device = environment.resolve_device(config.context.device_target)
-    config = resolve_backend(config, files, work, device, Ranks())
+    config = resolve_backend(config, files, work, device)
     exports = not _is_there(config, files, work)
     tokenizer = tokenizer_of(config, files) if exports else None
     backend = loading.load(config, files, device, work, tokenizer)

@@ -11,8 +11,7 @@ from pathlib import Path
 from lite_runner.config.ranks import Ranks
 from lite_runner.export.exchange import gather
 from lite_runner.export.job import ExportJob
-from lite_runner.export.native_graph import write_native_graph
-from lite_runner.export.packed_layers import write_packed_layers
+from lite_runner.export.native_graph import write_native_graph, write_packed_layers
 from lite_runner.mindir.manifest import Graph, GraphName, Manifest
 from lite_runner.weights.read_ahead import ReadAhead
 

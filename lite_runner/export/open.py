@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from lite_runner import progress
 from lite_runner.backends.base import Backend
-from lite_runner.backends.exported import PackedOptions, open_exported
+from lite_runner.backends.exported import open_exported
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.options import ExportedOptions
 from lite_runner.config.ranks import Ranks
@@ -16,6 +17,9 @@ from lite_runner.export.job import job_of_run
 from lite_runner.export.on_demand import cached_export
 from lite_runner.model.files import ModelFiles
 from lite_runner.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from lite_runner.backends.packed import PackedOptions
 
 
 def open_offline(

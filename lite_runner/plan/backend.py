@@ -18,7 +18,11 @@ from lite_runner.sizing.need import Memory, check_memory
 
 
 def resolve_backend(
-    config: Exported, files: ModelFiles, job: Job, device: str, ranks: Ranks
+    config: Exported,
+    files: ModelFiles,
+    job: Job,
+    device: str,
+    ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
 ) -> Exported:
     """The config with backend=auto resolved."""
     if config.backend != "auto":

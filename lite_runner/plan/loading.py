@@ -9,8 +9,8 @@ from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.options import ComputeOptions, ExportedOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.model.files import RANDOM, ModelFiles
-from lite_runner.plan.capacity import capacity_for
 from lite_runner.plan.job import Job
+from lite_runner.plan.offline import load_offline
 from lite_runner.plan.online import load_online
 from lite_runner.sizing.need import Memory
 from lite_runner.text.tokenizer import Tokenizer
@@ -35,18 +35,5 @@ def load(
     if files.source == RANDOM and files.exported is None and files.held is None:
         progress.note("load_checkpoint=random: the weights are noise, and so is the text")
     if isinstance(config, ExportedOptions) and config.backend == "mslite":
-        from lite_runner.backends.exported import PackedOptions
-        from lite_runner.export.open import open_offline
-
-        room = capacity_for(config, files.model, job, ranks)
-        return open_offline(
-            config,
-            files,
-            tokenizer,
-            job.options,
-            slots=job.slots,
-            length=job.length,
-            ranks=ranks,
-            packed=PackedOptions(job.length, config.kv_cache, room.lora, room.adapters),
-        )
+        return load_offline(config, files, job, tokenizer, ranks)
     return load_online(config, files, device, job, ranks, need)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.paths import REFERENCE
+from tests.paths import FIXTURES, REFERENCE
 from tests.refusals import refused
 
 Run = Callable[..., dict[str, Any]]
@@ -112,8 +113,10 @@ def test_a_changed_byte_is_found(
 
 
 def test_auto_packs_a_checkpoint_once(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    model = f"load_checkpoint={REFERENCE / 'llama'}"
-    auto = [model, "backend=auto", "predict_data=[[5,6,7]]", "max_new_tokens=4"]
+    shutil.copytree(REFERENCE / "llama", "model")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(FIXTURES / "frozen/artifacts/dynamic" / file, "model")
+    auto = ["load_checkpoint=model", "backend=auto", "predict_data=ab", "max_new_tokens=4"]
     first = run(*auto)
     said = capsys.readouterr().err
     assert "exporting it first (backend=ms does without)" in said
@@ -123,5 +126,4 @@ def test_auto_packs_a_checkpoint_once(run: Run, capsys: pytest.CaptureFixture[st
     online = run(*auto, "backend=ms")
     assert tokens(first) == tokens(second) == tokens(online)
     assert (second["backend"], online["backend"]) == ("mslite", "ms")
-    for setting in ("context.kernels=false", "model.model_config.compute_dtype=float16"):
-        assert run(*auto, setting)["backend"] == "ms"
+    assert run(*auto, "context.kernels=false")["backend"] == "ms"
