@@ -34,6 +34,7 @@ def opened(known: Any, quant: str, options: NativeOptions) -> NativeBackend:
         ("mistral", "none", "int8"),
         ("granite", "none", "fp32"),
         ("gemma2", "none", "fp32"),
+        ("chatglm_6b", "none", "fp32"),
     ],
 )
 def test_the_bits_are_those_of_the_compiled_graph(
