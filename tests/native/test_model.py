@@ -35,6 +35,7 @@ def opened(known: Any, quant: str, options: NativeOptions) -> NativeBackend:
         ("granite", "none", "fp32"),
         ("gemma2", "none", "fp32"),
         ("chatglm_6b", "none", "fp32"),
+        ("qwen3_moe", "a16w8", "fp32"),
     ],
 )
 def test_the_bits_are_those_of_the_compiled_graph(
