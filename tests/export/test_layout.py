@@ -16,7 +16,7 @@ from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads, resolve
 
 NOT_IN_LITE = {
-    "angles": "attention differs between its layers by more than the window",
+    "angles": "rotary positions differ between its layers",
     "norm": "queries and keys have another norm than RMSNorm",
 }
 

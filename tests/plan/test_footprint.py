@@ -186,7 +186,7 @@ def test_memory_that_fails_in_the_run_is_the_machines_fault(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("lite_runner.prediction.replica.load", fail)
+    monkeypatch.setattr("lite_runner.prediction.opening.load", fail)
     refused(["model=tiny_llama", "predict_data=hi", f"output_dir={tmp_path}"], 3)
     told = capsys.readouterr().err
     assert f"error: memory: there is not enough: {error}" in told and "Traceback" not in told
