@@ -23,13 +23,18 @@ _ROOT = Path(__file__).resolve().parents[2]
 _TAIL = 300  # characters of what a process that crashed said last
 
 
+def command(module: str) -> tuple[str, ...]:
+    """What starts a module's process."""
+    return (sys.executable, "-m", module)
+
+
 def ask(module: str, job: Mapping[str, Any]) -> dict[str, Any]:
     """What `python -m module` answers to a job; `error` where it failed. KeyboardInterrupt ends
     the process."""
     path = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     kills = memory.oom_kills()
     process = subprocess.Popen(
-        (sys.executable, "-m", module),
+        command(module),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner.bench import runner
 from lite_runner.bench.cell_job import CellJob
 from lite_runner.bench.grid import Settings
 from lite_runner.bench.report import Cell, Measured
 from lite_runner.bench.runner import run_cells
+from lite_runner.system import own_process
 
 StandIn = Callable[[str], None]
 
@@ -29,7 +29,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
     def use(code: str) -> None:
         start = "import json, os, sys, time\njob = json.load(sys.stdin)\n"
-        monkeypatch.setattr(runner, "COMMAND", (sys.executable, "-c", start + code))
+        monkeypatch.setattr(
+            own_process, "command", lambda module: (sys.executable, "-c", start + code)
+        )
 
     return use
 

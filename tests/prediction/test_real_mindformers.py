@@ -21,7 +21,8 @@ from lite_runner.architectures.spec import Decoder, RopeScaling
 from lite_runner.backends.mindformers import release
 from lite_runner.backends.mindformers.process import MindFormersProcess
 from lite_runner.backends.mindformers.release import Sizes
-from lite_runner.backends.native import NativeBackend, NativeOptions
+from lite_runner.backends.native import NativeOptions
+from lite_runner.backends.native_compiled import open_compiled
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Generator, Request, ScheduledGenerator
 from lite_runner.model.files import ModelFiles
@@ -133,7 +134,7 @@ def ours(files: ModelFiles) -> ScheduledGenerator:
     model = files.model
     options = NativeOptions(slots=3, length=LENGTH)
     weights = QuantizedWeights(files.whole(), model)
-    return ScheduledGenerator(NativeBackend(model, weights, options), prefix_cache=False)
+    return ScheduledGenerator(open_compiled(model, weights, options), prefix_cache=False)
 
 
 def generated(
