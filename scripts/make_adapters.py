@@ -152,6 +152,23 @@ def cases() -> list[Case]:
             },
         ),
         Case(
+            "starcoder2",
+            {
+                "all": {
+                    "r": 8,
+                    "lora_alpha": 16,
+                    "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj"],
+                },
+            },
+        ),
+        Case(
+            "gpt_neox",
+            {
+                "all": {"r": 8, "lora_alpha": 16, "target_modules": BLOOM_LINEAR},
+                "fused": {"r": 3, "lora_alpha": 6, "target_modules": ["query_key_value"]},
+            },
+        ),
+        Case(
             "phi3",
             {
                 "all": {

@@ -26,10 +26,12 @@ SAME = (
     "qwen2",
     "qwen3",
     "smollm3",
+    "starcoder2",
 )
 ARCHITECTURES = {name: name for name in SAME} | {
     "mistral": "llama",
     "gemma3_text": "gemma3",
+    "gpt_neox": "gptneox",
     "glm": "chatglm",
     "mixtral": "llama",
     "qwen3_moe": "qwen3moe",
@@ -69,18 +71,26 @@ def write_model_gguf(
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config |= {ours: config[theirs] for theirs, ours in CHATGLM.items() if theirs in config}
     architecture = ARCHITECTURES[config["model_type"]]
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
+    if kv_heads is not None:
+        writer.add_head_count_kv(kv_heads)
     rope = config.get("rope_parameters", config)
     rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if "rms_norm_eps" in config:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    else:
+        writer.add_layer_norm_eps(config.get("norm_epsilon", config.get("layer_norm_eps")))
+    if architecture == "gptneox":
+        rotated = rope["partial_rotary_factor"] * (config["hidden_size"] // heads)
+        writer.add_rope_dimension_count(int(rotated))
+        writer.add_parallel_residual(config["use_parallel_residual"])
     if "head_dim" in config:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
@@ -140,6 +150,8 @@ def write_model_gguf(
         assert stored is not None, name
         less_one = architecture.startswith("gemma") and name.endswith("norm.weight")
         values = values + np.float32(1) if less_one else values
+        by_head = ".query_key_value." in name and architecture == "gptneox"
+        values = _swapped(values, heads, 3) if by_head else values
         rotary = {"q_proj": heads, "k_proj": kv_heads}.get(name.split(".")[-2], 0)
         if architecture not in PERMUTED:
             rotary = 0
@@ -150,6 +162,8 @@ def write_model_gguf(
         found = gguf.quants.dequantize(blocks, used).reshape(values.shape)
         meant[name] = _halves(found, rotary) if rotary else found
         meant[name] = meant[name] - np.float32(less_one)
+        if by_head:
+            meant[name] = _swapped(meant[name], 3, heads)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -176,6 +190,12 @@ def _interleaved(values: Floats, heads: int) -> Floats:
     """Rows of q or k with the two of each rotation side by side."""
     halves = values.reshape(heads, 2, -1, *values.shape[1:])
     return halves.swapaxes(1, 2).reshape(values.shape)
+
+
+def _swapped(values: Floats, first: int, second: int) -> Floats:
+    """Rows in `first` groups of `second` as `second` groups of `first`."""
+    groups = values.reshape(first, second, -1, *values.shape[1:])
+    return np.ascontiguousarray(groups.swapaxes(0, 1)).reshape(values.shape)
 
 
 def _halves(values: Floats, heads: int) -> Floats:

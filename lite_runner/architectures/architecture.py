@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lite_runner.architectures.fields import Fields
-from lite_runner.architectures.fused import StoredRows, stacked
+from lite_runner.architectures.fused import StoredRows, apart, stacked
 from lite_runner.architectures.naming import Names, Parameter
 from lite_runner.architectures.spec import Decoder
 
@@ -33,6 +33,8 @@ class GGUF:
     # (tensor names, values of `keys`) -> further config.json fields inferred from them.
     infer: Callable[[Container[str], Mapping[str, Any]], dict[str, Any]] = lambda tensors, given: {}
     name: str = ""  # general.architecture; "": that of the architecture
+    # Where a tensor's rows are among its own of the file, in which fused ones follow each other.
+    rows: StoredRows = apart
 
 
 @dataclass(frozen=True)

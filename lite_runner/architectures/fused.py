@@ -15,6 +15,10 @@ Rows: TypeAlias = slice | NDArray[np.int64]  # row i of a tensor is row rows[i] 
 StoredRows: TypeAlias = Callable[[Parameter, Decoder], Rows | None]  # None: stored as it is
 
 
+def apart(parameter: Parameter, model: Decoder) -> None:
+    """Each tensor by itself, as it is."""
+
+
 def stacked(parameter: Parameter, model: Decoder) -> slice | None:
     """All of q, then all of k, then all of v; all of gate, then all of up."""
     if parameter.part is None:

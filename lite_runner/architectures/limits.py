@@ -30,6 +30,10 @@ def unsupported(model: Decoder) -> list[str]:
         )
     if any(block.norm is None and block.normed_residual is not None for block in model.blocks):
         reasons.append("a residual connection starts from normed values, but there is no norm")
+    if any(one.parallel and one.normed_residual is not None for one in model.blocks):
+        reasons.append("a parallel residual connection starts from normed values")
+    if any(one.parallel and one.feed_forward.experts is not None for one in model.blocks):
+        reasons.append("experts have a parallel residual connection")
     if model.rotary is not None and model.head_dim % 2:
         reasons.append(f"rotary positions need an even head_dim, got {model.head_dim}")
     return reasons

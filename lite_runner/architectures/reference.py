@@ -49,8 +49,9 @@ def forward(
         normed = norm(block.norm, x, weights, "attention_norm", layer)
         added = attention(block.attention, normed, weights, layer, prefix)
         added = norm(block.post_norm, added, weights, "attention_post_norm", layer)
-        x = residual(block, x, normed) + block.residual_scale * added
-        normed = norm(block.norm, x, weights, "feed_forward_norm", layer)
+        start, x = x, residual(block, x, normed) + block.residual_scale * added
+        start = start if block.parallel else x
+        normed = norm(block.norm, start, weights, "feed_forward_norm", layer)
         added = feed_forward(block.feed_forward, normed, weights, layer)
         added = norm(block.post_norm, added, weights, "feed_forward_post_norm", layer)
         x = residual(block, x, normed) + block.residual_scale * added
@@ -186,6 +187,9 @@ def feed_forward(given: FeedForward, x: Floats, weights: Weights, layer: int) ->
 
 def activated(function: Activation, x: Floats) -> Floats:
     """Elementwise."""
+    if function == "gelu_exact":
+        error: Floats = np.vectorize(math.erf, [np.float64])(x / math.sqrt(2))
+        return x * (1 + error) / 2
     cubic = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
     share: Floats = 1 / (1 + np.exp(-x)) if function == "silu" else (1 + np.tanh(cubic)) / 2
     return x * share

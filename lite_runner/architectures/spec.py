@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 RopeType = Literal["linear", "dynamic", "llama3", "yarn"]
-Activation = Literal["silu", "gelu"]  # gelu: the tanh form
+# gelu: the tanh form; gelu_exact: x times the normal distribution function
+Activation = Literal["silu", "gelu", "gelu_exact"]
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,9 @@ class FeedForward:
 @dataclass(frozen=True)
 class Block:
     """x + scale * post_norm(attention(norm(x))), then the same with the feed-forward; each norm
-    has its own weights. With `normed_residual` the x that is added to is that times norm(x)."""
+    has its own weights. With `normed_residual` the x that is added to is that times norm(x). With
+    `parallel` the norm before the feed-forward takes the block's input instead of the attention's
+    output; what both compute is added to that input."""
 
     norm: Norm | None  # None: attention and feed-forward take x itself
     attention: Attention
@@ -117,6 +120,7 @@ class Block:
     post_norm: Norm | None = None
     residual_scale: float = 1.0
     normed_residual: float | None = None  # only with `norm`
+    parallel: bool = False
 
 
 @dataclass(frozen=True)
@@ -292,6 +296,7 @@ class Decoder:
             "attn_logit_softcapping": attention.softcap,
             "final_logit_softcapping": self.logits_softcap,
             "normed_residual": self.blocks[0].normed_residual,
+            "use_parallel_residual": self.blocks[0].parallel,
             "position_encoding_2d": rotary.two_dimensional,
             "prefix": self.prefix,
             **self._sizes_of_experts(),

@@ -25,6 +25,7 @@ from lite_runner.config.sections import (
     LayerNormSettings,
     LlamaLikeSettings,
     MixtureSettings,
+    RotarySettings,
 )
 from lite_runner.config.sizes import size_faults
 
@@ -151,10 +152,10 @@ def _model(config: RunConfig) -> Iterator[Fault]:
         )
 
 
-def _sizes(settings: LlamaLikeSettings | LayerNormSettings | GLMSettings) -> Iterator[Fault]:
+def _sizes(settings: RotarySettings | LayerNormSettings | GLMSettings) -> Iterator[Fault]:
     prefix = "model.model_config."
     hidden, heads = settings.hidden_size, settings.num_heads
-    given_head_dim = settings.head_dim if isinstance(settings, LlamaLikeSettings) else None
+    given_head_dim = settings.head_dim if isinstance(settings, RotarySettings) else None
     if given_head_dim is None and hidden % heads:
         yield fault(
             (f"{prefix}hidden_size", f"{prefix}num_heads"),
@@ -191,7 +192,8 @@ def _sizes(settings: LlamaLikeSettings | LayerNormSettings | GLMSettings) -> Ite
             f" {head_dim} of a head that is an even number: rotary positions turn pairs",
         )
     yield from _rope(settings)
-    yield from _windows(settings)
+    if isinstance(settings, LlamaLikeSettings):
+        yield from _windows(settings)
     if isinstance(settings, MixtureSettings):
         yield from _experts(settings)
 
@@ -213,7 +215,7 @@ def _chatglm(settings: ChatGLM2Settings) -> Iterator[Fault]:
         )
 
 
-def _rope(settings: LlamaLikeSettings) -> Iterator[Fault]:
+def _rope(settings: RotarySettings) -> Iterator[Fault]:
     rope, key = settings.rope_scaling, "model.model_config.rope_scaling"
     if rope is None:
         return

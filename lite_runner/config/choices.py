@@ -20,6 +20,7 @@ from lite_runner.config.sections import (
     GLMSettings,
     LayerNormSettings,
     MixtureSettings,
+    RotaryLayerNormSettings,
     Settings,
 )
 from lite_runner.config.suggest import did_you_mean, nearest
@@ -32,7 +33,9 @@ _TRAINING = ("train", "finetune")  # run modes of run_mindformer
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # on the hub
 # Of model_config, what says which model it is; how far its context goes may be chosen.
 _OF_THE_MODEL = sorted(
-    set().union(*map(hints_of, (MixtureSettings, ChatGLM2Settings, LayerNormSettings, GLMSettings)))
+    set()
+    .union(*map(hints_of, (MixtureSettings, ChatGLM2Settings, LayerNormSettings, GLMSettings)))
+    .union(hints_of(RotaryLayerNormSettings))
     - {*hints_of(Settings), "seq_length", "type"}
 )
 

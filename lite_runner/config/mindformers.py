@@ -33,6 +33,8 @@ _FAMILY_MODEL = {
     "Qwen3MoeForCausalLM": "qwen3_30b_a3b",
     "MixtralForCausalLM": "mixtral_8x7b",
     "Phi3ForCausalLM": "phi4",
+    "Starcoder2ForCausalLM": "starcoder2_3b",
+    "GPTNeoXForCausalLM": "pythia_160m",
     "BloomLMHeadModel": "bloom_560m",
     "GLMForPreTraining": "glm_6b",
     "GPT2LMHeadModel": "gpt2",

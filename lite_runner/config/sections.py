@@ -81,21 +81,27 @@ class DecoderSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaLikeSettings(DecoderSettings):
-    """Of what is built like a Llama, with experts or without."""
+class RotarySettings(DecoderSettings):
+    """Of what has rotary positions under Llama's names."""
 
     n_kv_heads: Count | None  # null: as num_heads
     head_dim: Count | None  # null: hidden_size / num_heads
     intermediate_size: Count
-    rms_norm_eps: Positive
     theta: Positive
     rope_scaling: RopeScaling | None
     partial_rotary_factor: Fraction | None = None  # of a head; null: all of it
     qkv_has_bias: bool
     attn_proj_has_bias: bool = False
     mlp_bias: bool = False
-    use_sliding_window: bool = False  # else the next four have no effect
     sliding_window: Count | None = None  # latest tokens that one sees, itself among them
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaLikeSettings(RotarySettings):
+    """Of what is built like a Llama, with experts or without."""
+
+    rms_norm_eps: Positive
+    use_sliding_window: bool = False  # else sliding_window and the next three have no effect
     max_window_layers: Index = 0  # first layers, which have no window
     layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
     sliding_window_pattern: Count | None = None  # every so manieth layer has no window
@@ -177,6 +183,19 @@ class LayerNormSettings(DecoderSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RotaryLayerNormSettings(RotarySettings):
+    """Of StarCoder2 and GPT-NeoX."""
+
+    type: Literal["Starcoder2Config", "GPTNeoXConfig"]
+    layernorm_epsilon: Positive
+    activation: Literal["gelu", "gelu_exact"]  # gelu: the tanh form
+    use_parallel_residual: bool = False  # attention and feed-forward take the same input
+
+    def resolve(self) -> Decoder:
+        return self._described(self.type)
+
+
+@dataclass(frozen=True, kw_only=True)
 class GLMSettings(DecoderSettings):
     """Of ChatGLM-6B."""
 
@@ -214,6 +233,8 @@ class Arch:
         "Qwen3MoeForCausalLM",
         "MixtralForCausalLM",
         "Phi3ForCausalLM",
+        "Starcoder2ForCausalLM",
+        "GPTNeoXForCausalLM",
         "BloomLMHeadModel",
         "GLMForPreTraining",
         "GPT2LMHeadModel",
@@ -229,6 +250,7 @@ class Model:
         | MixtureSettings
         | ChatGLM2Settings
         | LayerNormSettings
+        | RotaryLayerNormSettings
         | GLMSettings
         | AutoSettings
     )

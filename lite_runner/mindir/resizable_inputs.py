@@ -64,6 +64,8 @@ def unsupported(model: Decoder) -> list[str]:
         reasons.append("rotary positions differ between its layers")
     if any(one.normed_residual is not None for one in model.blocks):
         reasons.append("residual connections start from normed values")
+    if any(one.parallel for one in model.blocks):
+        reasons.append("attention and feed-forward are parallel")
     if model.prefix is not None:
         reasons.append("tokens see a prefix, keys behind their own")
     if model.sparse is not None:

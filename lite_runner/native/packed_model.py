@@ -66,6 +66,7 @@ def is_general(model: spec.Decoder, block: spec.Block) -> bool:
         or block.feed_forward.activation is not None
         or len(model.rotaries) > 1
         or block.normed_residual is not None
+        or block.parallel
         or model.prefix is not None
     )
 
@@ -84,9 +85,16 @@ def rope_columns(model: spec.Decoder, attention: spec.Attention) -> tuple[int, i
     return len(model.rotaries) * model.head_dim, index * model.head_dim
 
 
+_ACTIVATIONS: dict[spec.Activation, Activation] = {
+    "silu": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_exact": Activation.GELU_EXACT,
+}
+
+
 def activation(feed_forward: spec.FeedForward) -> Activation:
     """As the kernels have it."""
-    return {"silu": Activation.SILU, "gelu": Activation.GELU}[feed_forward.function]
+    return _ACTIVATIONS[feed_forward.function]
 
 
 class Weights(Protocol):
@@ -371,7 +379,7 @@ class _Packer:
     def _residual_of(self, role: Role, layer: int, block: spec.Block) -> packing.Residual:
         norm = None if block.post_norm is None else self._norm(block.post_norm, role, layer)
         normed = normed_residual(self._model, block)
-        return packing.Residual(residual_scale(self._model, block), norm, normed)
+        return packing.Residual(residual_scale(self._model, block), norm, normed, block.parallel)
 
     def _packed(
         self,

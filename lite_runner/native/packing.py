@@ -323,11 +323,13 @@ def embedding(
 @dataclass(frozen=True)
 class Residual:
     """How a layer's output is added to its input: x + scale * norm(output); with `normed` to that
-    times the normed input."""
+    times the normed input. `parallel`: a feed-forward layer takes the input of the attention layer
+    before it, but adds to that one's output."""
 
     scale: float
     norm: Norm | None
     normed: float | None = None
+    parallel: bool = False
 
 
 @dataclass(frozen=True)
@@ -394,7 +396,7 @@ def attention(
         widest.joint_norm, widest.softcap = general.joint_norm, general.softcap or 0.0
         widest.rope_width, widest.rope_offset = general.rope
         widest.normed_residual = general.residual.normed or 0.0
-        widest.prefix = general.prefix
+        widest.prefix, widest.parallel = general.prefix, general.residual.parallel
     fields.hidden = shape.hidden
     fields.heads, fields.kv_heads, fields.head_dim = shape.heads, shape.kv_heads, shape.head_dim
     fields.rotary, fields.residual = shape.rotary, shape.residual
@@ -442,7 +444,7 @@ def feed_forward(
     if norm is not None:
         fields.norm = layout.norm(norm)
     if general is not None:
-        whole.activation = general.activation
+        whole.activation, whole.parallel = general.activation, general.residual.parallel
         whole.residual_scale = general.residual.scale
         whole.normed_residual = general.residual.normed or 0.0
         if general.residual.norm is not None:

@@ -49,6 +49,7 @@ class Activation(IntEnum):
 
     SILU = 0
     GELU = 1
+    GELU_EXACT = 2
 
 
 # With slots, assigning a misspelled field fails.
@@ -154,6 +155,7 @@ class GeneralAttentionLayer(Structure):
         ("rope_width", c_int64),
         ("rope_offset", c_int64),
         ("prefix", c_int64),
+        ("parallel", c_int64),
         ("post_norm", Norm),
     ]
 
@@ -182,6 +184,7 @@ class GeneralFeedForwardLayer(Structure):
     _fields_ = [
         ("plain", FeedForwardLayer),
         ("activation", c_int64),
+        ("parallel", c_int64),
         ("residual_scale", c_double),
         ("normed_residual", c_double),
         ("post_norm", Norm),

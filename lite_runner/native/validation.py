@@ -218,6 +218,7 @@ class _Validator:
         self._equal("residual_scale", fields.residual_scale, residual_scale(self._model, block))
         normed = normed_residual(self._model, block)
         self._equal("normed_residual", fields.normed_residual, normed or 0.0)
+        self._equal("parallel", fields.parallel, int(block.parallel))
         self._norm("post_norm", fields.post_norm, block.post_norm, self._model.hidden_size)
 
     def _matrix(

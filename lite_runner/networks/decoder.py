@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias
 
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from lite_runner.architectures import by_expert, by_role
 from lite_runner.architectures.naming import Part, Role
@@ -19,7 +19,6 @@ from lite_runner.networks.device_layers import (
     linear,
 )
 from lite_runner.networks.layers import (
-    GELU,
     Array,
     BuildOptions,
     Embedding,
@@ -27,6 +26,7 @@ from lite_runner.networks.layers import (
     LayerNorm,
     Linear,
     Weights,
+    activation_of,
     capped,
 )
 from lite_runner.networks.lora import Adapters, Lora, Step
@@ -140,6 +140,7 @@ class BlockCell(nn.Cell):
         if attention.scale is not None:
             self.query_scale = attention.scale * attention.head_dim**0.5
         self.residual_scale, self.normed_residual = block.residual_scale, block.normed_residual
+        self.parallel = block.parallel
         self.attention_post_norm = parts.optional_norm(
             block.post_norm, "attention_post_norm", layer
         )
@@ -163,7 +164,7 @@ class BlockCell(nn.Cell):
             return
         self.gate = dense("gate") if feed_forward.gated else None
         self.up, self.down = dense("up"), dense("down", whole)
-        self.activation = GELU() if feed_forward.function == "gelu" else ops.silu
+        self.activation = activation_of(feed_forward.function)
         wide: dict[Role, Dense] = {"up": self.up}
         if self.gate is not None:
             wide = {"gate": self.gate, **wide}
@@ -181,6 +182,7 @@ class BlockCell(nn.Cell):
     ) -> Tensor:
         """x [n, hidden], `angles` of each of the model's rotary positions, `rows` and `biases` from
         the step's inputs -> [n, hidden]."""
+        start = x
         h = x if self.attention_norm is None else self.attention_norm(x)
         x = self.residual(x, h)
         to_q, to_k, to_v = self.qkv_lora(h, step)
@@ -193,7 +195,8 @@ class BlockCell(nn.Cell):
         h = self.attention(q, k, v, rows, biases[self.inputs], slot)
         h = self.attention_out(h, self.out_lora(h, step)[0])
         x = self.added(x, h if self.attention_post_norm is None else self.attention_post_norm(h))
-        h = x if self.feed_forward_norm is None else self.feed_forward_norm(x)
+        start = start if self.parallel else x
+        h = start if self.feed_forward_norm is None else self.feed_forward_norm(start)
         x = self.residual(x, h)
         h = self.fed_forward(h, step)
         if self.feed_forward_post_norm is not None:

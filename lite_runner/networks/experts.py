@@ -14,7 +14,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from lite_runner.architectures.spec import FeedForward
-from lite_runner.networks.layers import GELU, Array, BuildOptions, Linear
+from lite_runner.networks.layers import Array, BuildOptions, Linear, activation_of
 from lite_runner.networks.tensor_parallel import Combine
 
 
@@ -35,7 +35,7 @@ class Mixture(nn.Cell):
         super().__init__()
         experts = given.experts
         assert experts is not None
-        self.activation = GELU() if given.function == "gelu" else ops.silu
+        self.activation = activation_of(given.function)
         self.chosen, self.renormalized = experts.chosen, experts.renormalized
         self.count = experts.count
         self.router = Linear(options, router)

@@ -24,6 +24,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from numpy.typing import NDArray
 
 from lite_runner.architectures.positions import MASKED
+from lite_runner.architectures.spec import Activation
 from lite_runner.native.lora_pool import LoraSize
 from lite_runner.networks.tensor_parallel import (
     Combine,
@@ -192,6 +193,23 @@ class GELU(nn.Cell):
     def construct(self, x: Tensor) -> Tensor:
         inner = x * (x * x * 0.044715 + 1.0) * 0.7978845608028654  # sqrt(2 / pi)
         return x * 0.5 * (ops.tanh(inner) + 1.0)
+
+
+class ExactGELU(nn.Cell):
+    """x times the normal distribution function."""
+
+    def construct(self, x: Tensor) -> Tensor:
+        return x * 0.5 * (ops.erf(x * 0.7071067811865476) + 1.0)  # sqrt(1 / 2)
+
+
+def activation_of(function: Activation) -> Callable[[Tensor], Tensor]:
+    """An elementwise function."""
+    functions: dict[Activation, Callable[[Tensor], Tensor]] = {
+        "silu": ops.silu,
+        "gelu": GELU(),
+        "gelu_exact": ExactGELU(),
+    }
+    return functions[function]
 
 
 def capped(x: Tensor, softcap: float | None) -> Tensor:

@@ -87,10 +87,28 @@ PUBLISHED = {
         "torch_dtype": "bfloat16",
         "transformers.js_config": {"dtype": {"q4": "q4"}},
     },
+    "gpt_neox": {
+        "attention_probs_dropout_prob": 0,
+        "rotary_emb_base": 10000,
+        "rotary_pct": 0.25,
+        "torch_dtype": "float16",
+    },
     "phi3": {"attention_bias": False, "rope_scaling": None, "torch_dtype": "bfloat16"},
     "qwen2": {"use_mrope": False},
+    "starcoder2": {
+        "activation_function": "gelu",
+        "attention_softmax_in_fp32": True,
+        "layer_norm_epsilon": 1e-5,
+        "mlp_type": "default",
+        "norm_type": "layer_norm",
+        "rope_theta": 999999.4420358813,
+        "scale_attention_softmax_in_fp32": True,
+        "scale_attn_weights": True,
+    },
     "qwen3_moe": {"max_window_layers": 48, "head_dim": 128},
 }
+# Where the defaults of a class contradict each other.
+SOUND = {"starcoder2": {"bos_token_id": 0, "eos_token_id": 0}}  # 50256 of 49152 tokens
 # With these, another value is refused in every family, though no class declares them.
 REFUSED = {
     "add_cross_attention": True,
@@ -104,7 +122,7 @@ REFUSED = {
 
 def read(name: str, **changes: Any) -> Decoder | str:
     """What a config.json with all defaults but `changes` (Ellipsis: absent) says, or the fault."""
-    raw = {"model_type": name, **CLASSES[name]["defaults"], **changes}
+    raw = {"model_type": name, **CLASSES[name]["defaults"], **SOUND.get(name, {}), **changes}
     layers = next(raw[key] for key in ("num_hidden_layers", "n_layer", "num_layers") if key in raw)
     listed = ("layer_types", "no_rope_layers")
     raw |= {key: raw[key][:layers] for key in listed if raw.get(key) not in (None, ...)}

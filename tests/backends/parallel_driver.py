@@ -41,6 +41,8 @@ CASES = [  # fixture, the ranks that share it, whether the vocabulary is cut, or
     ("glm4", range(2, 4), True, True),
     ("gemma2", range(2), True, True),
     ("phi3", range(2, 4), True, True),
+    ("gpt_neox", range(2), True, True),
+    ("starcoder2_exact", range(2, 4), True, True),
     ("gemma3", range(2, 4), False, True),
     ("chatglm_6b", range(2, 4), True, True),
     ("llama_biases", range(2, 4), False, True),

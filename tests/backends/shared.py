@@ -76,6 +76,7 @@ class LikeTransformers:
         *("llama_biases", "mistral", "qwen2_window", "qwen3", "qwen3_tied"),
         *("olmo2", "granite", "smollm3_window", "chatglm", "glm4_biases"),
         *("gemma2", "gemma3", "chatglm_6b", "phi3_partial"),
+        *("starcoder2", "starcoder2_exact", "gpt_neox", "gpt_neox_serial"),
         *("qwen3_moe_step", "mixtral"),
     )
 

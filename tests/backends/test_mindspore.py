@@ -26,7 +26,7 @@ CASES = references.every()
 # What a cache changes: positions and masks of every kind.
 POSITIONS = ["bloom_6_heads", "gpt2", "llama_rope_dynamic", "mistral", "qwen2_window", "qwen3"]
 POSITIONS += ["olmo2", "granite", "smollm3_window", "chatglm_by_head", "glm4"]
-POSITIONS += ["gemma2", "gemma3", "chatglm_6b", "mixtral"]
+POSITIONS += ["gemma2", "gemma3", "chatglm_6b", "mixtral", "starcoder2", "gpt_neox"]
 # float32 rounding over two layers; a wrong slope, scale or position is off by 1e-2 and more.
 TOLERANCE = 1e-4
 Reference = Callable[[str], Any]

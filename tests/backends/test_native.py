@@ -83,7 +83,7 @@ def test_weights_of_16_bits(
     "case",
     [
         *("bloom", "llama", "gpt2", "qwen3", "mistral", "olmo2", "granite", "smollm3_window"),
-        *("gemma2", "gemma3", "chatglm_6b"),
+        *("gemma2", "gemma3", "chatglm_6b", "starcoder2", "gpt_neox"),
         "mixtral",  # rounding may send a token to another expert, but not these
     ],
 )
@@ -107,7 +107,7 @@ def test_a_rounded_cache_is_close(
             (case, quant)
             for case in (
                 *("qwen3", "mistral", "olmo2", "granite", "smollm3", "chatglm", "glm4"),
-                *("gemma2", "gemma3", "phi3"),
+                *("gemma2", "gemma3", "phi3", "starcoder2", "gpt_neox"),
                 *("qwen3_moe", "mixtral"),
             )
             for quant in ("a16w8", "a16w4")

@@ -108,6 +108,7 @@ def test_the_bits_are_the_online_ones(
         *(("qwen3", 2), ("mistral", 2), ("qwen2_window", 2)),
         *(("olmo2", 3), ("granite", 3), ("gemma2", 3), ("gemma3", 3), ("chatglm_6b", 3)),
         *(("qwen3_moe", 3), ("mixtral", 3)),
+        *(("starcoder2", 2), ("gpt_neox", 3), ("gpt_neox_serial", 1)),
     ],
 )
 def test_layers_that_older_operators_do_not_know_are_of_a_newer_format(

@@ -41,6 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("glm4", [2, 3]),
         ("gemma2", [0, 1]),
         ("phi3", [2, 3]),
+        ("gpt_neox", [0, 1]),
+        ("starcoder2_exact", [2, 3]),
         ("gemma3", [2, 3]),
         ("chatglm_6b", [2, 3]),
         ("qwen3_moe", [0, 1]),

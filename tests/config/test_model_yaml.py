@@ -37,6 +37,8 @@ BASES = {
     "qwen3_moe": "qwen3_30b_a3b",
     "mixtral": "mixtral_8x7b",
     "phi3": "phi4",
+    "starcoder2": "starcoder2_3b",
+    "gpt_neox": "pythia_160m",
     "llama": "mistral_7b",  # whose window is not the model's
 }
 

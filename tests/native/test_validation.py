@@ -36,6 +36,8 @@ CASES: list[tuple[str, Quant]] = [
     ("gemma2", "a16w8"),
     ("gemma3_biases", "none"),
     ("chatglm_6b", "a16w8"),
+    ("starcoder2", "a16w4"),
+    ("gpt_neox", "a16w8"),
     ("mixtral", "a16w4"),
     ("mixtral", "a8w8"),
     ("qwen3_moe", "none"),

@@ -29,6 +29,7 @@ CASES = (
     *("smollm3", "gemma2", "gemma3", "phi3"),
     *("chatglm", "glm", "glm4", "glm4_biases"),
     *("qwen3_moe", "mixtral"),
+    *("starcoder2", "gpt_neox"),
 )
 ERRORS = {"F32": 0.0, "Q8_0": 6e-3, "Q4_0": 0.12, "Q4_1": 0.08, "Q4_K": 0.08}
 

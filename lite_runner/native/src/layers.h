@@ -138,6 +138,7 @@ struct GeneralAttentionLayer {
   int64_t joint_norm;     // 1: query_norm and key_norm are over all heads together
   int64_t rope_width, rope_offset;  // of a row of the rotary table, and where this layer's begins
   int64_t prefix;         // 1: the step says which key is the last that each token sees
+  int64_t parallel;       // 1: its input is kept for the feed-forward layer behind it
   Norm post_norm;         // gamma 0: none
 };
 
@@ -156,12 +157,14 @@ struct FeedForwardLayer : Layer {
   }
 };
 
-enum class Activation : int64_t { kSilu = 0, kGelu = 1 };  // GELU with tanh
+// GELU with tanh, and with the normal distribution function.
+enum class Activation : int64_t { kSilu = 0, kGelu = 1, kExactGelu = 2 };
 
 // As GeneralAttentionLayer.
 struct GeneralFeedForwardLayer {
   FeedForwardLayer plain;
   Activation activation;  // a plain one has SiLU if it is gated, else GELU
+  int64_t parallel;       // 1: what is normed is the input of the attention before
   double residual_scale;
   double normed_residual;
   Norm post_norm;

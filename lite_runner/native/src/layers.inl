@@ -163,6 +163,10 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   const Matrix& inward = layer.matrix(layer.query_key_value);
   const Matrix& outward = layer.matrix(layer.projection);
   const int64_t stride = inward.out;
+  const GeneralAttentionLayer* general = layer.general();
+  if (general && general->parallel)  // before `out`, which may be `x`, is written
+    __builtin_memcpy(scratch<float>(kBlockInput, count * layer.hidden), x,
+                     4 * count * layer.hidden);
   float* fused = scratch<float>(kFused, count * stride);
   const Rows rows = normalized(layer, layer.norm, inward, x, count);
   const int64_t outs[] = {queries, keys, keys};
@@ -172,7 +176,6 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
     spread(sums, count, panel, stride, fused, stride);
   });
   const ExtendedAttentionLayer* extended = layer.extended();
-  const GeneralAttentionLayer* general = layer.general();
   const int64_t rope_width = general ? general->rope_width : dim;
   if (general) rope += general->rope_offset;
   over_rows(count, [&](int64_t row) {
@@ -220,10 +223,28 @@ struct Gelu {  // the tanh form
   }
 };
 
+struct ExactGelu {
+  // x * P(x) of the normal distribution function P, which is 1 - P(-x). Source: Abramowitz and
+  // Stegun, 7.1.26, within 8e-8 of P.
+  static Floats of(Floats x) {
+    const Floats size = larger(x, -x), t = 1.0f / (size * 0.23164189f + 1.0f);
+    Floats p = t * 0.5307027145f - 0.7265760135f;
+    p = p * t + 0.7107068705f;
+    p = p * t - 0.142248368f;
+    p = p * t + 0.127414796f;
+    return larger(x, Floats{}) - size * p * t * exponential(size * size * -0.5f);
+  }
+};
+
 // Calls body with the function.
 template <class Body>
 inline void with_activation(Activation activation, Body&& body) {
-  activation == Activation::kSilu ? body(Silu{}) : body(Gelu{});
+  if (activation == Activation::kSilu)
+    body(Silu{});
+  else if (activation == Activation::kGelu)
+    body(Gelu{});
+  else
+    body(ExactGelu{});
 }
 
 inline void feed_forward(const FeedForwardLayer& layer, const Step& step, Adapters adapters,
@@ -233,10 +254,12 @@ inline void feed_forward(const FeedForwardLayer& layer, const Step& step, Adapte
   const int64_t stride = down.depth();
   float* hidden = scratch<float>(kHidden, count * stride);
   clear_behind(hidden, count, layer.wide, stride);
-  const Rows rows = normalized(layer, layer.norm, up, x, count);
+  const GeneralFeedForwardLayer* general = layer.general();
+  const bool parallel = general && general->parallel;
+  const float* from = parallel ? scratch<float>(kBlockInput, count * layer.hidden) : x;
+  const Rows rows = normalized(layer, layer.norm, up, from, count);
   Lowered low(layer.adapters, adapters, layer.gated ? 0 : 1, layer.gated ? 2 : 1, rows,
               layer.hidden);
-  const GeneralFeedForwardLayer* general = layer.general();
   const Activation usual = layer.gated ? Activation::kSilu : Activation::kGelu;
   with_activation(general ? general->activation : usual, [&](auto function) {
     if (layer.gated) {

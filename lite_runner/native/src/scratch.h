@@ -11,6 +11,7 @@ enum Scratch {
   kMixed,
   kHidden,
   kAdded,
+  kBlockInput,
   kShorts,
   kBytes,
   kScales,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -235,7 +236,15 @@ def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
     if head is not None and tied_twice:
         check_tied_head(head.lazy(), file.tensors[table[0].gguf].lazy(), str(file.path))
     _, gguf = _known()[str(file.metadata.get("general.architecture"))]
-    return {one.name: _from_file(one, file, starts[one.name], gguf.permuted) for one in table}
+
+    def tensor(parameter: Parameter) -> LazyTensor:
+        held = _from_file(parameter, file, starts[parameter.name])
+        if gguf.permuted and parameter.rotary_heads:
+            return _in_order(held, partial(_halves, heads=parameter.rotary_heads))
+        rows = gguf.rows(parameter, config)
+        return held if rows is None else _in_order(held, lambda array: array[rows])
+
+    return {one.name: tensor(one) for one in table}
 
 
 def _name_in_file(parameter: Parameter, file: GGUFFile) -> str:
@@ -246,7 +255,7 @@ def _name_in_file(parameter: Parameter, file: GGUFFile) -> str:
     return own if own in file.tensors else parameter.gguf
 
 
-def _from_file(parameter: Parameter, file: GGUFFile, start: int, reordered: bool) -> LazyTensor:
+def _from_file(parameter: Parameter, file: GGUFFile, start: int) -> LazyTensor:
     """`start`: its first row in a tensor that holds several, one after the other."""
     stored = file.tensors[_name_in_file(parameter, file)]
     if len(stored.shape) == 3:  # all experts
@@ -256,21 +265,21 @@ def _from_file(parameter: Parameter, file: GGUFFile, start: int, reordered: bool
     tensor = stored.lazy() if whole else stored.lazy(start, start + parameter.shape[0])
     if parameter.layout == "in_out":
         return replace(transposed(tensor), integers=tensor.integers, blocks=tensor.blocks)
-    if not (reordered and parameter.rotary_heads):
-        return tensor
-    heads = parameter.rotary_heads
+    return tensor
 
-    def restore_order(array: NDArray[Any]) -> NDArray[Any]:
-        pairs = array.reshape(heads, -1, 2, *array.shape[1:])
-        return pairs.swapaxes(1, 2)
 
-    def in_order(array: NDArray[Any]) -> NDArray[Any]:
-        return restore_order(array).reshape(array.shape)
+def _halves(array: NDArray[Any], heads: int) -> NDArray[Any]:
+    """Rows of q or k of which the two of each rotation lie side by side."""
+    pairs = array.reshape(heads, -1, 2, *array.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(array.shape)
 
+
+def _in_order(tensor: LazyTensor, order: Callable[[NDArray[Any]], NDArray[Any]]) -> LazyTensor:
+    """The tensor with its rows in another order."""
     integers = tensor.integers
     if integers is not None:
         # The matrix is [out, in] and its blocks lie along the rows, so whole rows move.
         read = integers.read
-        integers = replace(integers, read=lambda: read().with_rows(in_order))
-    moved = derived(tensor, parameter.shape, restore_order)
+        integers = replace(integers, read=lambda: read().with_rows(order))
+    moved = derived(tensor, tensor.shape, order)
     return replace(moved, integers=integers, blocks=tensor.blocks)

@@ -33,7 +33,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
 )
 # Buffers that older releases of transformers saved; the network computes them itself.
-_BUFFERS = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_(pos_)?emb\.inv_freq)$")
+_BUFFERS = re.compile(r"(^|\.)((attn|attention)\.(masked_)?bias|rotary_(pos_)?emb\.inv_freq)$")
 
 # Of models that read images, too.
 _OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")

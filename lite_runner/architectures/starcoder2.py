@@ -1,0 +1,207 @@
+"""StarCoder2: LayerNorm and a feed-forward network of two layers as in GPT-2, with rotary
+positions, grouped heads and a sliding window."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Mapping
+from typing import Any
+
+from lite_runner.architectures import gpt2, llama_like
+from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers, shared_settings
+from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.no_effect import KERNEL, TRAINING
+from lite_runner.architectures.spec import (
+    Activation,
+    Attention,
+    Block,
+    Decoder,
+    FeedForward,
+    Norm,
+    Rotary,
+)
+
+EXACT_GELU = "gelu"  # what transformers calls it
+_LAYER = "model.layers.{}"
+NAMES: Names = {
+    **{role: name for role, name in llama_like.NAMES.items() if role != "gate"},
+    "up": Name(f"{_LAYER}.feed_forward.w1", f"{_LAYER}.mlp.c_fc"),
+    "down": Name(f"{_LAYER}.feed_forward.w2", f"{_LAYER}.mlp.c_proj"),
+}
+
+
+def decoder(
+    *,
+    architecture: str = "starcoder2",
+    num_layers: int,
+    seq_length: int,
+    num_heads: int,
+    n_kv_heads: int,
+    head_dim: int,
+    intermediate_size: int,
+    norm_eps: float,
+    rotary: Rotary,
+    qkv_bias: bool,
+    out_bias: bool,
+    mlp_bias: bool,
+    activation: Activation | None = None,
+    window: int | None = None,
+    parallel: bool = False,
+    **rest: Any,
+) -> Decoder:
+    """A decoder with the blocks of StarCoder2 and GPT-NeoX; `rest` are fields of Decoder.
+
+    A window of at least seq_length masks nothing and counts as none.
+    """
+    norm = Norm("layer", norm_eps)
+    attention = Attention(
+        num_heads,
+        n_kv_heads,
+        head_dim,
+        rotary,
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+        window=window if window is not None and window < seq_length else None,
+    )
+    feed_forward = FeedForward(intermediate_size, False, mlp_bias, activation)
+    block = Block(norm, attention, feed_forward, parallel=parallel)
+    blocks = (block,) * num_layers
+    return Decoder(architecture, seq_length=seq_length, blocks=blocks, norm=norm, **rest)
+
+
+def sizes(
+    fields: Fields, *, positions: int, eps: str, partial: float | None = None
+) -> dict[str, Any]:
+    """What StarCoder2 and GPT-NeoX share of config.json, as `decoder` takes it; `eps`: the key of
+    the norms' epsilon. See llama_like.sizes."""
+    fields.choice("hidden_act", (EXACT_GELU, *gpt2.TANH_GELU))
+    same = fields.with_values(hidden_act=None, rms_norm_eps=fields.raw.get(eps, 1e-5))
+    shared = llama_like.sizes(same, positions=positions, partial=partial)
+    exact = fields.raw["hidden_act"] == EXACT_GELU
+    return shared | {
+        "norm_eps": fields.number(eps, 1e-5),
+        "activation": "gelu_exact" if exact else None,
+    }
+
+
+def read(fields: Fields) -> Decoder:
+    """From config.json."""
+    fields = fields.with_defaults(
+        vocab_size=49152,
+        hidden_size=3072,
+        intermediate_size=12288,
+        num_hidden_layers=30,
+        num_attention_heads=24,
+        num_key_value_heads=2,
+        hidden_act=gpt2.TANH_GELU[1],
+        tie_word_embeddings=True,
+    )
+    bias = fields.flag("use_bias", True)
+    window = None
+    if fields.raw.get("sliding_window") is not None:
+        window = fields.integer("sliding_window")
+    return decoder(
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=bias,
+        window=window,
+        **sizes(fields, positions=4096, eps="norm_epsilon"),
+    )
+
+
+def shared(model: Decoder) -> dict[str, Any]:
+    """What StarCoder2 and GPT-NeoX share of config.json."""
+    exact = model.feed_forward.function == "gelu_exact"
+    found = llama_like.shared(model) | {"hidden_act": EXACT_GELU if exact else gpt2.TANH_GELU[1]}
+    del found["rms_norm_eps"]
+    return found
+
+
+def write(model: Decoder) -> dict[str, Any]:
+    """config.json."""
+    return shared(model) | {
+        "architectures": ["Starcoder2ForCausalLM"],
+        "norm_epsilon": model.norm_eps,
+        "sliding_window": model.attention.window,
+        "use_bias": model.feed_forward.bias,
+    }
+
+
+def settings(model: Decoder) -> dict[str, Any]:
+    """MindFormers-like settings besides the shared ones; MindFormers has neither family."""
+    rotary, attention = model.rotary or Rotary(), model.attention
+    return {
+        "n_kv_heads": model.n_kv_heads,
+        "head_dim": model.head_dim,
+        "intermediate_size": model.intermediate_size,
+        "layernorm_epsilon": model.norm_eps,
+        "theta": rotary.theta,
+        "rope_scaling": None if rotary.scaling is None else dataclasses.asdict(rotary.scaling),
+        "partial_rotary_factor": None if rotary.dims is None else rotary.dims / model.head_dim,
+        "qkv_has_bias": attention.qkv_bias,
+        "attn_proj_has_bias": attention.out_bias,
+        "mlp_bias": model.feed_forward.bias,
+        "activation": model.feed_forward.function,
+        "sliding_window": attention.window,
+        "use_parallel_residual": model.blocks[0].parallel,
+    }
+
+
+def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `settings`, as `decoder` takes it."""
+    head_dim = given["head_dim"] or given["hidden_size"] // given["num_heads"]
+    factor, function = given["partial_rotary_factor"], given["activation"]
+    dims = None if factor is None else int(head_dim * factor)
+    return shared_settings(given) | {
+        "n_kv_heads": given["n_kv_heads"] or given["num_heads"],
+        "head_dim": head_dim,
+        "intermediate_size": given["intermediate_size"],
+        "norm_eps": given["layernorm_epsilon"],
+        "rotary": Rotary(given["theta"], given["rope_scaling"], dims),
+        "qkv_bias": given["qkv_has_bias"],
+        "out_bias": given["attn_proj_has_bias"],
+        "mlp_bias": given["mlp_bias"],
+        "activation": None if function == "gelu" else function,
+        "window": given["sliding_window"],
+        "parallel": given["use_parallel_residual"],
+    }
+
+
+def from_settings(given: Mapping[str, Any]) -> Decoder:
+    """The inverse of `settings`."""
+    return decoder(**sizes_of_settings(given))
+
+
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Biases by their tensors."""
+    return {"use_bias": "blk.0.attn_q.bias" in tensors}
+
+
+STARCODER2 = Architecture(
+    "starcoder2",
+    read,
+    NAMES,
+    write,
+    MindFormers("Starcoder2Config", "Starcoder2ForCausalLM", "llama", settings, from_settings),
+    GGUF(
+        {
+            "num_key_value_heads": "attention.head_count_kv",
+            "head_dim": "attention.key_length",
+            "norm_epsilon": "attention.layer_norm_epsilon",
+            "sliding_window": "attention.sliding_window",
+        },
+        infer=infer_from_gguf,
+    ),
+    no_effect={
+        "embedding_dropout": TRAINING,
+        "residual_dropout": TRAINING,
+        "activation_function": "hidden_act is beside it",
+        "layer_norm_epsilon": "norm_epsilon is beside it",
+        "mlp_type": "of the code that trained it",
+        "norm_type": "of the code that trained it",
+        "attention_softmax_in_fp32": KERNEL,
+        "scale_attention_softmax_in_fp32": KERNEL,
+        "scale_attn_weights": "transformers does not read it",
+    },
+)
