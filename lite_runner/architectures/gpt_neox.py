@@ -45,23 +45,22 @@ def read(fields: Fields) -> Decoder:
         intermediate_size=24576,
         hidden_act=starcoder2.EXACT_GELU,
     )
-    bias = fields.flag("attention_bias", True)
     # Before transformers 5 these had names of their own.
     theta, factor = fields.number("rotary_emb_base", 10000.0), fields.number("rotary_pct", 0.25)
     same = fields.with_defaults(rope_theta=theta).with_values(num_key_value_heads=None)
-    sizes = starcoder2.sizes(same, positions=2048, eps="layer_norm_eps", partial=factor)
-    rotary = sizes["rotary"]
+    found = starcoder2.sizes(
+        same, "attention_bias", "layer_norm_eps", positions=2048, partial=factor
+    )
+    attention = found["attention"]
+    rotary = attention.rotary
     if rotary.scaling is not None:
         raise fields.fault("rope_parameters: rope_type", rotary.scaling.type, "default")
-    if rotary.dims == sizes["head_dim"]:
-        sizes["rotary"] = dataclasses.replace(rotary, dims=None)
-    return decoder(
-        qkv_bias=bias,
-        out_bias=bias,
-        mlp_bias=True,
-        parallel=fields.flag("use_parallel_residual", True),
-        **sizes,
-    )
+    if rotary.dims == attention.head_dim:
+        whole = dataclasses.replace(rotary, dims=None)
+        found["attention"] = dataclasses.replace(attention, rotary=whole)
+    # Its feed-forward network always has biases.
+    found["feed_forward"] = dataclasses.replace(found["feed_forward"], bias=True)
+    return decoder(parallel=fields.flag("use_parallel_residual", True), **found)
 
 
 def write(model: Decoder) -> dict[str, Any]:

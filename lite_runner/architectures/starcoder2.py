@@ -32,57 +32,51 @@ NAMES: Names = {
 
 
 def decoder(
+    attention: Attention,
+    feed_forward: FeedForward,
     *,
     architecture: str = "starcoder2",
     num_layers: int,
     seq_length: int,
-    num_heads: int,
-    n_kv_heads: int,
-    head_dim: int,
-    intermediate_size: int,
     norm_eps: float,
-    rotary: Rotary,
-    qkv_bias: bool,
-    out_bias: bool,
-    mlp_bias: bool,
-    activation: Activation | None = None,
-    window: int | None = None,
     parallel: bool = False,
     **rest: Any,
 ) -> Decoder:
-    """A decoder with the blocks of StarCoder2 and GPT-NeoX; `rest` are fields of Decoder.
+    """A decoder of such equal blocks with LayerNorm; `rest` are fields of Decoder.
 
     A window of at least seq_length masks nothing and counts as none.
     """
+    if attention.window is not None and attention.window >= seq_length:
+        attention = dataclasses.replace(attention, window=None)
     norm = Norm("layer", norm_eps)
-    attention = Attention(
-        num_heads,
-        n_kv_heads,
-        head_dim,
-        rotary,
-        qkv_bias=qkv_bias,
-        out_bias=out_bias,
-        window=window if window is not None and window < seq_length else None,
-    )
-    feed_forward = FeedForward(intermediate_size, False, mlp_bias, activation)
-    block = Block(norm, attention, feed_forward, parallel=parallel)
-    blocks = (block,) * num_layers
+    blocks = (Block(norm, attention, feed_forward, parallel=parallel),) * num_layers
     return Decoder(architecture, seq_length=seq_length, blocks=blocks, norm=norm, **rest)
 
 
 def sizes(
-    fields: Fields, *, positions: int, eps: str, partial: float | None = None
+    fields: Fields, bias: str, eps: str, *, positions: int, partial: float | None = None
 ) -> dict[str, Any]:
-    """What StarCoder2 and GPT-NeoX share of config.json, as `decoder` takes it; `eps`: the key of
-    the norms' epsilon. See llama_like.sizes."""
+    """What StarCoder2 and GPT-NeoX share of config.json, as `decoder` takes it.
+
+    `bias`, `eps`: keys of the flag for biases, and of the norms' epsilon; the others are those of
+    llama_like.sizes.
+    """
     fields.choice("hidden_act", (EXACT_GELU, *gpt2.TANH_GELU))
-    same = fields.with_values(hidden_act=None, rms_norm_eps=fields.raw.get(eps, 1e-5))
-    shared = llama_like.sizes(same, positions=positions, partial=partial)
-    exact = fields.raw["hidden_act"] == EXACT_GELU
-    return shared | {
-        "norm_eps": fields.number(eps, 1e-5),
-        "activation": "gelu_exact" if exact else None,
-    }
+    epsilon = fields.number(eps, 1e-5)
+    same = fields.with_values(hidden_act=None, rms_norm_eps=epsilon)
+    found = llama_like.sizes(same, positions=positions, partial=partial)
+    biased, exact = fields.flag(bias, True), fields.raw["hidden_act"] == EXACT_GELU
+    found["attention"] = Attention(
+        found.pop("num_heads"),
+        found.pop("n_kv_heads"),
+        found.pop("head_dim"),
+        found.pop("rotary"),
+        qkv_bias=biased,
+        out_bias=biased,
+    )
+    activation: Activation | None = "gelu_exact" if exact else None
+    width = found.pop("intermediate_size")
+    return found | {"feed_forward": FeedForward(width, False, biased, activation)}
 
 
 def read(fields: Fields) -> Decoder:
@@ -97,17 +91,11 @@ def read(fields: Fields) -> Decoder:
         hidden_act=gpt2.TANH_GELU[1],
         tie_word_embeddings=True,
     )
-    bias = fields.flag("use_bias", True)
-    window = None
+    found = sizes(fields, "use_bias", "norm_epsilon", positions=4096)
     if fields.raw.get("sliding_window") is not None:
         window = fields.integer("sliding_window")
-    return decoder(
-        qkv_bias=bias,
-        out_bias=bias,
-        mlp_bias=bias,
-        window=window,
-        **sizes(fields, positions=4096, eps="norm_epsilon"),
-    )
+        found["attention"] = dataclasses.replace(found["attention"], window=window)
+    return decoder(**found)
 
 
 def shared(model: Decoder) -> dict[str, Any]:
@@ -153,17 +141,24 @@ def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     head_dim = given["head_dim"] or given["hidden_size"] // given["num_heads"]
     factor, function = given["partial_rotary_factor"], given["activation"]
     dims = None if factor is None else int(head_dim * factor)
-    return shared_settings(given) | {
-        "n_kv_heads": given["n_kv_heads"] or given["num_heads"],
-        "head_dim": head_dim,
-        "intermediate_size": given["intermediate_size"],
+    attention = Attention(
+        given["num_heads"],
+        given["n_kv_heads"] or given["num_heads"],
+        head_dim,
+        Rotary(given["theta"], given["rope_scaling"], dims),
+        qkv_bias=given["qkv_has_bias"],
+        out_bias=given["attn_proj_has_bias"],
+        window=given["sliding_window"],
+    )
+    activation = None if function == "gelu" else function
+    found = shared_settings(given)
+    del found["num_heads"]
+    return found | {
+        "attention": attention,
+        "feed_forward": FeedForward(
+            given["intermediate_size"], False, given["mlp_bias"], activation
+        ),
         "norm_eps": given["layernorm_epsilon"],
-        "rotary": Rotary(given["theta"], given["rope_scaling"], dims),
-        "qkv_bias": given["qkv_has_bias"],
-        "out_bias": given["attn_proj_has_bias"],
-        "mlp_bias": given["mlp_bias"],
-        "activation": None if function == "gelu" else function,
-        "window": given["sliding_window"],
         "parallel": given["use_parallel_residual"],
     }
 
