@@ -35,6 +35,8 @@ def main() -> None:
     (TARGET / "config.json").write_text(described, encoding="utf-8")
     tensors = to_hugging_face(open_checkpoint(source / "glm.ckpt", model), model)
     write_safetensors(TARGET / "model.safetensors", tensors, {"format": "pt"})
+    greedy = {"prompts": case["prompts"], "tokens": list(case["greedy"].values())}
+    (TARGET / "greedy.json").write_text(json.dumps(greedy) + "\n", encoding="utf-8")
     prompts = np.zeros((len(PROMPTS), max(length for _, length in PROMPTS)), np.int32)
     for row, (index, length) in zip(prompts, PROMPTS, strict=True):
         row[:length] = case["prompts"][index][:length]

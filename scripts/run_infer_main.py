@@ -44,7 +44,8 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--model_name",
         default="common",
-        help="a model of conf/model, or its family (bloom, llama, gpt2); common: as exported",
+        help="a model of conf/model, or its family (bloom, glm, glm2, glm3, gpt2, llama); common:"
+        " as exported",
     )
     add("--model_dir", help="folder of an exported model")
     add("--prefill_model_path", help="MindIR of whole prompts")

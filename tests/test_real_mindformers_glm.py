@@ -16,7 +16,8 @@ from lite_runner import AutoModel
 from lite_runner.architectures import chatglm
 from lite_runner.backends.base import Backend, Row
 from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
-from lite_runner.backends.native import NativeBackend, NativeOptions
+from lite_runner.backends.native_compiled import open_compiled
+from lite_runner.native.model import NativeOptions
 from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.lora.adapter_reader import open_adapters
@@ -56,7 +57,7 @@ def backend(kind: str, *, kernels: bool) -> Backend:
     tensors = open_checkpoint(GLM2 / kind / "glm2.ckpt", CONFIG)
     if kernels:
         weights = QuantizedWeights(tensors, CONFIG)
-        return NativeBackend(CONFIG, weights, NativeOptions(slots=1, length=48))
+        return open_compiled(CONFIG, weights, NativeOptions(slots=1, length=48))
     return MindSporeBackend(CONFIG, ReadAhead(tensors), MindSporeOptions(slots=1, length=48))
 
 
@@ -144,3 +145,14 @@ def test_an_adapter_of_the_fused_modules(tmp_path: Path) -> None:
 
 def held(array: NDArray[np.float32]) -> LazyTensor:
     return LazyTensor(array.shape, "F32", lambda: array)
+
+
+@pytest.mark.parametrize("kernels", [True, False], ids=["own operators", "MindSpore's"])
+def test_greedy_tokens_of_chatglm_6b(kernels: bool) -> None:
+    """Of prompts with both mask tokens, with several, and with text behind what ends the prefix."""
+    folder = FIXTURES / "reference/chatglm_6b"
+    expected = json.loads((folder / "greedy.json").read_text(encoding="utf-8"))
+    model = AutoModel.from_pretrained(folder, kernels=kernels)
+    found = model.generate(expected["prompts"], max_new_tokens=14)
+    for prompt, ids, tokens in zip(expected["prompts"], found, expected["tokens"], strict=True):
+        assert ids == prompt + tokens

@@ -8,7 +8,7 @@ from pathlib import Path
 from lite_runner.api.config import PretrainedConfig
 from lite_runner.api.infer_config import PATHS, InferConfig
 from lite_runner.api.model_source import resolve_source
-from lite_runner.architectures import KNOWN
+from lite_runner.architectures import architecture_of
 from lite_runner.config.groups import options_of
 from lite_runner.config.mindformers import FAMILIES
 from lite_runner.config.model_dir import MANIFEST, only_yaml
@@ -67,6 +67,8 @@ def _model_beside(config: InferConfig) -> tuple[str, dict[str, str]]:
 
 def sizes_in_graphs(family: str, paths: Sequence[Path]) -> dict[str, int]:
     """Sizes read from the graphs of a family, by their names in the model's config."""
+    usual = resolve_source(FAMILIES[family]).model_config()
+    assert usual is not None
     environment.import_mindspore()
     from lite_runner.mindir.graph_check import sizes_of
     from lite_runner.mindir.inspect import read_graph
@@ -75,6 +77,6 @@ def sizes_in_graphs(family: str, paths: Sequence[Path]) -> dict[str, int]:
     parameters = {one.name: one for graph in graphs for one in graph.parameters}
     constants = frozenset[tuple[int, ...]]().union(*(graph.constants for graph in graphs))
     try:
-        return sizes_of(KNOWN[family], list(parameters.values()), constants)
+        return sizes_of(architecture_of(usual), list(parameters.values()), constants)
     except ArtifactError as error:
         raise ArtifactError(f"{paths[0]}: {error.message}", error.hint) from None

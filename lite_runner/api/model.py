@@ -14,6 +14,7 @@ from lite_runner.api.options import merged_options
 from lite_runner.api.outputs import StepOutputs, sequences_of
 from lite_runner.api.streamers import Streamer
 from lite_runner.api.tokenizer import PreTrainedTokenizer
+from lite_runner.architectures.spec import Prefix
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Completion, OnLogits
 from lite_runner.model.files import ModelFiles
@@ -47,6 +48,11 @@ class PreTrainedModel:
         """Tokens of the longest sequence: the model's context length, or that of its graphs."""
         given = self._loaded.files.exported
         return self._loaded.files.model.seq_length if given is None else given.manifest.seq_length
+
+    @property
+    def prefix(self) -> Prefix | None:
+        """What must end a prompt of ChatGLM-6B; None: any prompt will do."""
+        return self._loaded.files.model.prefix
 
     def generate(
         self,

@@ -72,10 +72,10 @@ def _stacked(
 def texts_of(
     completions: Sequence[Completion], tokenizer: Tokenizer, stop: Sequence[str]
 ) -> list[str]:
-    """The text of each completion, without the prompt, cut at a stop text."""
+    """The text of each completion as it follows its prompt, cut at a stop text."""
     texts = []
     for completion in completions:
-        transcript = Transcript(tokenizer, stop)
+        transcript = Transcript(tokenizer, stop, continues=True)
         for token in completion.token_ids:
             transcript.put(token)
         transcript.finish()

@@ -12,6 +12,7 @@ from lite_runner.api.outputs import texts_of
 from lite_runner.api.settings import read_batch_size
 from lite_runner.api.streamers import Streamer
 from lite_runner.api.tokenizer import PreTrainedTokenizer
+from lite_runner.config.prefixes import with_ending
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ConfigError
 
@@ -117,7 +118,7 @@ class TextGenerationPipeline:
             if self.model.config.chat if chat is None else chat:
                 yield core.encode_chat([{"role": "user", "content": text}])
             else:
-                yield core.encode(text, special)
+                yield with_ending(self.model.prefix, core.encode(text, special))
 
 
 def check_task(task: str) -> None:

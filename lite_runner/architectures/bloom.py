@@ -87,6 +87,7 @@ BLOOM = Architecture(
         "common",
         gpt2.settings,
         lambda given: decoder(**gpt2.sizes_of_settings(given)),
+        sizes={"expand_ratio": "expand_ratio"},
     ),
     GGUF(gpt2.KEYS),
     no_effect=dict.fromkeys(

@@ -190,7 +190,16 @@ CHATGLM = Architecture(
     NAMES,
     write,
     MindFormers(
-        "ChatGLM2Config", "ChatGLM2ForConditionalGeneration", "common", settings, from_settings
+        "ChatGLM2Config",
+        "ChatGLM2ForConditionalGeneration",
+        "common",
+        settings,
+        from_settings,
+        sizes={
+            "kv_channels": "head_dim",
+            "multi_query_group_num": "n_kv_heads",
+            "ffn_hidden_size": "intermediate_size",
+        },
     ),
     GGUF(
         {

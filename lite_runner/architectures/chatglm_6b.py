@@ -182,6 +182,13 @@ CHATGLM_6B = Architecture(
     read,
     NAMES,
     write,
-    MindFormers("GLMConfig", "GLMForPreTraining", "common", settings, from_settings),
+    MindFormers(
+        "GLMConfig",
+        "GLMForPreTraining",
+        "common",
+        settings,
+        from_settings,
+        sizes={"inner_hidden_size": "intermediate_size"},
+    ),
     stored_rows=stored_rows,
 )

@@ -133,6 +133,7 @@ GPT2 = Architecture(
         "common",
         settings,
         lambda given: decoder(**sizes_of_settings(given)),
+        sizes={"expand_ratio": "expand_ratio"},
     ),
     GGUF(KEYS),
     no_effect={

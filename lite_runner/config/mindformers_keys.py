@@ -49,8 +49,8 @@ _IGNORED = {
         bias_swiglu_fusion block_size calculate_per_token_loss
         chunk_prefill compute_in_2d embedding_dropout_prob embedding_init_type
         enable_slice_dp extend_method ffn_dim_multiplier fine_grain_interleave
-        fp32_residual_connection fused_norm fused_rms_norm gated_linear_unit hidden_act
-        hidden_dropout hidden_dropout_rate hidden_size_per_attention_head ignore_index
+        fp32_residual_connection fused_norm fused_rms_norm gated_linear_unit gmask_token_id
+        hidden_act hidden_dropout hidden_dropout_rate hidden_size_per_attention_head ignore_index
         ignore_token_id init_method_std initializer_range
         input_sliced_sig is_dynamic is_enhanced_encoder is_flexible_shape layernorm_compute_dtype
         layernorm_compute_type llm_backend max_position_embedding max_position_embeddings

@@ -16,7 +16,7 @@ TRANSLATED = frozenset(
         *("add_qkv_bias", "extend_method", "ffn_dim_multiplier", "hidden_act"),
         *("max_position_embeddings", "multiple_of", "pet_config", "pretrain_seqlen"),
         *("quantization_config", "scaling_factor"),
-        *("attention_bias", "untie_embeddings_and_output_weights"),
+        *("attention_bias", "gmask_token_id", "untie_embeddings_and_output_weights"),
     )
 )
 # Hugging Face's names of sizes, in newer configs.
@@ -87,10 +87,12 @@ def translate_model(
         result.assignments.pop(f"{PREFIX}checkpoint_name_or_path", None)
     _translate_adapter(settings.get("pet_config"), result)
     _translate_quantization(settings.get("quantization_config"), result)
-    if kind != "GLMConfig":  # ChatGLM2's have it too, and it is of their training
+    if "gmask_token_id" in settings:
         key = f"{PREFIX}gmask_token_id"
-        result.ignored += [key] if "gmask_token_id" in settings else []
-        result.assignments.pop(key, None)
+        if kind == "GLMConfig":
+            result.assignments[key] = settings["gmask_token_id"]
+        else:  # ChatGLM2's have it too, and it is of their training
+            result.ignored.append(key)
     if kind == "GPT2Config":
         _translate_positions(settings, defaults, result)
     if kind in ("Qwen3Config", "Qwen3MoeConfig"):

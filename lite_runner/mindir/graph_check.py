@@ -52,20 +52,26 @@ def sizes_of(
         raise ArtifactError("its number of heads cannot be inferred", _NAME_IT)
     head_dim = dims.pop()
     width = math.prod(wide[0]) // hidden
-    sizes = {
+    # Key/value heads: from the rows of the key weight, if its name is known.
+    key = (_suffix(architecture, "key", "weight"), ".wk.weight")  # MindFormers', ours
+    keys = [math.prod(shape) for name, shape in shapes.items() if name.endswith(key)]
+    told = {
+        "head_dim": head_dim,
+        "intermediate_size": width,
+        "expand_ratio": width // hidden,
+        **({"n_kv_heads": keys[0] // hidden // head_dim} if keys else {}),
+    }
+    assert architecture.mindformers is not None
+    names = architecture.mindformers.sizes
+    if not told.keys() >= {*names.values()}:
+        raise ArtifactError("its number of key/value heads cannot be inferred", _NAME_IT)
+    return {
         "vocab_size": vocab,
         "hidden_size": hidden,
         "num_layers": max(layers) + 1,
         "num_heads": hidden // head_dim,
+        **{theirs: told[ours] for theirs, ours in names.items()},
     }
-    if not _gated(architecture):
-        return {**sizes, "expand_ratio": width // hidden}
-    # Key/value heads: from the rows of the key weight, if its name is known.
-    key = _suffix(architecture, "key", "weight")
-    keys = [math.prod(shape) for name, shape in shapes.items() if name.endswith(key)]
-    if not keys:
-        raise ArtifactError("its number of key/value heads cannot be inferred", _NAME_IT)
-    return {**sizes, "n_kv_heads": keys[0] // hidden // head_dim, "intermediate_size": width}
 
 
 _NAME_IT = "name the exported model, e.g. model_name=bloom_560m"
@@ -85,8 +91,8 @@ def _feed_forward(architecture: Architecture) -> tuple[str, ...]:
     if not architecture.names:  # a custom network: names are unknown
         return ()
     if _gated(architecture):
-        return (_suffix(architecture, "gate", "weight"),)
-    return (_suffix(architecture, "up", "weight"), ".up.weight")  # MindFormers', ours
+        return (_suffix(architecture, "gate", "weight"), ".w1.weight")  # MindFormers', ours
+    return (_suffix(architecture, "up", "weight"), ".up.weight")
 
 
 def _suffix(architecture: Architecture, role: Role, kind: Part) -> str:

@@ -17,12 +17,16 @@ class StreamDecoder:
     depend on its neighbours; this window slides, so the cost is linear.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, *, continues: bool = False
+    ) -> None:
+        """`continues`: other text stands before, so a leading space is not dropped."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         # Until the first text is emitted.
-        self._strip = tokenizer.spelling is not None and tokenizer.spelling.strips_space
+        spelling = tokenizer.spelling
+        self._strip = not continues and spelling is not None and spelling.strips_space
         self._context: list[int] = []  # already emitted
         self._pending: list[int] = []
 

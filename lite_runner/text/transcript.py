@@ -11,10 +11,13 @@ from lite_runner.text.tokenizer import Tokenizer
 class Transcript:
     """Takes tokens, emits final text, and detects stop strings."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, continues: bool = False
+    ) -> None:
+        """`continues`: see StreamDecoder."""
         self.text = ""
         self.stopped = False
-        self._decoder = StreamDecoder(tokenizer)
+        self._decoder = StreamDecoder(tokenizer, continues=continues)
         self._stop = tuple(stop)
         self._buffer = ""  # may be the start of a stop string
 

@@ -37,6 +37,7 @@ model:
     prefix_projection: False
     eos_token_id: 2
     pad_token_id: 0
+    gmask_token_id: None
     max_length: 256
     checkpoint_name_or_path: glm3_6b
   arch: {type: ChatGLM2ForConditionalGeneration}
@@ -74,3 +75,16 @@ def test_chatglm(resolve: Resolve, faults: Faults, tmp_path: Path) -> None:
         ("kv_channels: 128", "kv_channels: 126"),
     ):
         assert f"model_config.{old.partition(':')[0]}: " in faults(*written(old, new))
+
+
+def test_the_mask_token_of_a_chatglm_6b_is_followed(resolve: Resolve, tmp_path: Path) -> None:
+    """A ChatGLM2's yaml has the key too, where it means nothing: above."""
+    path = tmp_path / "glm.yaml"
+    path.write_text(
+        "trainer: {model_name: glm_6b}\n"
+        "model: {model_config: {type: GLMConfig, gmask_token_id: 7}, arch: {type: GLMChatModel}}\n",
+        encoding="utf-8",
+    )
+    model = resolve("--config", str(path), "predict_data=hi").model_config()
+    assert model is not None and model.prefix is not None
+    assert model.prefix.mask_token_ids[0] == 7

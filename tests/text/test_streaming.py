@@ -55,6 +55,15 @@ def test_pieces_join_to_the_whole(
     assert "".join(pieces(tokenizer, ids, skip)) == tokenizer.decode(ids, skip)
 
 
+def test_a_space_behind_other_text_stays(sentencepiece_model: Callable[..., Path]) -> None:
+    backend = build_tokenizer(read_model(sentencepiece_model()), source="test")
+    tokenizer = Tokenizer(backend, SpecialTokens(), source="test")
+    ids = tokenizer.encode("world")
+    for continues, text in ((False, "world"), (True, " world")):
+        decoder = StreamDecoder(tokenizer, continues=continues)
+        assert "".join([decoder.put(id) for id in ids]) + decoder.finish() == text
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_comes_early_and_never_half(
     tokenizer_of: Callable[[str], Tokenizer], kind: str, texts: list[str]
