@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lite_runner.api.adapters import AdapterIds
 from lite_runner.api.config import PretrainedConfig
@@ -14,10 +14,12 @@ from lite_runner.api.options import merged_options
 from lite_runner.api.outputs import StepOutputs, sequences_of
 from lite_runner.api.streamers import Streamer
 from lite_runner.api.tokenizer import PreTrainedTokenizer
-from lite_runner.architectures.spec import Prefix
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Completion, OnLogits
 from lite_runner.model.files import ModelFiles
+
+if TYPE_CHECKING:
+    from lite_runner.architectures.spec import Prefix
 
 
 class PreTrainedModel:

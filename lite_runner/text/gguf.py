@@ -58,6 +58,8 @@ PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
     "llama-v3": _split(_LLAMA3),
     "qwen2": _split(_QWEN2),
     "deepseek-r1-qwen": _split(_QWEN2),
+    "chatglm-bpe": _split(_LLAMA3),
+    "glm4": _split(_LLAMA3),
     "bloom": _split(_BLOOM),
 }
 _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")

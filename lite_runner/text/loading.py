@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json_object
-from lite_runner.text import chatglm, chatglm_6b
+from lite_runner.text import chatglm, chatglm_6b, glm4
 from lite_runner.text.chatglm_chat import ChatForm
 from lite_runner.text.sentencepiece import build_tokenizer, read_model
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer
@@ -35,7 +35,8 @@ _HINT = (
 def load_tokenizer(
     path: Path, *, model_vocab: int | None, chat_form: ChatForm | None = None
 ) -> Tokenizer:
-    """The tokenizer at `path`: a folder, a tokenizer.json, a sentencepiece .model, or a .gguf.
+    """The tokenizer at `path`: a folder, a tokenizer.json, a .model of sentencepiece or
+    of a GLM-4, or a .gguf.
 
     `chat_form`: that of a ChatGLM, whose files do not always tell. `model_vocab` is the model's
     vocabulary size; a tokenizer with a higher id is rejected. Raises ArtifactError if it is
@@ -98,18 +99,17 @@ def _load_file(path: Path, chat_form: ChatForm | None) -> Tokenizer:
     """A tokenizer.json or tokenizer.model with the config files next to it."""
     config = _Config(path.parent)
     form = chat_form or config.chat_form
-    if path.suffix == ".model" and config.is_tiktoken:
-        raise ArtifactError(
-            f"{path}: of a GLM-4, whose tokenizer.model is not sentencepiece's but tiktoken's",
-            hint="processor.tokenizer.tokenizer_file= the tokenizer.json of the same model in the "
-            "form of transformers, such as that of glm-4-9b-chat-hf",
-        )
     template = None  # of a tokenizer that was published without one
+    prefixed = False
     if path.name == _VOCAB:
         backend, defaults = read_vocab_and_merges(path, config.is_qwen2)
     elif path.suffix == ".json":
         backend = _read_json(path)
         defaults = SpecialTokens()
+    elif glm4.is_ranks(data := _read(path)):
+        form, prefixed = None, True  # its chats are a template's
+        backend = glm4.read_ranks(data, str(path))
+        defaults, template = glm4.SPECIAL, glm4.TEMPLATE
     else:
         vocabulary = read_model(path, space_after_special=config.legacy)
         if chatglm_6b.is_chatglm(vocabulary):
@@ -124,6 +124,8 @@ def _load_file(path: Path, chat_form: ChatForm | None) -> Tokenizer:
         chatglm.add_tokens(backend, str(path))
         defaults = chatglm.DEFAULTS
     config.add_tokens(backend)
+    if prefixed:
+        glm4.add_prefix(backend, str(path))
     special = config.special_tokens(defaults)
     return Tokenizer(
         backend,
@@ -171,10 +173,6 @@ class _Config:
             named = "chatglm3" in str(self._values.get("name_or_path"))
             return "chatglm3" if named or self._values.get("chat_template") else "chatglm2"
         return CHAT_FORMS.get(kind) if isinstance(kind, str) else None
-
-    @property
-    def is_tiktoken(self) -> bool:
-        return self._values.get("tokenizer_class") == "ChatGLM4Tokenizer"
 
     @property
     def is_qwen2(self) -> bool:
