@@ -8,11 +8,31 @@ import pytest
 from lite_runner.architectures.flat import ModelConfig
 from lite_runner.architectures.positions import MASKED
 from lite_runner.architectures.spec import Decoder
-from lite_runner.mindir.resizable_inputs import Shape, fill_bias, gather_indices
+from lite_runner.mindir.resizable_inputs import Shape, fill_bias, gather_indices, unsupported
+from tests.models import reference_model
 
 
 def model(heads: int, kv: int) -> Decoder:
     return ModelConfig("llama", 96, 32, 2, heads, kv, 8, 48, 64, 1e-5, False)
+
+
+# The others run in MindSpore Lite: tests/backends/test_resizable.py.
+REFUSED = {
+    "chatglm_6b": "residual connections start from normed values",
+    "gemma2": "norms are behind attention and feed-forward",
+    "gemma3": "rotary positions differ between its layers",
+    "glm4": "norms are behind attention and feed-forward",
+    "gpt_neox": "attention and feed-forward are parallel",
+    "granite": "embeddings, scores, residual connections or logits have multipliers",
+    "mixtral": "it has experts",
+    "olmo2": "queries and keys are normed over all heads together",
+    "qwen3_moe": "it has experts",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_why_a_model_is_refused(case: str) -> None:
+    assert REFUSED[case] in unsupported(reference_model(case))
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 5), (3, 1), (2, 3)])

@@ -9,14 +9,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.release import Release
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.formats.ckpt_file import open_ckpt
 from lite_runner.weights.formats.hugging_face import to_hugging_face
+from lite_runner.weights.formats.safetensors_file import open_safetensors
 from lite_runner.weights.tensor import LazyTensor
 from lite_runner.weights.write import convert, write_ckpt, write_safetensors
+from tests import references
 
 Values = Callable[..., dict[str, LazyTensor]]
 Same = Callable[..., None]
@@ -222,3 +225,29 @@ def test_gguf_becomes_mindspore(
     write_gguf(tmp_path / "x.gguf", config, "llama", arrays, kind="Q4_1")
     convert(tmp_path / "x.gguf", config, tmp_path / "y.ckpt", "ckpt")
     same(open_checkpoint(tmp_path / "y.ckpt", config), open_checkpoint(tmp_path / "x.gguf", config))
+
+
+@pytest.mark.parametrize("case", references.every())
+def test_a_published_form_through_mindformers_names_and_back(
+    case: str, same: Same, tmp_path: Path
+) -> None:
+    """Bit for bit; norms to which 1 was added within the rounding of that sum."""
+    folder = references.REFERENCE / case
+    config = model_config_of(folder)
+    assert config is not None
+    convert(folder, config, tmp_path / "a.ckpt", "ckpt")
+    convert(tmp_path / "a.ckpt", config, tmp_path / "hf", "huggingface")
+    tensors = open_checkpoint(folder, config)
+    for step in ("a.ckpt", "hf"):
+        same(open_checkpoint(tmp_path / step, config), tensors)
+    assert model_config_of(tmp_path / "hf") == config
+    read = open_safetensors(folder / "model.safetensors")
+    given = {name.removeprefix("transformer."): tensor for name, tensor in read.items()}
+    written = open_safetensors(tmp_path / "hf" / "model.safetensors")
+    assert written
+    for name, tensor in written.items():
+        found, wanted = tensor.read(), given[name.removeprefix("transformer.")].read()
+        if architecture_of(config).norms_less_one and "norm" in name:
+            assert np.abs(found - wanted).max() <= 2.0**-23  # of sums below 4
+        else:
+            np.testing.assert_array_equal(found, wanted, err_msg=name)
