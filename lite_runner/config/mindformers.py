@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from lite_runner.config import mindformers_experts as experts
 from lite_runner.config.fields import show
 from lite_runner.config.mindformers_keys import IGNORED, OFF, PARALLEL_MODES, TOKENIZERS
 from lite_runner.config.mindformers_model import RENAMED, TRANSLATED, Translation, translate_model
@@ -78,7 +79,7 @@ def base_model(raw: Mapping[str, Any], models: Collection[str]) -> str | None:
     name, arch = at(raw, "trainer.model_name"), arch_of(raw)
     if arch is None and at(raw, "pretrained_model_dir"):
         return "auto"  # the folder has the sizes, whatever the model is called
-    if isinstance(name, str) and name in models:
+    if isinstance(name, str) and name in models and not experts.has_experts(raw):
         return name
     return _FAMILY_MODEL.get(arch) if isinstance(arch, str) else None
 
@@ -86,6 +87,8 @@ def base_model(raw: Mapping[str, Any], models: Collection[str]) -> str | None:
 def arch_of(raw: Mapping[str, Any]) -> Any:
     """The architecture that a file names, by our name."""
     named = at(raw, "model.arch.type")
+    if experts.has_experts(raw):
+        return experts.NETWORK
     return _RENAMED_VALUES["model.arch.type"].get(named, named) if isinstance(named, str) else named
 
 
@@ -113,7 +116,8 @@ def translate(
             if value not in ("", None):
                 result.assignments[_RENAMED[key]] = value
         elif key in _RENAMED_VALUES and isinstance(value, str):
-            result.assignments[key] = _RENAMED_VALUES[key].get(value, value)
+            renamed = _RENAMED_VALUES[key].get(value, value)
+            result.assignments[key] = arch_of(raw) if key == "model.arch.type" else renamed
         elif key in known:
             result.assignments[key] = value
         elif key in IGNORED or key in _SIZES_OF_FOLDER:
@@ -130,10 +134,24 @@ def translate(
     settings = at(raw, "model.model_config")
     if isinstance(settings, Mapping):
         translate_model(settings, defaults, models, result)
+        _translate_experts(raw, known, result)
         keys = () if sized else (f"model.model_config.{name}" for name in _SIZES)
         for key in (key for key in keys if result.assignments.get(key) is None):
             result.faults.append(f"{key}: missing; a model that is not in conf/model needs it")
     return result
+
+
+def _translate_experts(raw: Mapping[str, Any], known: Collection[str], result: Translation) -> None:
+    """Experts of a Llama become a Mixtral's; their sections are no longer without effect."""
+    prefix = "model.model_config."
+    width = result.assignments.get(f"{prefix}intermediate_size")
+    mixture = f"{prefix}num_experts" in known
+    result.faults += experts.faults(raw, width, mixture=mixture)
+    if mixture and experts.has_experts(raw):
+        result.ignored = [key for key in result.ignored if key not in experts.SECTIONS]
+        result.ignored += experts.ignored(raw)
+        values = experts.settings(raw).items()
+        result.assignments |= {f"{prefix}{name}": value for name, value in values}
 
 
 def format_keys(keys: Collection[str]) -> str:

@@ -76,15 +76,12 @@ IGNORED = frozenset(
 )
 
 # Values that mean "off", and a hint for any other, which is not supported.
-_NO_EXPERTS = "model=mixtral_8x7b or model=qwen3_30b_a3b has experts, by num_experts"
 _NOT_HERE = "of no model that runs here"
 _NO_PREFIX = "prefix tuning does not run here"
 OFF: dict[str, tuple[tuple[Any, ...], str]] = {
     "profile": ((False, None), "there is no profiler; result.json has the times of a run"),
     "plugins": (("", None, []), "it runs code, so it is taken from the command line only"),
     "register_path": (("", None), "it runs code, so it is taken from the command line only"),
-    "moe_config.expert_num": ((1, None), _NO_EXPERTS),
-    "model.model_config.moe_config.expert_num": ((1, None), _NO_EXPERTS),
     "model.model_config.add_bias_linear": ((False, None), _NOT_HERE),
     "model.model_config.apply_query_key_layer_scaling": (
         (True, None),
