@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lite_runner.api.config import AutoConfig, PretrainedConfig, config_of
 
 if TYPE_CHECKING:
-    from lite_runner.api.network import Network
+    from lite_runner.api.model import PreTrainedModel
 
 
 class AutoModel:
@@ -18,32 +18,52 @@ class AutoModel:
     @classmethod
     def from_pretrained(
         cls, name_or_dir: str | Path, *, checkpoint_name_or_path: str | Path = "", **settings: Any
-    ) -> Network:
+    ) -> PreTrainedModel:
         """The model of a name of conf/model, a folder or a checkpoint.
 
         `checkpoint_name_or_path`: weights to take in place of the model's own; `settings` are
-        attributes of its config, as use_past=True. Raises ConfigError, ArtifactError.
+        attributes of its config, as use_past=True. See from_config. Raises ConfigError,
+        ArtifactError.
         """
         return cls.from_config(config_of(name_or_dir, settings, checkpoint_name_or_path))
 
     @classmethod
     def from_config(
         cls, config: PretrainedConfig | str | Path | Mapping[str, Any], **settings: Any
-    ) -> Network:
+    ) -> PreTrainedModel:
         """The model of an AutoConfig, or of a yaml file as run_mindformer takes it, or of the
         content of such a file.
 
-        `settings` are attributes of its config, which are set for this model alone.
+        `settings` are attributes of its config, which are set for this model alone. The model is a
+        Cell, unless packed layers compute it (backend="auto", or "mslite" with engine="native"),
+        for which MindSpore is not imported. Raises ConfigError, ArtifactError.
         """
-        # MindSpore takes most of a second to import: `from lite_runner import AutoModel` does not.
-        from lite_runner.api.network import network_of
-
         if isinstance(config, PretrainedConfig):
             config = config.copy()
         else:
             config = AutoConfig.from_pretrained(config)
         config.update(settings)
-        return network_of(config)
+        return _model_of(config)
+
+
+def _model_of(config: PretrainedConfig) -> PreTrainedModel:
+    from lite_runner.api.options import without_call_options
+    from lite_runner.api.ranks import own_ranks
+    from lite_runner.model.locate import locate
+    from lite_runner.plan.backend import runs_packed
+    from lite_runner.system import environment
+
+    run = without_call_options(config.run_config())
+    files = locate(run)
+    device = environment.resolve_device(run.context.device_target)
+    if run.backend != "ms" and runs_packed(run, files, device, own_ranks(run)):
+        from lite_runner.api.model import PreTrainedModel
+
+        return PreTrainedModel(config, files)
+    # MindSpore takes most of a second to import.
+    from lite_runner.api.network import network_of
+
+    return network_of(config, files)
 
 
 class AutoModelForCausalLM(AutoModel):

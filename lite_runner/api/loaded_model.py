@@ -71,7 +71,7 @@ class LoadedModel:
         with self.opened():
             config = with_seed(config)
             if tokenizer is None:
-                exports = config.backend == "mslite" and self.files.exported is None
+                exports = config.backend != "ms" and self.files.exported is None
                 needed = exports or bool(config.generation(self.files.model).stop)
                 with suppress(ArtifactError):  # who needs one says so
                     tokenizer = self.tokenizer(fetching=needed)

@@ -145,9 +145,10 @@ class GPT2LMHeadModel(Network):
     arch = "GPT2LMHeadModel"
 
 
-def network_of(config: PretrainedConfig) -> Network:
-    """The model of a config, of the class of its family. Raises ConfigError, ArtifactError."""
-    files = locate(without_call_options(config.run_config()))
+def network_of(config: PretrainedConfig, files: ModelFiles | None = None) -> Network:
+    """The model of a config, of the class of its family; finds the `files`, where they are not
+    given. Raises ConfigError, ArtifactError."""
+    files = files or locate(without_call_options(config.run_config()))
     named = (LlamaForCausalLM, BloomLMHeadModel, GPT2LMHeadModel, ChatGLM2ForConditionalGeneration)
     kinds = {kind.arch: kind for kind in named}
     return kinds.get(_arch_of(files), Network)(config, files)

@@ -24,7 +24,7 @@ def pipeline(
     tokenizer: PreTrainedTokenizer | None = None,
     image_processor: None = None,
     audio_processor: None = None,
-    backend: Literal["ms", "mslite"] = "ms",
+    backend: Literal["ms", "mslite", "auto"] = "ms",
     **kwargs: Any,
 ) -> TextGenerationPipeline:
     """A pipeline for `task` ("text_generation").
@@ -32,6 +32,8 @@ def pipeline(
     `model`: a name, a model or a folder; with backend="mslite", which runs exported models, a
     name, the paths of the MindIR files (prefill, increment), or a folder that holds them, and
     `kwargs` may give fields of InferConfig (ge_config_path, device_id, infer_seq_length, ...).
+    backend="auto" packs a checkpoint into the cache once, and runs it without MindSpore; "mslite"
+    with engine="native" does so too, or is a ConfigError where that cannot be.
     All other `kwargs` are options of TextGenerationPipeline, or settings of a model that is made
     here (kv_cache, quant, adapter_path, threads, ...). Raises ConfigError, ArtifactError.
     """
@@ -41,7 +43,8 @@ def pipeline(
             raise ConfigError(f"pipeline: {name} has no meaning for {task}", f"{name}=None")
     if model is None:
         raise ConfigError("pipeline: no model given", "model='smollm2_135m', or a model object")
-    if backend == "mslite":
+    native = kwargs.get("engine") == "native"
+    if backend == "mslite" and not native:
         if isinstance(model, (PreTrainedModel, PretrainedConfig)):
             raise ConfigError(
                 "pipeline: backend='mslite' runs exported models; got a model object",
@@ -49,16 +52,25 @@ def pipeline(
             )
         config, rest = infer_config(model, kwargs)
         return TextGenerationPipeline(PreTrainedModel(exported_config(config)), tokenizer, **rest)
-    if backend != "ms":
-        near = did_you_mean(nearest(str(backend), ("ms", "mslite")))
-        raise ConfigError(f"backend: got {backend!r}, expected ms or mslite{near}")
+    if backend not in ("ms", "mslite", "auto"):
+        near = did_you_mean(nearest(str(backend), ("ms", "mslite", "auto")))
+        raise ConfigError(f"backend: got {backend!r}, expected ms, mslite or auto{near}")
     if isinstance(model, tuple):
         raise ConfigError(
-            "pipeline: MindIR files run with backend='mslite'; got backend='ms'", "backend='mslite'"
+            f"pipeline: MindIR files run with backend='mslite'; got backend={backend!r}",
+            "backend='mslite', without engine=",
         )
-    if not isinstance(model, PreTrainedModel):
+    if isinstance(model, PreTrainedModel):
+        if backend != "ms":
+            raise ConfigError(
+                f"pipeline: backend={backend!r} is of a model made here; got a model object",
+                f"AutoModel.from_pretrained(..., backend={backend!r})",
+            )
+    else:
         settings = {name: value for name, value in kwargs.items() if not _is_of_pipeline(name)}
         kwargs = {name: value for name, value in kwargs.items() if name not in settings}
+        if backend != "ms":
+            settings["backend"] = backend
         if isinstance(model, PretrainedConfig):
             model = AutoModel.from_config(model, **settings)
         else:

@@ -59,7 +59,7 @@ def with_model(line: CommandLine, file: ConfigFile) -> tuple[CommandLine, Config
     raw = file.raw
     named = any(setting.key == "model" for setting in line.settings) or "model" in file.choices
     named = named or bool(at(raw, "trainer.model_name") or at(raw, "model.arch.type"))
-    if named or _given("run_mode", line, raw) not in ("", "predict"):
+    if named or _given("run_mode", line, raw) not in ("", "predict", "eval"):
         return line, file
     given, graph = _given(_DIR, line, raw), _given(_PATHS[0], line, raw)
     if not given and not graph:

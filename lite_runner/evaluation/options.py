@@ -12,7 +12,8 @@ from lite_runner.config.adapter_checks import adapter_faults
 from lite_runner.config.checks import fits_model, strategy_faults
 from lite_runner.config.fields import Fault, Range, fault, raise_faults
 from lite_runner.config.lengths import beyond_context
-from lite_runner.config.options import AdapterOptions, ComputeOptions
+from lite_runner.config.offline_checks import offline_faults
+from lite_runner.config.options import AdapterOptions, ExportedOptions
 from lite_runner.config.prefixes import no_likelihood
 from lite_runner.config.prompts import MAX_PROMPT_BYTES, decoded, is_file
 from lite_runner.config.ranges import Count
@@ -23,10 +24,12 @@ DEFAULT_WINDOW = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalOptions(ComputeOptions, AdapterOptions):
+class EvalOptions(AdapterOptions, ExportedOptions):
     """The text, and how it is cut into windows."""
 
     computes_here: ClassVar[bool] = True
+    on_ranks: ClassVar[bool] = False
+    takes_parallel: ClassVar[bool] = False
 
     eval_data: str
     eval_window: Annotated[int, Range(2)] | None  # of one token there is nothing to predict
@@ -51,12 +54,19 @@ def eval_faults(config: EvalOptions) -> Iterator[Fault]:
         )
     elif "\0" not in config.eval_data and not is_file(config.text_file):
         yield fault("eval_data", f"eval_data: no file {config.eval_data}")
-    if config.backend == "mslite":
+    if config.backend == "mslite" and not (config.takes_packed or config.infer.model_dir):
         yield fault(
             ("backend", "run_mode"),
             "backend=mslite is not available with run_mode=eval: an exported graph gives the"
-            " logits of the last token alone; expected backend=ms",
+            " logits of the last token alone; expected engine=native, or backend=ms",
         )
+    if config.adapter_path and config.runs_given_model:
+        yield fault(
+            ("adapter_path", "infer.model_dir"),
+            "adapter_path: no adapter can be merged into an exported model; leave infer.model_dir"
+            " out, or export the model with adapter_path=",
+        )
+    yield from offline_faults(config)
     yield from adapter_faults(config, one=True)
     yield from strategy_faults(config)
     if (model := config.model_config()) is not None:

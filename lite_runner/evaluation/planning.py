@@ -12,6 +12,7 @@ from lite_runner.evaluation.options import EvalOptions, check_model, read_text
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.merged_adapter import with_adapter
 from lite_runner.model.tokenizer import tokenizer_for_plan
+from lite_runner.plan.backend import resolve_backend
 from lite_runner.plan.job import Job
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import with_resources
@@ -40,7 +41,12 @@ def plan_evaluation(config: EvalOptions) -> Plan:
             )
     length = min(size, len(ids)) if ids else size
     job = Job((), (ids,), GenerationConfig(), slots=1, length=length, all_logits=True)
-    config = replace(config, backend="ms")  # auto: no exported graph scores
+    if files.exported is not None and files.exported.manifest.layout != "packed":
+        raise ConfigError(
+            f"{files.exported.folder}: its graphs give the logits of the last token alone",
+            "run_mode=eval takes an export of export.layout=packed, or backend=ms",
+        )
+    config = resolve_backend(config, files, job, device)
     plan = Plan(
         config=config,
         device=device,

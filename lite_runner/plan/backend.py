@@ -40,8 +40,17 @@ def resolve_backend(
     return replace(config, backend=backend)
 
 
+def runs_packed(config: Exported, files: ModelFiles, device: str, ranks: Ranks) -> bool:
+    """Whether the native kernels compute the run from packed layers, without MindSpore."""
+    if config.backend == "auto" and files.exported is None:
+        return _takes_packed(config, files, device, ranks)
+    if files.exported is not None:
+        return files.exported.manifest.layout == "packed"
+    return config.backend == "mslite" and config.takes_packed
+
+
 def _takes_packed(config: Exported, files: ModelFiles, device: str, ranks: Ranks) -> bool:
-    """Whether the native kernels compute the run from packed layers in the cache."""
+    """Whether backend=auto means packed layers in the cache."""
     infer = config.infer
     graph = (
         infer.model_dir or infer.prefill_model_path or infer.infer_seq_length or infer.model_type

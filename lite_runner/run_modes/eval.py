@@ -34,7 +34,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
     assert isinstance(config, Config)
     ids = np.array(job.tokens[0], np.int32)
     size, stride = config.window_of(files.model)
-    backend = load(config, files, plan.device, job, need=plan.memory)
+    backend = load(config, files, plan.device, job, plan.tokenizer, need=plan.memory)
     load_s = plan.seconds + time.perf_counter() - began
     with closing(backend), explained_nonfinite(files):
         evaluation = evaluate(backend, ids, size, stride)

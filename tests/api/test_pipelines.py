@@ -99,8 +99,11 @@ def test_what_a_call_refuses(ready: TextGenerationPipeline) -> None:
     with pytest.raises(ConfigError, match="is_sample_acceleration"):
         ready("a", is_sample_acceleration=True, do_sample=True)
     assert ready("a", is_sample_acceleration=True, add_special_tokens=False) == ready("a")
+    model = AutoModel.from_pretrained("tiny_llama")
     with pytest.raises(ConfigError, match="exported models; got a model object"):
-        pipeline("text_generation", AutoModel.from_pretrained("tiny_llama"), backend="mslite")
+        pipeline("text_generation", model, backend="mslite")
+    with pytest.raises(ConfigError, match="backend='auto' is of a model made here"):
+        pipeline("text_generation", model, backend="auto")
 
 
 def test_a_batch_size_groups_the_texts(ready: TextGenerationPipeline) -> None:

@@ -32,9 +32,11 @@ TEXT = f"eval_data={__file__}"
         (["eval_stride=257"], "eval_stride: got 257, expected at most the window of 256 tokens"),
         (["eval_window=8", "eval_stride=9"], "expected at most the window of 8 tokens"),
         (["backend=mslite"], "backend=mslite is not available with run_mode=eval"),
+        (["infer.model_dir=x"], "infer.model_dir has an effect only with backend=mslite"),
+        (["engine=native"], "engine has an effect only with backend=mslite"),
         (
-            ["backend=auto", "infer.model_dir=x"],
-            "infer.model_dir has no effect with run_mode=eval",
+            ["backend=mslite", "infer.model_dir=x", "adapter_path=a"],
+            "adapter_path: no adapter can be merged into an exported model",
         ),
         (["parallel=tp2"], "use_parallel=true has no effect with run_mode=eval"),
         (["predict_data=x"], "predict_data has no effect with run_mode=eval"),

@@ -22,6 +22,13 @@ FOLDER = Path("outputs/tiny_llama_packed_none")
 GIVEN = ["model=tiny_llama", "backend=mslite", f"infer.model_dir={FOLDER}", *PREDICT]
 
 
+def write_model() -> None:
+    """A checkpoint with a tokenizer, in the folder model."""
+    shutil.copytree(REFERENCE / "llama", "model")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(FIXTURES / "frozen/artifacts/dynamic" / file, "model")
+
+
 def tokens(result: dict[str, Any]) -> list[list[int]]:
     return [row["token_ids"] for row in result["results"]]
 
@@ -64,20 +71,83 @@ def test_one_is_made_in_the_cache_where_none_is_named(
     assert result["engine"].startswith("native, ")
 
 
-def test_mindspore_is_not_imported(run: Run) -> None:
+WITHOUT = """
+import sys
+{code}
+found = [name for name in sys.modules if name.partition(".")[0] == "mindspore"]
+print(found)
+"""
+MAIN = "from lite_runner.app import main; assert main({line!r}) == 0"
+CELL = """
+import io
+from lite_runner.bench import cell, cell_job
+from lite_runner.config.argv import parse
+from lite_runner.run_modes import heads, resolve
+config, _ = resolve(parse({line!r}, heads()))
+(job,) = cell_job.jobs_of(config.bench, config)
+assert "native" in cell.answer(job.to_json())["measured"]["engine"]
+"""
+AUTO = """
+from lite_runner import AutoModel, AutoTokenizer
+model = AutoModel.from_pretrained("model", backend="auto")
+tokenizer = AutoTokenizer.from_pretrained("model")
+model.generate(tokenizer(["ab", "c"])["input_ids"], max_new_tokens=3)
+"""
+PIPELINE = """
+from lite_runner import pipeline
+for how in ({{"backend": "mslite", "engine": "native"}}, {{"backend": "auto"}}):
+    made = pipeline("text_generation", "model", max_new_tokens=3, **how)
+    made(["ab", "c"])
+    assert made.model._loaded._engine._backend.info.engine.startswith("native, ")
+made = pipeline("text_generation", {folder!r}, backend="mslite", max_new_tokens=3)
+made("ab")
+"""
+SCORED = ["run_mode=eval", "eval_data=text.txt"]
+MEASURED = ["run_mode=bench", "bench.batch=1", "bench.prompt=8", "bench.new=2"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        MAIN.format(line=GIVEN),
+        MAIN.format(line=[*GIVEN[:3], *SCORED]),
+        MAIN.format(line=["load_checkpoint=model", "backend=auto", *SCORED]),
+        CELL.format(line=[*GIVEN[:3], *MEASURED]),
+        AUTO,
+        PIPELINE.format(folder=str(FOLDER)),
+    ],
+    ids=["predict", "eval", "eval auto", "bench", "AutoModel", "pipeline"],
+)
+def test_mindspore_is_not_imported(run: Run, code: str) -> None:
     run(*EXPORT)
-    code = (
-        "import sys\n"
-        "from lite_runner.app import main\n"
-        f"code = main({GIVEN!r})\n"
-        "print([name for name in sys.modules if name.startswith('mindspore')])\n"
-        "sys.exit(code)"
-    )
+    write_model()
+    Path("text.txt").write_text("a text to score", encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "-c", WITHOUT.format(code=code)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_it_scores_texts_as_the_online_backend_does(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model()
+    Path("text.txt").write_text("a text to score, of several windows", encoding="utf-8")
+    score = ["load_checkpoint=model", *SCORED, "eval_window=16", "eval_stride=8"]
+    online = run(*score)
+    native = run(*score, "backend=auto")
+    assert (online["backend"], native["backend"]) == ("ms", "mslite")
+    assert native["engine"].startswith("native, ")
+    found = native["evaluation"]["perplexity"]
+    assert found == pytest.approx(online["evaluation"]["perplexity"], rel=1e-6)
+    run("run_mode=export", "load_checkpoint=model", "export.layout=dynamic", "export_output=graphs")
+    refused(["backend=mslite", "infer.model_dir=graphs", *SCORED], 2)
+    assert "the logits of the last token alone" in capsys.readouterr().err
 
 
 def test_what_only_graphs_have_is_refused(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,9 +183,7 @@ def test_a_changed_byte_is_found(
 
 
 def test_auto_packs_a_checkpoint_once(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(REFERENCE / "llama", "model")
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(FIXTURES / "frozen/artifacts/dynamic" / file, "model")
+    write_model()
     auto = ["load_checkpoint=model", "backend=auto", "predict_data=ab", "max_new_tokens=4"]
     first = run(*auto)
     said = capsys.readouterr().err
