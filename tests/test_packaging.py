@@ -25,7 +25,8 @@ from tests.paths import ROOT
 
 # mindspore_lite: a vendor's wheel, or in a Python of its own (`make lite`); matplotlib: the extra
 # `bench`, asked for only where charts are wanted.
-NOT_REQUIRED = {"lite_runner", "mindspore_lite", "matplotlib"}
+# Of an extra, or of environments of their own.
+NOT_REQUIRED = {"lite_runner", "mindformers", "mindspore_lite", "matplotlib"}
 SOURCES = ROOT / "lite_runner/native/src"
 
 

@@ -4,10 +4,7 @@ normed values."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from lite_runner.architectures import fused
 from lite_runner.architectures.architecture import Architecture, MindFormers, shared_settings
@@ -22,6 +19,10 @@ from lite_runner.architectures.spec import (
     Prefix,
     Rotary,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _DEFAULTS = {  # of the config class in the model's repository, which are its first release's
     "vocab_size": 150528,

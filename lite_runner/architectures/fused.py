@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeAlias
 
 from lite_runner.architectures.naming import Parameter
 from lite_runner.architectures.spec import Decoder
 
-Rows: TypeAlias = slice | NDArray[np.int64]  # row i of a tensor is row rows[i] of the stored one
-StoredRows: TypeAlias = Callable[[Parameter, Decoder], Rows | None]  # None: stored as it is
+if TYPE_CHECKING:  # functions import it: `run_lite.py --help` needs no NumPy
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+Rows: TypeAlias = "slice | NDArray[np.int64]"  # row i of a tensor is row rows[i] of the stored one
+StoredRows: TypeAlias = "Callable[[Parameter, Decoder], Rows | None]"  # None: stored as it is
 
 
 def apart(parameter: Parameter, model: Decoder) -> None:
@@ -33,6 +35,8 @@ def stacked(parameter: Parameter, model: Decoder) -> slice | None:
 
 def by_head(parameter: Parameter, model: Decoder) -> NDArray[np.int64] | None:
     """q, k and v of each head; as many key/value heads as query heads."""
+    import numpy as np
+
     if parameter.part is None:
         return None
     first = (3 * np.arange(model.num_heads) + parameter.part) * model.head_dim
@@ -58,6 +62,8 @@ def rotated_first(rows: StoredRows) -> StoredRows:
     """As `rows`, and of a head of q or k the first `dims` are rotated, each d with d + dims / 2."""
 
     def of(parameter: Parameter, model: Decoder) -> Rows | None:
+        import numpy as np
+
         stored, dims = rows(parameter, model), model.rotary and model.rotary.dims
         if parameter.role not in ("query", "key") or not dims:
             return stored
@@ -72,4 +78,6 @@ def rotated_first(rows: StoredRows) -> StoredRows:
 
 
 def _numbers(rows: Rows) -> NDArray[np.int64]:
+    import numpy as np
+
     return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.hf import hf_from_model_config
 from lite_runner.errors import ArtifactError
@@ -272,8 +273,12 @@ def test_what_transformers_saved_survives_a_conversion(case: str, tmp_path: Path
     }
     assert restored.keys() == original.keys()
     for name, tensor in original.items():
-        assert restored[name].shape == tensor.shape
-        assert restored[name].read().tobytes() == tensor.read().tobytes()
+        found, wanted = restored[name].read(), tensor.read()
+        assert found.shape == wanted.shape
+        if architecture_of(config).norms_less_one and "norm" in name:
+            assert np.abs(found - wanted).max() <= 2.0**-23  # 1 was added: the rounding of sums
+        else:
+            assert found.tobytes() == wanted.tobytes()
 
 
 def test_code_of_a_checkpoint_is_not_run(
