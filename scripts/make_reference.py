@@ -131,6 +131,9 @@ def use_old_names(folder: Path, config: PreTrainedConfig) -> None:
         values["rope_theta"] = rope.pop("rope_theta")
         if rope["rope_type"] != "llama3":  # older than the name rope_type
             rope["type"] = rope.pop("rope_type")
+        if rope.get("type") == "longrope":
+            del rope["original_max_position_embeddings"]  # stands beside it
+            values["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         values["rope_scaling"] = None if rope.get("type") == "default" else rope
     else:
         del values["tie_word_embeddings"]
@@ -294,7 +297,7 @@ def make_tiny(case: Case, folder: Path) -> None:
         assert cache_gap > TINY_TOLERANCE and batch_gap > 1e-4
         assert difference(batch[-1], logits[-1]) <= 1e-4
         arrays["logits_no_cache"] = again
-        print(" (dynamic scaling: these depend on the cache and on the longest row)", end="")
+        print(" (scaled by length: these depend on the cache and on the longest row)", end="")
     else:
         assert cache_gap <= TINY_TOLERANCE and batch_gap <= 1e-4, case.name
     if case.chatglm:

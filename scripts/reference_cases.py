@@ -41,7 +41,7 @@ class Case:
     @property
     def is_dynamic(self) -> bool:
         rope = getattr(self.config, "rope_parameters", None) or {}
-        return rope.get("rope_type") == "dynamic"
+        return rope.get("rope_type") in ("dynamic", "longrope")
 
 
 def llama(**changes: Any) -> LlamaConfig:
@@ -511,5 +511,49 @@ def cases() -> list[Case]:
                 **{"bos_token_id": None, "pad_token_id": None},
                 eos_token_id=2,
             ),
+        ),
+        # Prompts that stay short, become long, and are long at once.
+        Case(
+            "phi3_long",
+            Phi3Config(
+                **{key: value for key, value in groups.items() if key != "head_dim"},
+                **{"bos_token_id": None, "pad_token_id": None},
+                max_position_embeddings=64,
+                original_max_position_embeddings=16,
+                rope_parameters={
+                    "rope_type": "longrope",
+                    "rope_theta": 10000.0,
+                    "short_factor": [1.0, 1.1, 1.7, 2.5],
+                    "long_factor": [1.1, 2.0, 4.0, 7.5],
+                },
+            ),
+            lengths=(1, 13, 16, 40),
+            old_names=True,
+        ),
+        Case(
+            "phi3_longrope",
+            Phi3Config(
+                vocab_size=97,
+                hidden_size=48,
+                intermediate_size=44,
+                num_hidden_layers=3,
+                num_attention_heads=3,
+                num_key_value_heads=1,
+                max_position_embeddings=48,
+                original_max_position_embeddings=12,
+                tie_word_embeddings=True,
+                sliding_window=9,
+                rope_parameters={
+                    "rope_type": "longrope",
+                    "rope_theta": 500.0,
+                    "partial_rotary_factor": 0.75,
+                    "attention_factor": 1.3,
+                    "short_factor": [1.0, 0.9, 1.2, 1.5, 1.6, 2.2],
+                    "long_factor": [1.0, 2.0, 3.5, 5.0, 6.0, 8.5],
+                },
+                **{"bos_token_id": None, "pad_token_id": None},
+                eos_token_id=2,
+            ),
+            lengths=(3, 9, 12, 20),
         ),
     ]

@@ -6,8 +6,10 @@ Names of tensors and blocks are the `gguf` package's, but for Q4_K, which it onl
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -94,6 +96,8 @@ def write_model_gguf(
     if "head_dim" in config:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
+    if architecture == "phi3":
+        _add_positions_of_phi3(writer, config, rope)
     if architecture in HALF_ROTATED:
         writer.add_rope_dimension_count(config["head_dim"] // 2)
     if architecture == "granite":
@@ -169,6 +173,27 @@ def write_model_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return meant
+
+
+def _add_positions_of_phi3(
+    writer: gguf.GGUFWriter, config: dict[str, Any], rope: dict[str, Any]
+) -> None:
+    """The rotated part of a head; factors of LongRoPE as tensors, without a name of the kind."""
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    writer.add_rope_dimension_count(int(head_dim * partial))
+    original = config["original_max_position_embeddings"]
+    writer.add_rope_scaling_orig_ctx_len(original)
+    if config["sliding_window"] is None:
+        writer.add_sliding_window(0)
+    scaling = config.get("rope_scaling") or rope
+    if "long_factor" not in scaling:
+        return
+    usual = math.sqrt(1 + math.log(config["max_position_embeddings"] / original, original))
+    writer.add_rope_scaling_attn_factors(scaling.get("attention_factor", usual))
+    for length in ("long", "short"):
+        factors = np.array(scaling[f"{length}_factor"], np.float32)
+        writer.add_tensor(f"rope_factors_{length}.weight", factors)
 
 
 def _in_order(item: tuple[str, Floats]) -> tuple[str, int]:

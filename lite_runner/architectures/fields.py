@@ -101,6 +101,16 @@ class Fields:
             raise self.fault(key, value, "a number above 0")
         return float(value)
 
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """A list of `count` finite numbers above 0."""
+        values: Any = self.raw.get(key)
+        found = values if isinstance(values, list) else []
+        if len(found) != count or not all(
+            type(one) in (int, float) and 0 < one <= sys.float_info.max for one in found
+        ):
+            raise self.fault(key, values, f"a list of {count} numbers above 0")
+        return tuple(map(float, found))
+
     def optional_number(self, key: str) -> float | None:
         return None if self.raw.get(key) is None else self.number(key)
 

@@ -17,8 +17,18 @@ def unsupported(model: Decoder) -> list[str]:
         reasons.append("heads differ between its layers")
     if len({one.alibi for one in attentions}) > 1:
         reasons.append("positions differ between its layers")
-    if any(one.dynamic and one.dims for one in model.rotaries):
+    if any(one.dims and one.scaling and one.scaling.type == "dynamic" for one in model.rotaries):
         reasons.append("dynamic scaling of RoPE needs heads that are rotated as a whole")
+    for one in model.rotaries:
+        pairs, scaling = (one.dims or model.head_dim) // 2, one.scaling
+        if scaling is None or scaling.type != "longrope":
+            continue
+        counts = (len(scaling.short_factor), len(scaling.long_factor))
+        if counts != (pairs, pairs):
+            reasons.append(
+                f"longrope has {counts[0]} short and {counts[1]} long factors, expected {pairs} of"
+                " each: half of the dimensions that are rotated"
+            )
     if len(model.rotaries) > 1 and any(one.dynamic for one in model.rotaries):
         reasons.append("rotary positions that depend on the length differ between its layers")
     two_dimensional = model.rotary is not None and model.rotary.two_dimensional

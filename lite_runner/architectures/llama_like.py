@@ -157,8 +157,10 @@ def sizes(
     if head_dim % 2:
         raise fields.fault("head_dim", head_dim, "an even number, for the rotary embedding")
     positions = fields.integer("max_position_embeddings", default=positions)
-    theta, scaling = rope_from_hf(fields, positions, rope, partial=partial is not None)
     dims = None if partial is None else rotary_dims(fields, head_dim, partial)
+    theta, scaling = rope_from_hf(
+        fields, positions, dims or head_dim, rope, partial=partial is not None
+    )
     # Dynamic scaling extends the context beyond the trained positions.
     if scaling is not None and scaling.type == "dynamic":
         positions = int(positions * scaling.factor)

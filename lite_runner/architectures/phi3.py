@@ -1,10 +1,10 @@
-"""Phi-3 and Phi-4: a Llama with q, k and v fused, gate and up too, and maybe rotary positions on a
-part of each head."""
+"""Phi-3 and Phi-4: a Llama with q, k and v fused, gate and up too, maybe rotary positions on a part
+of each head, and maybe LongRoPE."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import fused, llama, llama_like, llama_settings
@@ -26,6 +26,9 @@ NAMES: Names = {
 }
 
 
+_ORIGINAL = 4096  # default of original_max_position_embeddings
+
+
 def read(fields: Fields) -> Decoder:
     """From config.json."""
     fields = fields.with_defaults(
@@ -35,27 +38,59 @@ def read(fields: Fields) -> Decoder:
         num_hidden_layers=32,
         num_attention_heads=32,
         rms_norm_eps=1e-5,
+        original_max_position_embeddings=_ORIGINAL,
     )
-    fields.neutral(attention_bias=False, mlp_bias=False)
-    sizes = llama_like.sizes(fields, positions=4096, partial=1.0)
+    fields.neutral(
+        attention_bias=False,
+        mlp_bias=False,
+        lm_head_bias=False,
+        full_attn_mod=1,
+        interpolate_factor=1,
+    )
+    fields.integer("original_max_position_embeddings", default=_ORIGINAL)
+    sizes = llama_like.sizes(_with_longrope(fields), positions=4096, partial=1.0)
     rotary = sizes["rotary"]
-    if rotary.scaling is not None:
-        raise fields.fault("rope_parameters: rope_type", rotary.scaling.type, "default")
+    if rotary.scaling is not None and rotary.scaling.type != "longrope":
+        raise fields.fault("rope_parameters: rope_type", rotary.scaling.type, "default or longrope")
     if rotary.dims == sizes["head_dim"]:
         sizes["rotary"] = dataclasses.replace(rotary, dims=None)
-    window = None
+    window: int | None = None
     if fields.raw.get("sliding_window") is not None:
         window = fields.integer("sliding_window")
+        # Published models with long contexts have one beyond these: it hides nothing.
+        window = None if window >= sizes["seq_length"] else window
     return llama_like.decoder(architecture="phi3", windows=(window,) * sizes["num_layers"], **sizes)
+
+
+def _with_longrope(fields: Fields) -> Fields:
+    """Files have LongRoPE under its earlier names too; transformers reads "yarn" as one of them."""
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = fields.raw.get(key)
+        if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in ("su", "yarn"):
+            fields = fields.with_values(**{key: rope | {"rope_type": "longrope"}})
+        # Of Phi-3-small, whose network is another one.
+        fields.section(key).neutral(short_mscale=None, long_mscale=None)
+    return fields
 
 
 def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     rotary = model.rotary
     dims = rotary.dims if rotary is not None else None
-    return llama_like.shared(model) | {
+    shared = llama_like.shared(model)
+    original = model.seq_length
+    if rotary is not None and rotary.scaling is not None:
+        # transformers 4 takes no more than type, short_factor and long_factor.
+        original = rotary.scaling.original_seq_length
+        scaling = dict(shared["rope_scaling"])
+        scaling["type"] = scaling.pop("rope_type")
+        del scaling["original_max_position_embeddings"]
+        if scaling["factor"] == model.seq_length / original:
+            del scaling["factor"]
+        shared["rope_scaling"] = scaling
+    return shared | {
         "architectures": ["Phi3ForCausalLM"],
-        "original_max_position_embeddings": model.seq_length,
+        "original_max_position_embeddings": original,
         "partial_rotary_factor": (dims or model.head_dim) / model.head_dim,
         "sliding_window": model.attention.window,
     }
@@ -64,6 +99,15 @@ def write(model: Decoder) -> dict[str, Any]:
 def from_settings(given: Mapping[str, Any]) -> Decoder:
     """The inverse of llama_settings.settings."""
     return llama_like.decoder(architecture="phi3", **llama_settings.sizes_of_settings(given))
+
+
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is rotated as a fraction of a head; a window of 0 stands for none."""
+    head_dim = given["hidden_size"] // given["num_attention_heads"]
+    return {
+        "partial_rotary_factor": (given["partial_rotary_factor"] or head_dim) / head_dim,
+        "sliding_window": given["sliding_window"] or None,
+    }
 
 
 PHI3 = dataclasses.replace(
@@ -81,12 +125,15 @@ PHI3 = dataclasses.replace(
             "hidden_size": "embedding_length",
             "num_attention_heads": "attention.head_count",
             "sliding_window": "attention.sliding_window",
+            "original_max_position_embeddings": "rope.scaling.original_context_length",
+            "partial_rotary_factor": "rope.dimension_count",
         },
+        infer=infer_from_gguf,
+        rows=fused.rotated_first(fused.apart),
     ),
     no_effect={
         "embd_pdrop": TRAINING,
         "resid_pdrop": TRAINING,
-        "original_max_position_embeddings": "of longrope, which is refused",
     },
     stored_rows=fused.rotated_first(fused.stacked),
 )

@@ -1,12 +1,13 @@
 """Rotary frequencies and ALiBi slopes as transformers computes them, in NumPy float32.
 
-Follows transformers' rope utilities (position interpolation, dynamic NTK, Llama 3 and YaRN), so a
-checkpoint's `rope_scaling` has the same meaning here.
+Follows transformers' rope utilities (position interpolation, dynamic NTK, Llama 3, YaRN and
+LongRoPE), so a checkpoint's `rope_scaling` has the same meaning here.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,7 +24,8 @@ def frequencies(rotary: Rotary, head_dim: int) -> tuple[Floats, float | Floats]:
     """Radians per position for each pair of dimensions [head_dim / 2], and a factor on cos and sin.
 
     Pairs that are not rotated have a frequency of 0. For `dynamic` scaling these hold up to the
-    original length; beyond it the network scales them with `dynamic_exponents`.
+    original length; beyond it the network scales them with `dynamic_exponents`. For `longrope`
+    `long_frequencies` hold beyond it.
     """
     if rotary.dims is None or rotary.dims == head_dim:
         return _frequencies(rotary, head_dim)
@@ -43,7 +45,17 @@ def _frequencies(rotary: Rotary, dims: int) -> tuple[Floats, float]:
         return base / np.float32(scaling.factor), 1.0
     if scaling.type == "llama3":
         return _llama3(base, scaling), 1.0
+    if scaling.type == "longrope":
+        factors = np.array(scaling.short_factor, np.float32)
+        return base / factors, _longrope_attention_factor(scaling)
     return _yarn(base, scaling, rotary.theta, dims), _yarn_attention_factor(scaling)
+
+
+def long_frequencies(rotary: Rotary, head_dim: int) -> Floats:
+    """As `frequencies`, for texts beyond the original length of `longrope`."""
+    assert rotary.scaling is not None
+    long = replace(rotary.scaling, short_factor=rotary.scaling.long_factor)
+    return frequencies(replace(rotary, scaling=long), head_dim)[0]
 
 
 def dynamic_exponents(head_dim: int) -> NDArray[np.float32]:
@@ -57,29 +69,36 @@ class RotaryAngles:
     def __init__(self, rotary: Rotary, head_dim: int) -> None:
         self.dynamic = rotary.dynamic
         self._frequencies, self._factor = frequencies(rotary, head_dim)
-        if self.dynamic is not None:
+        if self.dynamic is not None and self.dynamic.type == "longrope":
+            self._long = long_frequencies(rotary, head_dim)
+        elif self.dynamic is not None:
             self._exponents = dynamic_exponents(head_dim)
 
     def table(self, length: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """cos and sin [length, head_dim / 2] of all position ids; not for dynamic scaling."""
+        """cos and sin [length, head_dim / 2] of all position ids; not if these depend on the
+        length."""
         angles = np.outer(np.arange(length, dtype=np.float32), self._frequencies)
         return np.cos(angles) * self._factor, np.sin(angles) * self._factor
 
     def scaled(
         self, position_ids: NDArray[np.integer[Any]], lengths: NDArray[np.integer[Any]]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """cos and sin [..., head_dim / 2] with dynamic NTK scaling: the base grows with a row's
-        length beyond the original one.
+        """cos and sin [..., head_dim / 2] by a row's length: beyond the original one dynamic NTK
+        scaling lets the base grow with it, and longrope takes the long frequencies.
 
         `lengths`: of each token's row; broadcast against `position_ids` [...].
         """
         assert self.dynamic is not None
         factor, original = self.dynamic.factor, self.dynamic.original_seq_length
-        longest = np.maximum(lengths, original).astype(np.float32)
-        ratio = longest * np.float32(factor / original) - np.float32(factor - 1)
-        scaled = self._frequencies * ratio[..., None] ** self._exponents
+        if self.dynamic.type == "longrope":
+            is_long = (lengths > original)[..., None]
+            scaled = np.where(is_long, self._long, self._frequencies)
+        else:
+            longest = np.maximum(lengths, original).astype(np.float32)
+            ratio = longest * np.float32(factor / original) - np.float32(factor - 1)
+            scaled = self._frequencies * ratio[..., None] ** self._exponents
         angles = position_ids.astype(np.float32)[..., None] * scaled
-        return np.cos(angles), np.sin(angles)
+        return np.cos(angles) * self._factor, np.sin(angles) * self._factor
 
 
 def for_halves(
@@ -131,6 +150,17 @@ def _yarn_attention_factor(scaling: RopeScaling) -> float:
     if scaling.mscale and scaling.mscale_all_dim:
         return mscale(scaling.mscale) / mscale(scaling.mscale_all_dim)
     return mscale(1.0)
+
+
+def _longrope_attention_factor(scaling: RopeScaling) -> float:
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    return longrope_attention_factor(scaling.factor, scaling.original_seq_length)
+
+
+def longrope_attention_factor(factor: float, original: int) -> float:
+    """The one that follows from how far a context of `original` positions is extended."""
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 
 def alibi_slopes(heads: int) -> NDArray[np.float32]:

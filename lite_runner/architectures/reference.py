@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures import by_expert, by_role
 from lite_runner.architectures.naming import Part, Role
-from lite_runner.architectures.positions import alibi_slopes, dynamic_exponents, frequencies
+from lite_runner.architectures.positions import (
+    alibi_slopes,
+    dynamic_exponents,
+    frequencies,
+    long_frequencies,
+)
 from lite_runner.architectures.prefix import PromptPrefix, TwoDimensionalAngles, positions_of
 from lite_runner.architectures.spec import (
     Activation,
@@ -159,9 +164,12 @@ def apply_rotary(rotary: Rotary, x: Floats, prefix: PromptPrefix | None = None) 
         return rotated(x, cos[:, None], sin[:, None])
     speeds, factor = frequencies(rotary, head_dim)
     scaling = rotary.scaling
-    if scaling is not None and scaling.type == "dynamic" and length > scaling.original_seq_length:
-        ratio = scaling.factor * length / scaling.original_seq_length - (scaling.factor - 1)
-        speeds = speeds * ratio ** dynamic_exponents(head_dim)
+    if scaling is not None and length > scaling.original_seq_length:
+        if scaling.type == "dynamic":
+            ratio = scaling.factor * length / scaling.original_seq_length - (scaling.factor - 1)
+            speeds = speeds * ratio ** dynamic_exponents(head_dim)
+        if scaling.type == "longrope":
+            speeds = long_frequencies(rotary, head_dim)
     angles = np.outer(np.arange(length), speeds)[:, None, :]
     return rotated(x, np.cos(angles) * factor, np.sin(angles) * factor)
 

@@ -7,14 +7,15 @@ from typing import Any
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import RopeScaling
 
-ROPE_TYPES = ("linear", "dynamic", "llama3", "yarn")
+ROPE_TYPES = ("linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 def rope_from_hf(
-    fields: Fields, positions: int, rope: Fields | None = None, *, partial: bool = False
+    fields: Fields, positions: int, dims: int, rope: Fields | None = None, *, partial: bool = False
 ) -> tuple[float, RopeScaling | None]:
-    """Base (theta) and scaling of a model with `positions` position ids; `rope`: the object of
-    rotary parameters, if it is not where most files have it.
+    """Base (theta) and scaling of a model with `positions` position ids, of whose heads `dims`
+    dimensions are rotated; `rope`: the object of rotary parameters, if it is not where most files
+    have it.
 
     `partial`: heads may be rotated in part, see `rotary_dims`. Raises ArtifactError for an
     unsupported scaling.
@@ -24,7 +25,7 @@ def rope_from_hf(
     if factor not in (None, 1) and not partial:
         raise rope.fault("partial_rotary_factor", factor, "1: the whole head is rotated")
     theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
-    scaling = _rope_scaling(rope, fields, positions)
+    scaling = _rope_scaling(rope, fields, positions, dims)
     if partial and scaling is not None and scaling.type == "dynamic":
         raise rope.fault("rope_type", "dynamic", "another: heads are rotated in part")
     return theta, scaling
@@ -59,14 +60,14 @@ def _rope_object(fields: Fields) -> Fields:
     return rope
 
 
-def _rope_scaling(rope: Fields, fields: Fields, positions: int) -> RopeScaling | None:
+def _rope_scaling(rope: Fields, fields: Fields, positions: int, dims: int) -> RopeScaling | None:
     key, kind = rope.get("rope_type", "type")
     if kind in (None, "default"):
         return None
     if kind not in ROPE_TYPES:
         raise rope.fault(key, kind, f"default, {', '.join(ROPE_TYPES)}")
     original = positions
-    if kind in ("llama3", "yarn"):
+    if kind in ("llama3", "yarn", "longrope"):
         outer = fields.integer("original_max_position_embeddings", default=positions)
         inner = rope.integer("original_max_position_embeddings", default=positions)
         # The top-level value takes precedence over the nested one, as in transformers.
@@ -78,11 +79,22 @@ def _rope_scaling(rope: Fields, fields: Fields, positions: int) -> RopeScaling |
         return RopeScaling(
             "llama3", _factor(rope), original, low_freq_factor=low, high_freq_factor=high
         )
-    if kind == "yarn":
+    if kind in ("yarn", "longrope"):
         given = rope.raw.get("factor") is not None
+        factor = _factor(rope) if given else positions / original
+    if kind == "longrope":
+        return RopeScaling(
+            "longrope",
+            factor,
+            original,
+            attention_factor=rope.optional_number("attention_factor"),
+            short_factor=rope.numbers("short_factor", dims // 2),
+            long_factor=rope.numbers("long_factor", dims // 2),
+        )
+    if kind == "yarn":
         return RopeScaling(
             "yarn",
-            _factor(rope) if given else positions / original,
+            factor,
             original,
             beta_fast=rope.number("beta_fast", 32.0),
             beta_slow=rope.number("beta_slow", 1.0),
@@ -104,7 +116,7 @@ def _factor(rope: Fields) -> float:
 def rope_scaling_to_hf(scaling: RopeScaling) -> dict[str, Any]:
     """The `rope_scaling` object that `rope_from_hf` reads as `scaling`."""
     raw: dict[str, Any] = {"rope_type": scaling.type, "factor": scaling.factor}
-    if scaling.type in ("llama3", "yarn"):
+    if scaling.type in ("llama3", "yarn", "longrope"):
         raw["original_max_position_embeddings"] = scaling.original_seq_length
     if scaling.type == "llama3":
         raw |= {
@@ -117,6 +129,12 @@ def rope_scaling_to_hf(scaling: RopeScaling) -> dict[str, Any]:
             "beta_slow": scaling.beta_slow,
             "truncate": scaling.truncate,
         }
+    if scaling.type == "longrope":
+        raw |= {
+            "short_factor": list(scaling.short_factor),
+            "long_factor": list(scaling.long_factor),
+        }
+    if scaling.type in ("yarn", "longrope"):
         optional = ("attention_factor", "mscale", "mscale_all_dim")
         raw |= {
             name: getattr(scaling, name) for name in optional if getattr(scaling, name) is not None

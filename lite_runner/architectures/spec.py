@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-RopeType = Literal["linear", "dynamic", "llama3", "yarn"]
+RopeType = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
 # gelu: the tanh form; gelu_exact: x times the normal distribution function
 Activation = Literal["silu", "gelu", "gelu_exact"]
 
@@ -28,10 +28,14 @@ class RopeScaling:
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn; None: derived from the factor (and mscale)
+    # yarn and longrope; None: derived from the factor (and mscale)
+    attention_factor: float | None = None
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn: round the correction range to whole dimensions
+    # longrope: what each frequency is divided by, for texts of at most the original length ..
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()  # .. and for longer ones
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,9 @@ class Rotary:
 
     @property
     def dynamic(self) -> RopeScaling | None:
-        """The scaling if it is dynamic: angles then depend on the sequence length too."""
-        return self.scaling if self.scaling and self.scaling.type == "dynamic" else None
+        """The scaling if angles depend on the sequence length too."""
+        by_length = self.scaling is not None and self.scaling.type in ("dynamic", "longrope")
+        return self.scaling if by_length else None
 
 
 @dataclass(frozen=True)
@@ -218,8 +223,8 @@ class Decoder:
 
     @property
     def length_dependent(self) -> bool:
-        """Whether a token's cached keys depend on the sequence length (dynamic RoPE scaling), or on
-        where its prefix ends."""
+        """Whether a token's cached keys depend on the sequence length (dynamic RoPE scaling and
+        longrope), or on where its prefix ends."""
         dynamic = self.rotary is not None and self.rotary.dynamic is not None
         return dynamic or self.prefix is not None
 

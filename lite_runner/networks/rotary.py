@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn, ops
 
 from lite_runner.architectures import positions as rope
@@ -25,9 +26,15 @@ class Angles(nn.Cell):
             self._model = model
             self._tables(length)
         elif scaling is not None:
-            self.frequencies = Tensor(rope.frequencies(rotary, model.head_dim)[0])
-            self.exponents = Tensor(rope.dynamic_exponents(model.head_dim))
+            frequencies, magnitude = rope.frequencies(rotary, model.head_dim)
+            self.frequencies = Tensor(frequencies)
             self.factor, self.original = scaling.factor, scaling.original_seq_length
+            self.two_lists = scaling.type == "longrope"
+            if self.two_lists:
+                self.long = Tensor(rope.long_frequencies(rotary, model.head_dim))
+                self.magnitude = Tensor(np.broadcast_to(np.float32(magnitude), frequencies.shape))
+            else:
+                self.exponents = Tensor(rope.dynamic_exponents(model.head_dim))
         else:
             self._angles = rope.RotaryAngles(rotary, model.head_dim)
             self._tables(length)
@@ -69,16 +76,23 @@ class Angles(nn.Cell):
         return ops.concat((ops.gather(table, positions, 0), ops.gather(table, blocks, 0)), -1)
 
     def dynamic_angles(self, positions: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """Dynamic NTK: the base grows with the row's length beyond the original one."""
-        length = ops.maximum(length.astype(ms.float32), float(self.original))
-        ratio = length * (self.factor / self.original) - (self.factor - 1.0)
-        frequencies = self.frequencies * ops.pow(ratio.reshape(-1, 1), self.exponents)
+        """Beyond the original length dynamic NTK lets the base grow with the row's length, and
+        longrope takes the long frequencies."""
+        if self.two_lists:
+            is_long = (length > self.original).astype(ms.float32).reshape(-1, 1)
+            frequencies = self.long * is_long + self.frequencies * (1.0 - is_long)
+        else:
+            length = ops.maximum(length.astype(ms.float32), float(self.original))
+            ratio = length * (self.factor / self.original) - (self.factor - 1.0)
+            frequencies = self.frequencies * ops.pow(ratio.reshape(-1, 1), self.exponents)
         count, half = frequencies.shape
         angles = positions.astype(ms.float32).reshape(count, -1, 1) * frequencies.reshape(
             count, 1, half
         )
         angles = angles.reshape(-1, half)
         cos, sin = ops.cos(angles), ops.sin(angles)
+        if self.two_lists:
+            cos, sin = cos * self.magnitude, sin * self.magnitude
         return ops.concat((cos, cos), -1), ops.concat((-sin, sin), -1)
 
 

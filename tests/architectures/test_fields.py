@@ -41,6 +41,13 @@ BESIDE: dict[str, dict[str, Any]] = {
     "layer_types": {"use_sliding_window": True, "sliding_window": 8},
     "multi_query_group_num": {"multi_query_attention": True},
     "max_window_layers": {"use_sliding_window": True, "max_window_layers": 1},
+    "original_max_position_embeddings": {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "short_factor": [1.0] * 48,
+            "long_factor": [2.0] * 48,
+        }
+    },
     "pretraining_tp": {"slow_but_exact": True},
     "slow_but_exact": {"pretraining_tp": 2},
     "sliding_window": {"use_sliding_window": True, "max_window_layers": 0},
@@ -93,7 +100,16 @@ PUBLISHED = {
         "rotary_pct": 0.25,
         "torch_dtype": "float16",
     },
-    "phi3": {"attention_bias": False, "rope_scaling": None, "torch_dtype": "bfloat16"},
+    "phi3": {
+        "attention_bias": False,
+        "full_attn_mod": 1,
+        "interpolate_factor": 1,
+        "lm_head_bias": False,
+        "mlp_bias": False,
+        "partial_rotary_factor": 1.0,
+        "rope_scaling": None,
+        "torch_dtype": "bfloat16",
+    },
     "qwen2": {"use_mrope": False},
     "starcoder2": {
         "activation_function": "gelu",

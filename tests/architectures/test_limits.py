@@ -45,6 +45,13 @@ def test_layers_that_differ(changes: dict[str, object], said: str, reference: Re
     assert unsupported(with_last(model, window=3, qkv_bias=True)) == []
 
 
+def test_factors_of_longrope(reference: Reference) -> None:
+    model = reference("phi3_long").config
+    few = RopeScaling("longrope", 4.0, 16, short_factor=(1.0,), long_factor=(1.0,) * 4)
+    (said,) = unsupported(model.with_rope_scaling(few))
+    assert said.startswith("longrope has 1 short and 4 long factors, expected 4 of each")
+
+
 def test_an_odd_head(reference: Reference) -> None:
     model = reference("llama").config
     odd = Attention(2, 1, 5, Rotary())

@@ -43,6 +43,7 @@ CASES = [  # fixture, the ranks that share it, whether the vocabulary is cut, or
     ("phi3", range(2, 4), True, True),
     ("gpt_neox", range(2), True, True),
     ("starcoder2_exact", range(2, 4), True, True),
+    ("phi3_long", range(2), True, True),
     ("gemma3", range(2, 4), False, True),
     ("chatglm_6b", range(2, 4), True, True),
     ("llama_biases", range(2, 4), False, True),

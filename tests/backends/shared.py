@@ -75,7 +75,7 @@ class LikeTransformers:
         *("llama", "llama_rope_dynamic", "qwen2", "bloom", "gpt2"),
         *("llama_biases", "mistral", "qwen2_window", "qwen3", "qwen3_tied"),
         *("olmo2", "granite", "smollm3_window", "chatglm", "glm4_biases"),
-        *("gemma2", "gemma3", "chatglm_6b", "phi3_partial"),
+        *("gemma2", "gemma3", "chatglm_6b", "phi3_partial", "phi3_longrope"),
         *("starcoder2", "starcoder2_exact", "gpt_neox", "gpt_neox_serial"),
         *("qwen3_moe_step", "mixtral"),
     )

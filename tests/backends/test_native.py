@@ -107,7 +107,7 @@ def test_a_rounded_cache_is_close(
             (case, quant)
             for case in (
                 *("qwen3", "mistral", "olmo2", "granite", "smollm3", "chatglm", "glm4"),
-                *("gemma2", "gemma3", "phi3", "starcoder2", "gpt_neox"),
+                *("gemma2", "gemma3", "phi3", "phi3_long", "starcoder2", "gpt_neox"),
                 *("qwen3_moe", "mixtral"),
             )
             for quant in ("a16w8", "a16w4")

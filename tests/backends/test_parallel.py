@@ -43,6 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("phi3", [2, 3]),
         ("gpt_neox", [0, 1]),
         ("starcoder2_exact", [2, 3]),
+        ("phi3_long", [0, 1]),
         ("gemma3", [2, 3]),
         ("chatglm_6b", [2, 3]),
         ("qwen3_moe", [0, 1]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,20 +10,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures import KNOWN, Architecture, Parameter, parameters
-from lite_runner.architectures.architecture import GGUF
-from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
+from lite_runner.architectures import GGUF, KNOWN, Architecture, Parameter, parameters
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.hf import model_config_from_hf
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.derive import derived, transposed
 from lite_runner.weights.formats.gguf_file import GGUFFile
 from lite_runner.weights.formats.gguf_metadata import Array
+from lite_runner.weights.formats.gguf_rotary import (
+    longrope,
+    scaling_of_frequencies,
+    scaling_of_metadata,
+    shortest,
+    tensors_of_scaling,
+)
 from lite_runner.weights.formats.hugging_face import check_tied_head
 from lite_runner.weights.layouts import check_tensors
 from lite_runner.weights.tensor import LazyTensor
 
-FREQUENCIES = "rope_freqs.weight"
 # Metadata below the architecture's name that changes nothing, with the reason; whatever else is not
 # read is refused unless it is 0, false, empty or NEUTRAL.
 NO_EFFECT = {
@@ -64,7 +68,7 @@ class _Hyperparameters:
         if isinstance(found, Array):
             values = found.values()
             found = values[0] if len(set(values)) == 1 else values
-        return _shortest(found) if isinstance(found, float) else found
+        return shortest(found) if isinstance(found, float) else found
 
     def refuse_others(self, config: Decoder) -> None:
         """Fail on what was not read and may change what is computed. Raises ArtifactError."""
@@ -107,7 +111,7 @@ def config_of_gguf(file: GGUFFile) -> Decoder:
     given.refuse_others(config)
     if config.rotary is None:
         return config
-    scaling = _scaling_of_frequencies(file, config, config.rotary)
+    scaling = scaling_of_frequencies(file, config, config.rotary)
     return config if scaling is None else config.with_rope_scaling(scaling)
 
 
@@ -139,7 +143,7 @@ def _as_hugging_face(
         "eos_token_id": [token for token in dict.fromkeys(eos) if token is not None],
         "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id"),
         "rope_theta": value("rope.freq_base", 10000.0),
-        "rope_scaling": _scaling_of_metadata(value),
+        "rope_scaling": longrope(file, value) or scaling_of_metadata(value),
     }
     given = {name: value(key) for name, key in gguf.keys.items()}
     return raw | given | gguf.infer(file.tensors, given)
@@ -151,65 +155,6 @@ def _is_tied(file: GGUFFile) -> bool:
     if head is None or embedding is None:
         return head is None
     return head.type_name == embedding.type_name and np.array_equal(head.data, embedding.data)
-
-
-def _shortest(value: float) -> float:
-    """The decimal number that was meant by a float32: 1e-5, not 9.999999747378752e-06."""
-    return float(str(np.float32(value)))
-
-
-def _scaling_of_metadata(value: Any) -> dict[str, Any] | None:
-    """A `rope_scaling` object; what is not given is as in llama.cpp: linear, by a factor of 1."""
-    kind = value("rope.scaling.type", "linear")
-    factor = value("rope.scaling.factor", value("rope.scale_linear"))  # the second in older files
-    factor = factor or 1.0  # 0 stands for none, too
-    scaling = {
-        "rope_type": kind,
-        "factor": factor,
-        "original_max_position_embeddings": value("rope.scaling.original_context_length"),
-        "beta_fast": value("rope.scaling.yarn_beta_fast"),
-        "beta_slow": value("rope.scaling.yarn_beta_slow"),
-    }
-    if kind == "none" or (kind == "linear" and factor == 1.0):
-        return None
-    return {key: given for key, given in scaling.items() if given is not None}
-
-
-def _scaling_of_frequencies(file: GGUFFile, config: Decoder, rotary: Rotary) -> RopeScaling | None:
-    """The llama3 scaling whose factors the file lists a frequency each, None where there are none.
-
-    Only the scaling of Llama 3.1 to 3.3 (low 1, high 4, trained on 8192 positions, any factor)
-    can be told from its factors.
-    """
-    stored = file.tensors.get(FREQUENCIES)
-    if stored is None:
-        return None
-    factors = stored.lazy().float32().reshape(-1).astype(np.float64)
-    if factors.size and np.all(factors == 1.0):
-        return None
-    if factors.size == config.head_dim // 2 and rotary.scaling is None:
-        scaling = RopeScaling("llama3", float(factors.max()), 8192)
-        if np.allclose(
-            llama3_factors(rotary.theta, config.head_dim, scaling), factors, rtol=1e-5, atol=0.0
-        ):
-            return scaling
-    raise ArtifactError(
-        f"{file.path}: {FREQUENCIES} [{factors.size}] does not hold the factors of Llama 3's "
-        "rotary scaling, and other frequency factors are not supported",
-        "take the model's Hugging Face checkpoint instead",
-    )
-
-
-def llama3_factors(theta: float, head_dim: int, scaling: RopeScaling) -> NDArray[np.float64]:
-    """What each rotary frequency is divided by, float64 [head_dim / 2]."""
-    exponents = np.arange(0, head_dim, 2) / head_dim
-    wavelengths = 2 * math.pi * theta**exponents
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    smooth = (scaling.original_seq_length / wavelengths - low) / (high - low)
-    # Frequencies between the two bounds move smoothly from unchanged to divided by the factor.
-    smooth = np.clip(smooth, 0.0, 1.0)
-    factors: NDArray[np.float64] = 1 / ((1 - smooth) / scaling.factor + smooth)
-    return factors
 
 
 def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
@@ -227,7 +172,8 @@ def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
         rows, *rest = parameter.shape[::-1] if parameter.layout == "in_out" else parameter.shape
         starts[parameter.name] = start = expected.get(name, (0,))[0]
         expected[name] = (start + rows, *rest)
-    found = {name: tensor.shape for name, tensor in file.tensors.items() if name != FREQUENCIES}
+    positions = tensors_of_scaling(config)
+    found = {name: one.shape for name, one in file.tensors.items() if name not in positions}
     head = file.tensors.get("output.weight")
     tied_twice = head is not None and "output.weight" not in expected
     if tied_twice:
