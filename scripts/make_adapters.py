@@ -55,6 +55,18 @@ def llama_like() -> dict[str, dict[str, Any]]:
     }
 
 
+def of_attention() -> dict[str, dict[str, Any]]:
+    """Adapters of all of attention, and of a part of it."""
+    return {
+        "all": {
+            "r": 8,
+            "lora_alpha": 16,
+            "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
+        },
+        "some": {"r": 3, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj"]},
+    }
+
+
 def cases() -> list[Case]:
     return [
         Case(
@@ -138,6 +150,8 @@ def cases() -> list[Case]:
             },
         ),
         *(Case(model, llama_like()) for model in LLAMA_LIKE),
+        # Those of experts are not supported.
+        *(Case(model, of_attention()) for model in ("qwen3_moe", "mixtral")),
         Case(
             "glm",
             {
@@ -223,7 +237,10 @@ def cases() -> list[Case]:
 def base(model: str) -> torch.nn.Module:
     """The tiny model; the name of its folder goes into no file."""
     loaded = AutoModelForCausalLM.from_pretrained(
-        REFERENCE / model, dtype=torch.float32, attn_implementation="eager"
+        REFERENCE / model,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",
     ).eval()
     loaded.config._name_or_path = loaded.name_or_path = ""
     return loaded

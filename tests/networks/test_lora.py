@@ -33,6 +33,7 @@ from tests.paths import FIXTURES
 FAMILIES = ("bloom", "gpt2", "llama", "qwen2")
 LLAMA_LIKE = ("olmo2", "granite", "smollm3_window", "gemma2", "gemma3", "phi3")
 LAYER_NORM = ("starcoder2", "gpt_neox")
+SPARSE = ("qwen3_moe", "mixtral")
 TOLERANCE = 1e-4  # as without adapters; a wrong scale or rank is off by 1e-2 and more
 Weights = Mapping[str, NDArray[np.float32]]
 Error = Callable[[NDArray, NDArray], float]
@@ -117,7 +118,7 @@ def pinned(network: MindSporeBackend | NativeBackend, name: str) -> int:
         *(
             (family, way)
             for way in ({}, {"fused": True})
-            for family in (*FAMILIES, "qwen3", "mistral", *LLAMA_LIKE, *LAYER_NORM, "glm")
+            for family in (*FAMILIES, "qwen3", "mistral", *LLAMA_LIKE, *LAYER_NORM, *SPARSE, "glm")
         ),
         ("llama", {"use_past": False}),
     ],
