@@ -3,6 +3,8 @@ merged into the weights by NumPy, and against a network that knows of none."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from lite_runner.architectures import can_untie_head, parameters
 from lite_runner.architectures.spec import Decoder
@@ -403,3 +406,25 @@ def test_a_network_that_takes_no_adapters_is_refused(monkeypatch: pytest.MonkeyP
     )
     with pytest.raises(ArtifactError, match="this network takes none for 16 of their 16 weights"):
         backend(model, weights, [random_adapter(model, 1, 2, 1.0)])
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("family", "module"), [("qwen3_moe", "gate_proj"), ("mixtral", "w1")])
+def test_adapters_of_experts_are_refused_by_name(
+    family: str, module: str, fused: bool, tmp_path: Path
+) -> None:
+    model, weights = base_of(family)
+    folder = tmp_path / "some"
+    shutil.copytree(FIXTURES / "adapters" / family / "some", folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"target_modules": [module]}))
+    tensors = {}
+    for site in sites(model):
+        if site.hugging_face.endswith(module):
+            name = f"base_model.model.{site.hugging_face}"
+            tensors[f"{name}.lora_A.weight"] = np.ones((3, site.width_in), np.float32)
+            tensors[f"{name}.lora_B.weight"] = np.ones((site.width_out, 3), np.float32)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    adapters = list(open_adapters(folder, model).values())
+    with pytest.raises(ArtifactError, match=r"takes none for 10 of their 10 weights, .*ffn\.0\.w1"):
+        backend(model, weights, adapters, fused=fused)
