@@ -42,6 +42,8 @@ from transformers.utils import logging
 REFERENCE = Path(__file__).parent.parent / "tests" / "fixtures" / "reference"
 LONG_TEXT = REFERENCE.parent / "text" / "lighthouse.txt"
 STEPS = 6  # forced tokens after each prompt
+OWN_STEPS = 8  # tokens that phi3's `generate` chooses
+BEAMS = 3
 TINY_TOLERANCE = 1e-5  # relative to the largest |value|
 REAL_TOLERANCE = 1e-4  # thirty layers, and another machine's kernels
 
@@ -252,6 +254,31 @@ def left_padded(
     return np.stack(steps, axis=1)
 
 
+def generated(model: torch.nn.Module, prompts: list[list[int]]) -> dict[str, NDArray]:
+    """Tokens [n, OWN_STEPS] of transformers' `generate`, which computes a text of phi3 anew once it
+    is longer than the short factors are for: greedy ones, and those of the best beam."""
+    options: dict[str, Any] = {
+        "max_new_tokens": OWN_STEPS,
+        "do_sample": False,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        "output_logits": True,
+        "return_dict_in_generate": True,
+    }
+    model.generation_config.eos_token_id = None
+    found: dict[str, list[list[int]]] = {"generated": [], "beams": []}
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        options["attention_mask"] = torch.ones_like(ids)  # else padding is guessed
+        greedy = model.generate(ids, **options)
+        best = torch.stack(greedy.logits)[:, 0].topk(2).values
+        assert (best[:, 0] - best[:, 1]).min() > SMALLEST_GAP
+        beams = model.generate(ids, num_beams=BEAMS, **options)
+        for name, output in (("generated", greedy), ("beams", beams)):
+            found[name].append(output.sequences[0, len(prompt) :].tolist())
+    return {name: np.array(tokens, np.int32) for name, tokens in found.items()}
+
+
 def difference(got: NDArray, expected: NDArray) -> float:
     """Largest difference, relative to the largest expected magnitude."""
     return float(np.abs(got - expected).max() / np.abs(expected).max())
@@ -300,6 +327,8 @@ def make_tiny(case: Case, folder: Path) -> None:
         print(" (scaled by length: these depend on the cache and on the longest row)", end="")
     else:
         assert cache_gap <= TINY_TOLERANCE and batch_gap <= 1e-4, case.name
+    if case.config.model_type == "phi3" and case.is_dynamic:
+        arrays |= generated(load(folder), texts)
     if case.chatglm:
         use_chatglm_names(folder, case.config)
     np.savez_compressed(folder / "expected.npz", **arrays)

@@ -230,6 +230,8 @@ class Reference:
         self.forced = expected["continuations"].astype(np.int32)  # [prompts, steps]
         self.length = max(map(len, self.prompts)) + self.forced.shape[1]
         self.logits = expected["logits"]  # [prompts, steps + 1, vocab]
+        # Of transformers' `generate`, for what phi3 computes anew: [prompts, steps].
+        self.generated, self.beams = expected.get("generated"), expected.get("beams")
         # With dynamic NTK the cached keys keep the rotation that they were written with.
         self.logits_no_cache = expected.get("logits_no_cache", self.logits)
 

@@ -229,6 +229,21 @@ class Decoder:
         return dynamic or self.prefix is not None
 
     @property
+    def short_length(self) -> int | None:
+        """The most tokens of a text whose keys have longrope's short factors: all keys of a longer
+        text are others. None: without longrope."""
+        scaling = None if self.rotary is None else self.rotary.scaling
+        if scaling is None or scaling.type != "longrope":
+            return None
+        return scaling.original_seq_length
+
+    @property
+    def keys_reusable(self) -> bool:
+        """Whether a text's cached keys are also those of another text with the same beginning, on
+        the same side of `short_length`."""
+        return not self.length_dependent or self.short_length is not None
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
         """Sliding window per layer."""
         return tuple(block.attention.window for block in self.blocks)

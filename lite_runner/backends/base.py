@@ -47,9 +47,12 @@ class BackendInfo:
     chunk: int
     most_logits: int = 0  # maximum logits per step after tokens other than a row's last
     can_copy: bool = True  # slots can be copied
-    # Prefix caching: cached keys depend on the prefix only, not on the sequence length, so that any
-    # sequence with that prefix can continue from it.
+    # Prefix caching: cached keys depend on the prefix only, not on the sequence length (but for
+    # short_length), so that any sequence with that prefix can continue from it.
     can_continue: bool = True
+    # Longrope: the keys of texts with more tokens are others. A text that grows beyond it has to be
+    # prefilled again, and keys are reused on the same side of it only.
+    short_length: int | None = None
     prefix: Prefix | None = None  # what prompts must have, and go through as a whole
 
     def prompt_fault(self, prompt: NDArray[np.int32]) -> str | None:

@@ -95,7 +95,8 @@ class MindSporeBackend:
             budget=step_budget(options.slots, chunk),
             chunk=chunk,
             most_logits=most,
-            can_continue=not config.length_dependent,
+            can_continue=config.keys_reusable,
+            short_length=config.short_length,
             prefix=config.prefix,
         )
         self._graphs = GraphCache(graph_key(network, config, options))

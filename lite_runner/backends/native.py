@@ -122,7 +122,8 @@ class NativeBackend:
             budget=self._capacity,
             chunk=whole or 1,
             most_logits=rows_at_once(config.vocab_size, self._capacity),
-            can_continue=not config.length_dependent,
+            can_continue=config.keys_reusable,
+            short_length=config.short_length,
             prefix=config.prefix,
         )
         self._metadata = BatchMetadata(config, self.info.max_length, self._capacity)

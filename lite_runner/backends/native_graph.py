@@ -40,7 +40,8 @@ class NativeGraphBackend:
             budget=operators.capacity,
             chunk=unchunked(manifest.model, manifest.seq_length) or 1,
             can_copy=False,
-            can_continue=not manifest.model.length_dependent,
+            can_continue=manifest.model.keys_reusable,
+            short_length=manifest.model.short_length,
             prefix=manifest.model.prefix,
         )
         self.compile_s = 0.0

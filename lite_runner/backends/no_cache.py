@@ -86,6 +86,7 @@ def static_batch_info(manifest: Manifest, engine: Engine, *, can_copy: bool = Tr
         budget=slots * length,
         chunk=length,
         can_copy=can_copy,
-        can_continue=not manifest.model.length_dependent,
+        can_continue=manifest.model.keys_reusable,
+        short_length=manifest.model.short_length,
         prefix=manifest.model.prefix,
     )

@@ -44,7 +44,8 @@ class ResizableBackend:
             max_length=length,
             budget=step_budget(slots, LONGEST_CHUNK),
             chunk=LONGEST_CHUNK,  # see `chunks`
-            can_continue=not model.length_dependent,
+            can_continue=model.keys_reusable,
+            short_length=model.short_length,
         )
         self.compile_s = 0.0
         inputs, wanted = manifest.graphs["model"].inputs, dynamic_inputs(model)

@@ -50,9 +50,9 @@ class Beams:
         events, _ = self.advance(np.broadcast_to(logits, (self.width, len(logits))))
         return events
 
-    def newest(self) -> list[tuple[int, int, int]]:
-        """(lane, newest token, number of tokens) per beam."""
-        return [(lane, self._tokens[lane][-1], len(self._tokens[lane])) for lane in self.lanes()]
+    def tokens(self) -> list[tuple[int, list[int]]]:
+        """(lane, tokens) per running beam, equally many each."""
+        return [(lane, self._tokens[lane]) for lane in self.lanes()]
 
     def advance(self, logits: NDArray[np.float32]) -> tuple[list[Event], list[tuple[int, int]]]:
         """Choose the next beams from `logits` [num_beams, vocab]; also (parent lane, lane) for

@@ -21,7 +21,7 @@ class Search(Protocol):
     width: int  # lanes
 
     def begin(self, logits: NDArray[np.float32]) -> list[Event]: ...
-    def newest(self) -> list[tuple[int, int, int]]: ...
+    def tokens(self) -> list[tuple[int, list[int]]]: ...
     def advance(self, logits: NDArray[np.float32]) -> tuple[list[Event], list[tuple[int, int]]]: ...
     def lanes(self) -> list[int]: ...
     def finish(self, reason: FinishReason, index: int | None = None) -> list[Finished]: ...
@@ -40,27 +40,48 @@ class Job:
     adapter_slot: int = BASE
     source: int | None = None  # slot whose prefill will provide the prompt's prefix
     cached: int = 0  # prompt tokens reused from the prefix cache, now or later
-    prefilled: int = 0  # prompt tokens in its first slot
-    decoding: bool = False  # the prefill is complete
+    # Texts to prefill by lane: the prompt in the first one's slot; later, in every running lane's,
+    # what has outgrown its keys.
+    texts: list[tuple[int, NDArray[np.int32]]] = field(init=False)
+    prefilled: int = 0  # tokens of the first of them in its slot
+    begun: bool = False  # the prompt's prefill is complete
+    _logits: dict[int, NDArray[np.float32]] = field(default_factory=dict)  # after later texts
+
+    def __post_init__(self) -> None:
+        self.texts = [(0, self.request.prompt)]
+
+    @property
+    def decoding(self) -> bool:
+        """Whether there is nothing to prefill."""
+        return not self.texts
+
+    @property
+    def filling(self) -> list[int]:
+        """Slots of the texts to prefill."""
+        return [self.slots[lane] for lane, _ in self.texts]
 
     @property
     def remaining(self) -> int:
-        """Prompt tokens still to prefill."""
-        return len(self.request.prompt) - self.prefilled
+        """Tokens of the first text still to prefill."""
+        return len(self.texts[0][1]) - self.prefilled
+
+    @property
+    def scored(self) -> LogprobCollector | None:
+        """Gets the log-probabilities of what is prefilled."""
+        return None if self.begun else self.prompt_logprobs
 
     def slots_in_use(self) -> list[int]:
         """Slots of the running lanes, and of the prefill."""
-        lanes = self.search.lanes()
-        if not self.decoding and lanes and lanes[0] != 0:
-            lanes = [0, *lanes]
-        return [self.slots[lane] for lane in lanes]
+        running = self.search.lanes()
+        lanes = {*running, *(lane for lane, _ in self.texts)} if running else ()
+        return [self.slots[lane] for lane in sorted(lanes)]
 
     def chunk(self, tokens: int) -> Row:
         """The next prefill chunk, of so many tokens."""
-        prompt, end = self.request.prompt, self.prefilled + tokens
-        logits = int(end == len(prompt)) if self.prompt_logprobs is None else tokens
-        chunk = prompt[self.prefilled : end]
-        return Row(self.slots[0], chunk, self.prefilled, self.adapter_slot, logits, len(prompt))
+        text, end = self.texts[0][1], self.prefilled + tokens
+        logits = int(end == len(text)) if self.scored is None else tokens
+        chunk = text[self.prefilled : end]
+        return Row(self.filling[0], chunk, self.prefilled, self.adapter_slot, logits, len(text))
 
     def newest(self) -> list[Row]:
         """Decode rows: the newest token of every running lane."""
@@ -68,11 +89,28 @@ class Job:
         return [
             Row(
                 self.slots[lane],
-                np.array([token], np.int32),
-                length + generated,
+                np.array(tokens[-1:], np.int32),
+                length + len(tokens),
                 self.adapter_slot,
             )
-            for lane, token, generated in self.search.newest()
+            for lane, tokens in self.search.tokens()
+        ]
+
+    def outgrows(self, length: int | None) -> bool:
+        """Whether its texts have just grown beyond `length` tokens; all have as many."""
+        if length is None or not self.decoding:
+            return False
+        return any(
+            len(self.request.prompt) + len(tokens) == length + 1
+            for _, tokens in self.search.tokens()
+        )
+
+    def restart(self) -> None:
+        """Prefill the texts of all running lanes from their first token on."""
+        prompt = self.request.prompt
+        self.texts = [
+            (lane, np.concatenate([prompt, np.array(tokens, np.int32)]))
+            for lane, tokens in self.search.tokens()
         ]
 
     def completed(self, events: Sequence[Event]) -> list[Event]:
@@ -83,18 +121,31 @@ class Job:
         """End the running sequence `index`, or all (None)."""
         return [self._whole(event) for event in self.search.finish(reason, index)]
 
-    def fill(self, tokens: int, logits: NDArray[np.float32]) -> list[Event]:
-        """Account for a prefill chunk of so many tokens and the logits that `chunk` asked for."""
-        prompt, start = self.request.prompt, self.prefilled
+    def fill(
+        self, tokens: int, logits: NDArray[np.float32]
+    ) -> tuple[list[Event], list[tuple[int, int]]]:
+        """Account for a prefill chunk of so many tokens and the logits that `chunk` asked for.
+        Events, and (lane, lane) copies as of Search.advance."""
+        (lane, text), start = self.texts[0], self.prefilled
         self.prefilled += tokens
-        if self.prompt_logprobs is not None:
-            following = prompt[start + 1 : self.prefilled + 1]
+        if self.scored is not None:
+            following = text[start + 1 : self.prefilled + 1]
             if len(following):
-                self.prompt_logprobs.add(logits[: len(following)], following)
+                self.scored.add(logits[: len(following)], following)
         if self.remaining:
-            return []
-        self.decoding = True
-        return self.search.begin(logits[-1])
+            return [], []
+        self.prefilled = 0
+        del self.texts[0]
+        if not self.begun:
+            self.begun = True
+            events = self.search.begin(logits[-1])
+            return events, [(0, lane) for lane in self.search.lanes() if lane]
+        self._logits[lane] = logits[-1]
+        if self.texts:
+            return [], []
+        found = np.stack([self._logits[lane] for lane in self.search.lanes()])
+        self._logits.clear()
+        return self.search.advance(found)
 
     def _whole(self, event: Finished) -> Finished:
         logprobs = None if self.prompt_logprobs is None else self.prompt_logprobs.all()

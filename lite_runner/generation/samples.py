@@ -59,10 +59,10 @@ class Samples:
                 events += self._extended(sequence, logits)
         return events
 
-    def newest(self) -> list[tuple[int, int, int]]:
-        """(lane, newest token, number of tokens) per running sequence."""
+    def tokens(self) -> list[tuple[int, list[int]]]:
+        """(lane, tokens) per running sequence, equally many each."""
         return [
-            (lane, sequence.tokens[-1], len(sequence.tokens))
+            (lane, sequence.tokens)
             for lane, sequence in enumerate(self._sequences)
             if sequence.finish_reason is None
         ]

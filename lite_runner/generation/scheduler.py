@@ -116,6 +116,7 @@ class Scheduler:
         began, compiled = time.perf_counter(), self._backend.compile_s
         with deferred():
             self._copy_prefixes()
+            self._restart()
             self._admit()
             while self._pending_copies:
                 self._backend.copy(*self._pending_copies[0])
@@ -194,6 +195,13 @@ class Scheduler:
         for job in copied:
             self._begin(job)
 
+    def _restart(self) -> None:
+        """Prefill texts again that have outgrown the keys in their slots."""
+        for job in self._running:
+            if job.outgrows(self._info.short_length):
+                job.restart()
+                self._begin(job)
+
     def _admit(self) -> None:
         """Admit queued jobs while there are free slots."""
         if not self._waiting:
@@ -233,9 +241,7 @@ class Scheduler:
         """Assign slots to a job and find its cached prefix."""
         prompt = job.request.prompt if job.prompt_logprobs is None else job.request.prompt[:0]
         # Waiting for the prefill of a later job would invert the order.
-        ahead = {
-            one.slots[0] for one in self._running if not one.decoding and one.order < job.order
-        }
+        ahead = {slot for one in self._running if one.order < job.order for slot in one.filling[:1]}
         place = self._slots.place(prompt, self._version(job), free, ahead)
         others = [slot for slot in self._slots.by_last_use(free) if slot != place.slot]
         job.slots = [place.slot, *others[: job.search.width - 1]]
@@ -248,16 +254,18 @@ class Scheduler:
         self._begin(job)
 
     def _begin(self, job: Job) -> None:
-        prompt = job.request.prompt
-        if job.prompt_logprobs is not None and not self._info.exact:
-            prompt = prompt[:0]  # chunked differently, so not reusable as a prefix
-        self._slots.truncate(job.slots[0], job.prefilled)
-        self._slots.begin(job.slots[0], prompt, self._version(job))
+        for slot, (_, text) in zip(job.filling, job.texts, strict=True):
+            if job.scored is not None and not self._info.exact:
+                text = text[:0]  # chunked differently, so not reusable as a prefix
+            self._slots.truncate(slot, job.prefilled)
+            self._slots.begin(slot, text, self._version(job))
 
     def _version(self, job: Job) -> int:
-        """Adapter version of a job: cached prefixes are only shared within a version."""
-        name = job.request.adapter
-        return 0 if name is None else self._adapters(name).version(name)
+        """Version of the keys of a job's texts, by its adapter and their length: cached prefixes
+        are only shared within a version."""
+        name, short = job.request.adapter, self._info.short_length
+        adapter = 0 if name is None else self._adapters(name).version(name)
+        return 2 * adapter + (short is not None and len(job.texts[0][1]) > short)
 
     def _compose(self) -> _Step:
         """The decode rows, and prefill chunks up to the budget."""
@@ -278,14 +286,14 @@ class Scheduler:
             step.rows.append(row)
             step.prompts.append(job)
             room -= tokens
-            if job.prompt_logprobs is not None:
+            if job.scored is not None:
                 scored -= tokens
         return step
 
     def _chunk_size(self, job: Job, room: int, scored: int) -> int:
         """Size of a job's next prefill chunk within the remaining budget."""
         unit, most = self._info.chunk, room
-        if job.prompt_logprobs is not None:
+        if job.scored is not None:
             unit, most = min(unit, self._info.most_logits), min(room, scored)
         if job.remaining <= most:
             return job.remaining
@@ -302,20 +310,18 @@ class Scheduler:
         for row in prompts:
             self._slots.wrote(row, of_prompt=self._info.exact or row.logits < 2)
         at = 0
+
+        def chosen(job: Job, events: Sequence[Event], moves: Sequence[tuple[int, int]]) -> None:
+            self._unreported += job.completed(events)
+            sources.extend(job.slots[lane] for lane, _ in moves)
+            targets.extend(job.slots[lane] for _, lane in moves)
+
         for job, count in step.decoding:
-            found, moves = job.search.advance(logits[at : at + count])
-            self._unreported += job.completed(found)
-            sources += [job.slots[lane] for lane, _ in moves]
-            targets += [job.slots[lane] for _, lane in moves]
+            chosen(job, *job.search.advance(logits[at : at + count]))
             at += count
         for job, row in zip(step.prompts, prompts, strict=True):
-            found = job.fill(len(row.tokens), logits[at : at + row.logits])
+            chosen(job, *job.fill(len(row.tokens), logits[at : at + row.logits]))
             at += row.logits
-            self._unreported += job.completed(found)
-            if job.decoding:
-                rest = [slot for slot in job.slots_in_use() if slot != job.slots[0]]
-                sources += [job.slots[0]] * len(rest)
-                targets += rest
         self._copy(sources, targets)
 
     def _copy(self, sources: list[int], targets: list[int]) -> None:
@@ -328,8 +334,8 @@ class Scheduler:
         over = [job for job in self._running if not job.search.lanes()]
         for job in over:
             self._running.remove(job)
-            if not job.decoding:  # else another job may have the slot by now
-                self._slots.abandon(job.slots[0])
+            for slot in job.filling:  # other slots may be another job's by now
+                self._slots.abandon(slot)
             if job.request.adapter is not None:
                 self._adapters(job.request.adapter).unpin(job.request.adapter)
 

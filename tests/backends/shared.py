@@ -10,9 +10,21 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.backends.base import Backend, Row
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.generation import Request, Scheduler
+from tests.generation.mock import served
 
 TOLERANCE = 1e-4  # of the largest logit: rounding; a wrong scale or position is off by 1e-2
 Error = Callable[[NDArray, NDArray], float]
+LONGROPE = ("phi3_long", "phi3_longrope")  # of their prompts some outgrow the short factors
+
+
+def check_generated(known: Any, backend: Backend, beams: int = 1) -> None:
+    """All prompts at once are continued as transformers' `generate` does it."""
+    wanted = (known.generated if beams == 1 else known.beams).tolist()
+    options = GenerationConfig(max_new_tokens=len(wanted[0]), num_beams=beams)
+    found = served(Scheduler(backend), [Request(prompt, options) for prompt in known.prompts])
+    assert [found[index].token_ids for index in range(len(wanted))] == wanted
 
 
 class RowsKeepApart:
@@ -89,3 +101,8 @@ class LikeTransformers:
         assert np.abs(logits - wanted).max() <= TOLERANCE * np.abs(wanted).max()
         assert np.array_equal(logits.argmax(-1), wanted.argmax(-1))
         assert backend.compile_s > 0 and backend.info.engine == "graph-cell"
+
+    def test_texts_outgrow_longropes_short_factors(
+        self, make: Callable[[str], Any], reference: Callable[[str], Any]
+    ) -> None:
+        check_generated(reference("phi3_longrope"), make("phi3_longrope"))

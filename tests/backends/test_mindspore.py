@@ -19,7 +19,7 @@ from lite_runner.native.lora_pool import pool_size
 from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.read_ahead import ReadAhead
 from tests import references
-from tests.backends.shared import RowsKeepApart
+from tests.backends.shared import RowsKeepApart, check_generated
 from tests.paths import REFERENCE
 
 CASES = references.every()
@@ -45,6 +45,14 @@ def test_logits_equal_transformers(
     model = known.online(len(known.prompts), known.length, use_past=use_past)
     wanted = known.logits if use_past else known.logits_no_cache
     assert relative_error(known.run(model), wanted) <= TOLERANCE
+
+
+@pytest.mark.parametrize("use_past", [True, False], ids=["cache", "no_cache"])
+def test_texts_outgrow_longropes_short_factors(use_past: bool, reference: Reference) -> None:
+    known = reference("phi3_longrope")
+    model = known.online(4, 48, use_past=use_past)
+    check_generated(known, model)
+    check_generated(known, model, beams=3)
 
 
 def test_operators_one_by_one(reference: Reference, relative_error: Error) -> None:

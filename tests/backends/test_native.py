@@ -25,7 +25,7 @@ from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
 from lite_runner.weights.read_ahead import QuantizedWeights
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor
 from tests import references
-from tests.backends.shared import RowsKeepApart
+from tests.backends.shared import LONGROPE, RowsKeepApart, check_generated
 
 CASES = references.every()
 # float32 rounding over two layers; a wrong slope, scale or position is off by 1e-2 and more.
@@ -205,6 +205,12 @@ def model(reference: Reference) -> NativeBackend:
 
 def tokens(seed: int, count: int) -> NDArray[np.int32]:
     return np.random.default_rng(seed).integers(0, 96, count).astype(np.int32)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("case", LONGROPE)
+def test_texts_outgrow_longropes_short_factors(case: str, beams: int, reference: Reference) -> None:
+    check_generated(reference(case), reference(case).fused(7, 48), beams)
 
 
 class TestRows(RowsKeepApart):

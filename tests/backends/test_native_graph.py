@@ -28,6 +28,7 @@ from lite_runner.mindir.write_native import export_native
 from lite_runner.native.packing import FORMAT
 from lite_runner.system import memory
 from lite_runner.weights.read_ahead import QuantizedWeights
+from tests.backends.shared import check_generated
 
 SLOTS, LENGTH = 3, 48
 CAPACITY = 16  # below the longest prompt, which then comes in pieces
@@ -57,6 +58,15 @@ def export(reference: Reference, manifest_of: Export) -> Export:
         return manifest_of(case, "dynamic", graphs, SLOTS, LENGTH, operators=operators)
 
     return export
+
+
+def test_texts_outgrow_longropes_short_factors(
+    tmp_path: Path, reference: Reference, export: Export
+) -> None:
+    """In pieces, for the capacity of a step is less."""
+    manifest = export(tmp_path, "phi3_longrope", "none")
+    backend = open_exported(manifest.paths(tmp_path), manifest, GRAPH_CELL, slots=SLOTS)
+    check_generated(reference("phi3_longrope"), backend)
 
 
 def answers(backend: NativeBackend | NativeGraphBackend) -> NDArray[np.float32]:

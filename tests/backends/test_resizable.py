@@ -21,7 +21,7 @@ from lite_runner.mindir.write_resizable import export_resizable
 from lite_runner.weights.checkpoint import model_config_of
 from lite_runner.weights.read_ahead import ReadAhead
 from tests import references
-from tests.backends.shared import RowsKeepApart
+from tests.backends.shared import RowsKeepApart, check_generated
 
 CASES = [
     case
@@ -69,6 +69,16 @@ def test_logits_equal_transformers(
     logits = known.run(model)
     model.close()
     assert relative_error(logits, known.logits) <= TOLERANCE
+
+
+def test_texts_outgrow_longropes_short_factors(
+    tmp_path: Path, lite_python: Path, exported: Export, reference: Reference
+) -> None:
+    known = reference("phi3_long")
+    model = opened(exported("phi3_long", tmp_path, 48), tmp_path, lite_python, 3)
+    check_generated(known, model)
+    check_generated(known, model, beams=3)
+    model.close()
 
 
 @pytest.fixture(scope="module", params=["llama", "bloom", "qwen2_window"])

@@ -90,8 +90,9 @@ class MockBackend:
         self.steps: list[list[Row]] = []
         self.copies: list[tuple[list[int], list[int]]] = []
         self._logits = logits
-        # Of each slot its tokens, each with the adapter that it was computed by and its row.length.
-        self._history: list[list[tuple[int, int, int]]] = [[] for _ in range(slots)]
+        # Of each slot its tokens, each with the adapter that it was computed by, its row.length,
+        # and whether its row was beyond the length that longrope's short factors are for.
+        self._history: list[list[tuple[int, int, int, bool]]] = [[] for _ in range(slots)]
 
     def prepare(self) -> None: ...
 
@@ -114,12 +115,13 @@ class MockBackend:
         del history[row.position :]
         if row.adapter_slot != BASE:
             number = self.adapters.version(self.adapters.held[row.adapter_slot])
-        assert all(adapter == number for _, adapter, _ in history)
+        is_long = self.info.short_length is not None and row.end > self.info.short_length
+        assert all((adapter, side) == (number, is_long) for _, adapter, _, side in history)
         if row.length:
-            lengths = {length for *_, length in history}
+            lengths = {length for _, _, length, _ in history}
             assert self.info.exact or 0 not in lengths
             assert self.info.can_continue or lengths <= {row.length}
-        history += [(token, number, row.length) for token in row.tokens.tolist()]
+        history += [(token, number, row.length, is_long) for token in row.tokens.tolist()]
         assert len(history) <= self.info.max_length
         tokens = [token for token, *_ in history]
         ends = range(len(tokens) - row.logits + 1, len(tokens) + 1)

@@ -52,6 +52,7 @@ def scenarios(draw: st.DrawFn, requests: int = 9) -> Scenario:
         "most_logits": draw(st.sampled_from([chunk, 16, 0])),
         "can_copy": draw(st.sampled_from([True, True, True, False])),
         "can_continue": draw(st.sampled_from([True, True, True, False])),
+        "short_length": draw(st.sampled_from([None, None, 9, 25, 50])),
     }
     moments = st.integers(0, 14)
     asked = draw(st.lists(st.tuples(moments, _requests(info)), min_size=1, max_size=requests))
@@ -210,7 +211,7 @@ class Run:
         for job in waiting:
             row = pieces.get(job.order)
             whole = row is not None and row.position + len(row.tokens) == row.length
-            scored = job.prompt_logprobs is not None
+            scored = job.scored is not None
             assert whole or scored or room < chunk
             if scored and not whole:
                 break  # those behind wait for it
@@ -221,7 +222,8 @@ class Run:
         logits = self.forward(rows)
         for job in waiting:
             row = pieces.get(job.order)
-            self.computed[job.id, job.order[2]] += 0 if row is None else len(row.tokens)
+            if row is not None and not job.begun:
+                self.computed[job.id, job.order[2]] += len(row.tokens)
         return logits
 
     def _finished(self, event: Finished) -> None:
@@ -232,9 +234,9 @@ class Run:
 
 def _most_steps(asked: tuple[int, Request]) -> int:
     """Steps that a request may need while no other moves: each does a piece of a prompt or a token
-    of every sequence. It has as many parts as sequences at most."""
-    request = asked[1]
-    return request.options.num_return_sequences * (len(request.prompt) + MOST_NEW + 1)
+    of every sequence. It has as many parts as sequences at most; texts may be prefilled again."""
+    options, most = asked[1].options, 2 * (len(asked[1].prompt) + MOST_NEW + 1)
+    return options.num_return_sequences * max(1, options.num_beams) * most
 
 
 def alone(scenario: Scenario, request: Request, logits: Logits = cached_logits) -> Run:

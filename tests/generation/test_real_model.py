@@ -134,6 +134,7 @@ def alone(backend: Backend, request: Request) -> Heard:
         ("qwen2_window", "a16w8", "fp16"),
         ("llama_rope_dynamic", "a16w8", "fp32"),  # what is cached tells of its text's length
         ("llama_rope_yarn", "a16w8", "int8"),
+        ("phi3_long", "a16w8", "fp32"),  # what is cached is another one beyond a length
     ],
 )
 def test_own_operators_to_the_bit(
