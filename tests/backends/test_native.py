@@ -32,6 +32,9 @@ CASES = references.every()
 TOLERANCE = 1e-5
 # What is multiplied by integers is rounded to 16 bits.
 INTEGER_TOLERANCE = 5e-4
+# Its attention_factor sharpens attention: weights that are 3e-5 otherwise move its logits by
+# 1.2e-3, those of phi3 by 3e-4.
+SENSITIVE = {"phi3_longrope": 2e-3}
 # Keys and values rounded to 11 bits and to 8, in networks whose random weights make them large.
 CACHE_TOLERANCE = {"fp16": 5e-3, "int8": 8e-2}
 # Weights rounded to 11 bits and to 8, by a part in 2048 and in 256 at most, of the largest logit:
@@ -113,6 +116,7 @@ def test_a_rounded_cache_is_close(
             for quant in ("a16w8", "a16w4")
         ),
         ("bloom", "a16w4"),
+        ("phi3_longrope", "a16w8"),
     ],
 )
 def test_integers_give_what_the_floats_that_they_stand_for_give(
@@ -133,7 +137,7 @@ def test_integers_give_what_the_floats_that_they_stand_for_give(
 
     options = NativeOptions(slots=len(known.prompts), length=64)
     wanted = known.run(open_compiled(known.config, Floats(), options))
-    assert relative_error(integers, wanted) <= INTEGER_TOLERANCE
+    assert relative_error(integers, wanted) <= SENSITIVE.get(case, INTEGER_TOLERANCE)
     assert relative_error(integers, known.logits) > 1e-3
 
 
