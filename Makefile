@@ -20,8 +20,10 @@ test:  ## set up, then lint, types, shell check and all tests
 lite:  ## set up .venv-lite with MindSpore Lite, and its Python 3.7; PYTHON37=... chooses one
 	@scripts/setup.sh lite
 
-mindformers:  ## set up .venv-mindformers with MindFormers 1.0.2, and its Python 3.9; PYTHON39=... chooses one
+mindformers:  ## set up MindFormers 1.0.2, with its Python 3.9, and 1.9.0; PYTHON39=... chooses one
 	@scripts/setup.sh mindformers
+	@scripts/setup.sh run
+	@scripts/setup.sh mindformers-1.9
 
 lint:  ## set up, then lint, types and shell check
 	@scripts/setup.sh dev
@@ -128,6 +130,6 @@ lock:  ## resolve requirements/lock.txt anew from setup.cfg, with Python 3.10
 	@scripts/lock.sh
 
 clean:  ## remove environments, caches and build folders; outputs/ stays
-	rm -rf .venv .venv-bench .venv-lite .venv-mindformers .python3.* build dist *.egg-info lite_runner/native/operators.so
+	rm -rf .venv .venv-bench .venv-lite .venv-mindformers .venv-mindformers-1.9 .python3.* build dist *.egg-info lite_runner/native/operators.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,10 +9,12 @@
 #                                  --optional, a machine that has no Python 3.7 goes without it
 #   scripts/setup.sh mindformers   .venv-mindformers with MindFormers 1.0.2, for
 #                                  backend=mindformers and to compare with; --optional as of lite
+#   scripts/setup.sh mindformers-1.9  .venv-mindformers-1.9 with MindFormers 1.9.0, for the same;
+#                                  beside .venv, whose packages it sees
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly target=${1:?usage: scripts/setup.sh run|dev|peers|lite|mindformers [--optional]}
+readonly target=${1:?usage: scripts/setup.sh run|dev|peers|lite|mindformers|mindformers-1.9 [--optional]}
 readonly optional=${2:-}
 old="" product="" again="" # the one old Python that an environment needs, for what, made by what
 wish=${PYTHON:-} # of lite and mindformers another one: make test PYTHON=... means .venv
@@ -27,8 +29,13 @@ case $target in
     venv=.venv-mindformers lock=requirements/mindformers.txt old=3.9
     product="MindFormers 1.0.2" again="make mindformers" wish=${PYTHON39:-}
     ;;
+  mindformers-1.9)
+    venv=.venv-mindformers-1.9 lock=requirements/mindformers-1.9.txt
+    supported="3.11 3.12 3.10" wish=.venv/bin/python
+    ;;
   *)
-    echo "error: unknown set-up '$target'; there are run, dev, peers, lite and mindformers" >&2
+    echo "error: unknown set-up '$target'; there are run, dev, peers, lite, mindformers and" \
+      "mindformers-1.9" >&2
     exit 2
     ;;
 esac
@@ -182,6 +189,13 @@ case $target in
   run) install --editable '.[bench]' ;;
   dev) install --editable '.[dev]' ;;
   peers | lite | mindformers) install --requirement "$lock" ;;
+  mindformers-1.9)
+    place='import sysconfig; print(sysconfig.get_path("purelib"))'
+    beside=$("$venv/bin/python" -c "$place")/beside.pth
+    rm -f "$beside" # pip is to see the packages of this environment alone
+    install --no-deps --requirement "$lock"
+    .venv/bin/python -c "$place" >"$beside"
+    ;;
 esac
 
 stamp >"$venv/.ready-$target"

@@ -395,8 +395,18 @@ def lite_python() -> Path:
 def mindformers_python() -> Path:
     """The interpreter of .venv-mindformers, which has MindFormers 1.0.2; set up where it is
     missing. Without a Python 3.9 or a network the test is left out, and named at the end."""
+    return _set_up("mindformers")
+
+
+@pytest.fixture(scope="session")
+def mindformers_1_9_python() -> Path:
+    """The same of .venv-mindformers-1.9, which has MindFormers 1.9.0."""
+    return _set_up("mindformers-1.9")
+
+
+def _set_up(target: str) -> Path:
     done = subprocess.run(
-        [str(ROOT / "scripts/setup.sh"), "mindformers", "--optional"],
+        [str(ROOT / "scripts/setup.sh"), target, "--optional"],
         capture_output=True,
         encoding="utf-8",
     )
@@ -404,7 +414,7 @@ def mindformers_python() -> Path:
         pytest.skip(done.stderr[done.stderr.index(NO_MINDFORMERS) :])
     if done.returncode:
         pytest.skip(f"{NO_MINDFORMERS}: its packages could not be installed: {done.stderr[-300:]}")
-    return ROOT / ".venv-mindformers/bin/python"
+    return ROOT / f".venv-{target}/bin/python"
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

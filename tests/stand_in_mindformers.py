@@ -117,14 +117,15 @@ module("mindformers.generation")
 module("mindformers.generation.logits_process", LogitsProcessorList=Processors)
 import importlib.metadata
 
-importlib.metadata.version = lambda name: "1.0.2"
+importlib.metadata.version = lambda name: ACTS.get("version", "1.0.2")
 runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
 
 
 def python_of(folder: Path, **acts: object) -> Path:
     """The "Python of MindFormers" in `folder`; `acts`: what it does at `start`, `load`, `generate`
-    or a `step` (refuse, die, hang), and the parameters that are `missing`."""
+    or a `step` (refuse, die, hang), the `version` that it says, and the parameters that are
+    `missing`."""
     (folder / "program.py").write_text(PROGRAM.format(acts=acts))
     python = folder / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{folder}/program.py" "$3" "$4"\n')

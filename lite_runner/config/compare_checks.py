@@ -17,6 +17,11 @@ KEY = "compare_backend"
 def predict_faults(config: PredictOptions) -> Iterator[Fault]:
     """All validation errors of run_mode=predict."""
     yield from generate_faults(config)
+    if (release := config.mindformers_release) is not None and not config.names_mindformers:
+        key = "mindformers.release"
+        yield fault(
+            (key, "backend"), f"{key}={release} has an effect only with backend=mindformers"
+        )
     if config.compare_backend is not None:
         yield from _compare_faults(config, config.compare_backend)
 

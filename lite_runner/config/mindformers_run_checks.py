@@ -1,4 +1,4 @@
-"""What backend=mindformers cannot do, by name: the real MindFormers 1.0.2 generates by itself."""
+"""What backend=mindformers cannot do, by name: the real MindFormers generates by itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mindformers_run_faults(config: GenerateOptions) -> Iterator[Fault]:
         "context.mode": (config.context.mode == 1, "pynative mode"),
         "model.model_config.compute_dtype": (
             config.weights_dtype("CPU") == "bfloat16",
-            "bfloat16 on mindspore 2.0.0",
+            "bfloat16 on a CPU",
         ),
         "stop": (options.stop, "stop strings"),
         "logprobs": (options.logprobs is not None, "log-probabilities"),

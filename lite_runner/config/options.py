@@ -24,7 +24,7 @@ from lite_runner.config.ranges import (
 )
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.secret import hidden
-from lite_runner.config.sections import Export, Infer, TokenIds, token_ids
+from lite_runner.config.sections import Export, Infer, RunMindFormers, TokenIds, token_ids
 
 Exported = TypeVar("Exported", bound="ExportedOptions")
 # Of logits: MindFormers computes parts of some models with float16.
@@ -206,6 +206,20 @@ class GenerateOptions(
     adapter_lines: ClassVar[bool] = False  # a .txt file of prompts has lines adapter<TAB>prompt
 
     prefix_cache: Literal["auto", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MindFormersOptions(RunConfig):
+    """Computing with the real MindFormers."""
+
+    runs_mindformers: ClassVar[bool] = True
+
+    mindformers: RunMindFormers | None
+
+    @property
+    def mindformers_release(self) -> str | None:
+        """The release that is asked for; None: the first that computes the model."""
+        return self.mindformers.release if self.mindformers else None
 
 
 @dataclass(frozen=True, kw_only=True)

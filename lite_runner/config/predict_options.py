@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from lite_runner.config.options import CompareOptions, GenerateOptions
+from lite_runner.config.options import CompareOptions, GenerateOptions, MindFormersOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictOptions(GenerateOptions, CompareOptions):
+class PredictOptions(GenerateOptions, CompareOptions, MindFormersOptions):
     """Completing prompts, with one backend or with two to compare."""
 
-    runs_mindformers: ClassVar[bool] = True
+    @property
+    def names_mindformers(self) -> bool:
+        """Whether MindFormers computes, alone or to compare with."""
+        return "mindformers" in (self.backend, self.compare_backend)

@@ -346,5 +346,10 @@ class Infer:
 
 
 @dataclass(frozen=True)
+class RunMindFormers:
+    release: Literal["1.0.2", "1.9.0"] | None  # null: the first that computes the model
+
+
+@dataclass(frozen=True)
 class MindFormers:
     release: str | float | None  # null: what is written is for every release

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lite_runner import progress
-from lite_runner.backends.mindformers import release
-from lite_runner.backends.mindformers.python import MINDFORMERS, RELEASE
-from lite_runner.config.options import GenerateOptions
+from lite_runner.config.predict_options import PredictOptions
 from lite_runner.config.release import Release
 from lite_runner.errors import ConfigError
 from lite_runner.plan.describe import described
 from lite_runner.plan.job import Job
-from lite_runner.plan.mindformers_run import CANNOT, FILE_NAME, MindFormersRun
+from lite_runner.plan.mindformers_run import FILE_NAME, MindFormersRun
 from lite_runner.plan.plan import Plan
 from lite_runner.sizing.need import BYTES_OF, Memory, cache_bytes, parameter_count
 
@@ -27,7 +25,7 @@ def plan_mindformers(plan: Plan, share: Job) -> Plan:
     where there is no MindFormers.
     """
     config, files = plan.config, plan.model
-    assert isinstance(config, GenerateOptions)
+    assert isinstance(config, PredictOptions)
     if plan.device != "CPU":
         raise ConfigError(
             f"backend=mindformers runs on the processor, not on {plan.device}",
@@ -35,12 +33,14 @@ def plan_mindformers(plan: Plan, share: Job) -> Plan:
         )
     if files.quantization.quant != "none":
         raise ConfigError(
-            f"{CANNOT} with quantized weights (quant={files.quantization})", "quant=none"
+            "backend=mindformers: MindFormers cannot compute with quantized weights"
+            f" (quant={files.quantization})",
+            "quant=none",
         )
     run = MindFormersRun.of(config, files.model, share)
     plan = replace(
         plan,
-        why=f"MindFormers {RELEASE}'s, on mindspore 2.0.0",
+        why=f"MindFormers {run.release.name}'s, on mindspore {run.release.mindspore}",
         dtype=run.sizes.dtype,
         memory=_memory(run),
     )
@@ -48,7 +48,7 @@ def plan_mindformers(plan: Plan, share: Job) -> Plan:
         plan = described(replace(plan, job=share))
         text = run.yaml(config.checkpoint_source)
         return replace(plan, table=(*plan.table, f"{FILE_NAME}:", text.rstrip()))
-    MINDFORMERS.find()
+    run.release.python.find()
     _note_hidden(run, share)
     return plan
 
@@ -57,7 +57,7 @@ def _memory(run: MindFormersRun) -> Memory:
     """Of both processes."""
     model, sizes = run.model, run.sizes
     weights = parameter_count(model) * BYTES_OF[sizes.dtype]
-    if Release((1, 0)).needs_head(model):
+    if Release.of(run.release.name).needs_head(model):
         weights += model.vocab_size * model.hidden_size * BYTES_OF[sizes.dtype]
     cache = 0
     if sizes.use_past:
@@ -76,7 +76,7 @@ def _memory(run: MindFormersRun) -> Memory:
 
 def _note_hidden(run: MindFormersRun, job: Job) -> None:
     """Say which prompts hold tokens that MindFormers' attention does not see."""
-    hidden = release.hidden_tokens(run.model, use_past=run.sizes.use_past)
+    hidden = run.release.hidden_tokens(run.model, use_past=run.sizes.use_past)
     for token in hidden:
         found = [str(place) for place, tokens in enumerate(job.tokens) if token in tokens]
         if found:

@@ -1,12 +1,11 @@
-"""A checkpoint as the real MindFormers 1.0.2 reads it."""
+"""A checkpoint as a release of MindFormers reads it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from lite_runner.architectures import parameters
-from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.mindformers import release
+from lite_runner.backends.mindformers.release import MindFormersRelease
 from lite_runner.config.release import Release
 from lite_runner.model.files import ModelFiles
 from lite_runner.weights.derive import cast
@@ -16,10 +15,10 @@ from lite_runner.weights.tensor import LazyTensor
 from lite_runner.weights.write import HEAD, write_ckpt
 
 
-def write_checkpoint(files: ModelFiles, folder: Path) -> Path:
+def write_checkpoint(files: ModelFiles, release: MindFormersRelease, folder: Path) -> Path:
     """A checkpoint of the model with the names of the release: that of the run itself where it is
     one, else one that is written to `folder`. Raises RunnerError."""
-    tensors = _named(files, files.model)
+    tensors = _named(files, release)
     if files.path is not None and files.path.suffix == ".ckpt" and files.path.is_file():
         stored = open_ckpt(files.path)
         as_it_is = files.adapter is None and all(one.dtype != "BF16" for one in stored.values())
@@ -34,10 +33,11 @@ def write_checkpoint(files: ModelFiles, folder: Path) -> Path:
     return target
 
 
-def _named(files: ModelFiles, model: Decoder) -> dict[str, LazyTensor]:
+def _named(files: ModelFiles, release: MindFormersRelease) -> dict[str, LazyTensor]:
     """Every tensor by the name that the release has for it. Raises ArtifactError."""
+    model = files.model
     tensors = dict(files.whole())
-    if Release((1, 0)).needs_head(model):
+    if Release.of(release.name).needs_head(model):
         tensors[HEAD] = tensors[parameters(model)[0].name]
     named = to_mindformers(tensors, model)
     return {release.tensor_name(model, name): tensor for name, tensor in named.items()}

@@ -2,44 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.mindformers import release
-from lite_runner.backends.mindformers.python import RELEASE
-from lite_runner.backends.mindformers.release import Sizes
+from lite_runner.backends.mindformers.release import (
+    MindFormersRelease,
+    Sizes,
+    pad_token,
+    static_length,
+)
+from lite_runner.backends.mindformers.releases import choose_release
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.options import GenerateOptions
+from lite_runner.config.predict_options import PredictOptions
 from lite_runner.errors import ConfigError
 from lite_runner.plan.job import Job
 
 FILE_NAME = "mindformers.yaml"  # in the run folder
-HEAD_COMMENT = f"# Written for MindFormers {RELEASE}, which ran it: what run_mindformer reads.\n"
-CANNOT = f"backend=mindformers: MindFormers {RELEASE} cannot compute"
+HEAD_COMMENT = "# Written for MindFormers {}, which ran it: what run_mindformer reads.\n"
 
 
 @dataclass(frozen=True)
 class MindFormersRun:
     """What MindFormers is told of a run."""
 
+    release: MindFormersRelease
     model: Decoder
     sizes: Sizes
     beams: int
-    fill: int  # a token to warm up with
+    fill: Sequence[int]  # a prompt to warm up with
     unused: int  # a token that no prompt has
     trainer: Mapping[str, Any]  # sections of the yaml, as the run's config has them
     tokenizer: Mapping[str, Any]
 
     @classmethod
-    def of(cls, config: GenerateOptions, model: Decoder, job: Job) -> MindFormersRun:
+    def of(cls, config: PredictOptions, model: Decoder, job: Job) -> MindFormersRun:
         """Raises ConfigError for what MindFormers cannot compute."""
-        if reasons := release.unsupported(model):
-            raise ConfigError(f"{CANNOT} {config.model_name}: {'; '.join(reasons)}", "backend=ms")
         beams = job.generation.num_beams
+        release = choose_release(
+            model,
+            config.model_name,
+            wanted=config.mindformers_release,
+            use_past=config.use_past,
+            beams=beams,
+        )
         # Its beam search looks for a pad behind each row.
         wanted = job.length + 1 if beams > 1 else job.length
         if wanted > model.seq_length:
@@ -53,18 +62,19 @@ class MindFormersRun:
         prompts = {token for tokens in job.tokens for token in tokens}
         free = (token for token in reversed(range(model.vocab_size)) if token not in prompts)
         return cls(
+            release=release,
             model=model,
             sizes=Sizes(
                 release.rows_together(
                     model, beams if beams > 1 else job.slots, use_past=config.use_past
                 ),
-                release.static_length(model, wanted),
+                static_length(model, wanted),
                 release.computed_in(model, dtype, use_past=config.use_past),
                 config.use_past,
             ),
             beams=beams,
-            fill=next((tokens[0] for tokens in job.tokens if len(tokens)), 0),
-            unused=next(free, release.pad_token(model)),
+            fill=_shortest_prompt(model, job),
+            unused=next(free, pad_token(model)),
             trainer={"type": config.trainer.type, "model_name": config.model_name},
             tokenizer={"type": config.processor.tokenizer.type},
         )
@@ -88,9 +98,24 @@ class MindFormersRun:
             "use_parallel": False,
             "load_checkpoint": checkpoint,
             "auto_trans_ckpt": False,
-            "context": {"mode": 0, "device_target": "CPU", "device_id": 0},
+            "context": {
+                "mode": 0,
+                "device_target": "CPU",
+                "device_id": 0,
+                **self.release.context,
+            },
+            **self.release.sections,
             "trainer": dict(self.trainer),
             "processor": {"tokenizer": dict(self.tokenizer)},
-            "model": release.model_section(self.model, self.sizes),
+            "model": self.release.model_section(self.model, self.sizes),
         }
-        return HEAD_COMMENT + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+        return HEAD_COMMENT.format(self.release.name) + yaml.safe_dump(
+            plain, sort_keys=False, allow_unicode=True
+        )
+
+
+def _shortest_prompt(model: Decoder, job: Job) -> list[int]:
+    """Of one token; a prefix LM wants the end of the prefix, and what stands for the text."""
+    if model.prefix is not None:
+        return [model.prefix.mask_token_ids[0], model.prefix.end_token_id]
+    return [next((int(tokens[0]) for tokens in job.tokens if len(tokens)), 0)]

@@ -15,7 +15,6 @@ import numpy as np
 from lite_runner import progress
 from lite_runner.backends.base import AdapterSlots
 from lite_runner.backends.mindformers.process import Batch, MindFormersProcess
-from lite_runner.backends.mindformers.python import RELEASE
 from lite_runner.config.generation import FinishReason, GenerationConfig
 from lite_runner.generation import Completion, Generation, GenerationTiming, Request
 from lite_runner.generation.generate import OnFinish, OnLogits, OnToken
@@ -27,7 +26,6 @@ WARM_UP = 2  # tokens: a graph for the prompt, and one for the tokens after it
 class MindFormersGenerator:
     """MindFormers in its process. See Generator; prompts are completed batch by batch."""
 
-    engine = f"mindformers-{RELEASE}"
     adapters: AdapterSlots | None = None
 
     def __init__(
@@ -42,16 +40,18 @@ class MindFormersGenerator:
         self._resources = resources or ExitStack()
         self._process, self._run, self._logits = process, run, logits
         self.compile_s = 0.0
+        replaced = [f"{name} stand-in" for name in process.stand_ins]
+        self.engine = ", ".join([f"mindformers-{run.release.name}", *replaced])
 
     def prepare(self) -> None:
-        """Complete a prompt of one token."""
-        limit = min(WARM_UP, self._run.sizes.length - 1)
+        """Complete a prompt of one token, or as few as the model takes."""
+        limit = min(WARM_UP, self._run.sizes.length - len(self._run.fill))
         if limit < 1 or self._run.beams > 1:
             return
         began = time.perf_counter()
         rows = self._run.sizes.batch
         options = self._run.options(GenerationConfig(), seed=0)
-        batch = Batch([[self._run.fill]] * rows, [limit] * rows, (), self._run.unused, options)
+        batch = Batch([self._run.fill] * rows, [limit] * rows, (), self._run.unused, options)
         with progress.step("compile"):
             self._process.generate(batch, lambda tokens, seconds: None)
         self.compile_s = time.perf_counter() - began

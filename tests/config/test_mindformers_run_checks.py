@@ -22,7 +22,7 @@ PAST = "model.model_config.use_past"
         (["quant=a16w8"], "quant: backend=mindformers has no quantized weights"),
         (["kv_cache=int8"], "kv_cache: backend=mindformers"),
         (["context.mode=1"], "context.mode: backend=mindformers has no pynative mode"),
-        (["model.model_config.compute_dtype=bfloat16"], "has no bfloat16 on mindspore 2.0.0"),
+        (["model.model_config.compute_dtype=bfloat16"], "has no bfloat16 on a CPU"),
         (["logprobs=1"], "logprobs: backend=mindformers has no log-probabilities"),
         (["prompt_logprobs=1"], "prompt_logprobs: backend=mindformers"),
         (["do_sample=true", "min_p=0.1"], "min_p: backend=mindformers has no min_p"),
@@ -31,6 +31,7 @@ PAST = "model.model_config.use_past"
         (["num_beams=2", f"{PAST}=false", "length_penalty=2"], "length_penalty: backend="),
         (["num_beams=2"], f"beam search has no cache; add {PAST}=false"),
         (["parallel=dp2"], "use_parallel: backend=mindformers has no several ranks"),
+        (["mindformers.release=1.3.2"], "mindformers.release: got '1.3.2', expected one of"),
         (["engine=lite"], "engine has an effect only with backend=mslite"),
     ],
 )
@@ -50,6 +51,13 @@ def test_what_it_lacks(faults: Faults, settings: list[str], expected: str) -> No
 def test_run_modes_that_it_lacks(faults: Faults, line: list[str]) -> None:
     said = faults("model=tiny_llama", "backend=mindformers", *line)
     assert f"backend=mindformers is not available with {line[0]}" in said
+
+
+def test_a_release_without_mindformers(faults: Faults, resolve: Resolve) -> None:
+    line = ("model=tiny_llama", "predict_data=x", "mindformers.release=1.9.0")
+    said = faults(*line)
+    assert "mindformers.release=1.9.0 has an effect only with backend=mindformers" in said
+    assert resolve(*line, "compare_backend=mindformers").run_mode == "predict"
 
 
 def test_what_it_has(resolve: Resolve) -> None:

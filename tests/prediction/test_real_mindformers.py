@@ -1,4 +1,4 @@
-"""The real MindFormers 1.0.2 beside our own operators: the same tokens, and logits within what
+"""The real MindFormers beside our own operators: the same tokens, and logits within what
 its float16 moves them by. Left out, by name, where it cannot be installed."""
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from lite_runner.app import main
 from lite_runner.architectures import chatglm, parameters
 from lite_runner.architectures.spec import Decoder, RopeScaling
-from lite_runner.backends.mindformers import release
 from lite_runner.backends.mindformers.process import MindFormersProcess
-from lite_runner.backends.mindformers.release import Sizes
+from lite_runner.backends.mindformers.release import MindFormersRelease, Sizes, static_length
+from lite_runner.backends.mindformers.release_1_0 import V1_0_2
+from lite_runner.backends.mindformers.release_1_9 import V1_9_0
 from lite_runner.backends.native import NativeOptions
 from lite_runner.backends.native_compiled import open_compiled
 from lite_runner.config.generation import GenerationConfig
@@ -31,7 +32,8 @@ from lite_runner.plan.mindformers_run import MindFormersRun
 from lite_runner.prediction.mindformers import MindFormersGenerator
 from lite_runner.weights.read_ahead import QuantizedWeights
 from lite_runner.weights.tensor import LazyTensor
-from tests.paths import FIXTURES
+from tests.models import reference_model
+from tests.paths import FIXTURES, REFERENCE
 from tests.test_real_mindformers import CONFIGS
 
 SAVED = FIXTURES / "mindformers"  # by the real one
@@ -74,6 +76,7 @@ FILES = {
     },
     **{name: ModelFiles("ours", None, model, 0) for name, model in OURS.items()},
 }
+GLM = REFERENCE / "chatglm_6b"
 Logits = dict[int, list[NDArray[np.float32]]]
 
 
@@ -97,7 +100,18 @@ def process(
 ) -> Iterator[MindFormersProcess]:
     """One for all: importing MindFormers takes seconds."""
     folder = tmp_path_factory.mktemp("mindformers")
-    started = MindFormersProcess(folder, threads=1, python=mindformers_python)
+    started = MindFormersProcess(folder, V1_0_2, threads=1, python=mindformers_python)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def later(
+    mindformers_1_9_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MindFormersProcess]:
+    """The same of 1.9.0."""
+    folder = tmp_path_factory.mktemp("mindformers-1.9")
+    started = MindFormersProcess(folder, V1_9_0, threads=1, python=mindformers_1_9_python)
     yield started
     started.close()
 
@@ -110,22 +124,24 @@ def theirs(
     use_past: bool,
     batch: int = 3,
     beams: int = 1,
+    release: MindFormersRelease = V1_0_2,
 ) -> MindFormersGenerator:
     model = files.model
     dtype = release.computed_in(model, "float32", use_past=use_past)
     rows = release.rows_together(model, beams if beams > 1 else batch, use_past=use_past)
-    length = release.static_length(model, LENGTH)
+    length = static_length(model, LENGTH)
     run = MindFormersRun(
+        release=release,
         model=model,
         sizes=Sizes(rows, length, dtype, use_past),
         beams=beams,
-        fill=5,
+        fill=[5],
         unused=63,
         trainer={},
         tokenizer={},
     )
     yaml = folder / "run.yaml"
-    yaml.write_text(run.yaml(str(write_checkpoint(files, folder))))
+    yaml.write_text(run.yaml(str(write_checkpoint(files, release, folder))))
     process.load(yaml)
     return MindFormersGenerator(process, run, folder / "logits")
 
@@ -175,6 +191,85 @@ def test_the_same_tokens(
         if (best[:, -1] - best[:, -2]).min() > 2 * tolerance * np.abs(mine_).max():
             assert found[index] == expected[index]
             assert error < tolerance
+
+
+@pytest.mark.parametrize("use_past", [True, False], ids=["cache", "no cache"])
+def test_glm_6b(process: MindFormersProcess, tmp_path: Path, use_past: bool) -> None:
+    """Its MLP is in float16 whatever the yaml says: the same where the two largest are further
+    apart than the 0.03 that moves logits by."""
+    model = reference_model("chatglm_6b")
+    files = ModelFiles("ours", GLM / "model.safetensors", model, 0)
+    case = np.load(GLM / "expected.npz")
+    rows = zip(case["prompts"], case["lengths"], strict=True)
+    prompts = [row[:length].tolist() for row, length in rows]
+    options = GenerationConfig(max_new_tokens=STEPS)
+    with closing(ours(files)) as mine:
+        expected, wanted = generated(mine, options, prompts)
+    found, logits = generated(theirs(process, tmp_path, files, use_past=use_past), options, prompts)
+    for index in range(len(prompts)):
+        theirs_, mine_ = np.stack(logits[index]), np.stack(wanted[index])
+        best = np.sort(mine_, -1)
+        sure = (best[:, -1] - best[:, -2]) > 2 * 0.03
+        same = next((step for step, one in enumerate(sure) if not one), STEPS)
+        assert found[index][:same] == expected[index][:same]
+        assert np.abs(theirs_ - mine_)[: same + 1].max() < 0.03
+
+
+LATER = {  # what 1.9.0 computes
+    name: files for name, files in FILES.items() if "llama" in name
+} | {
+    "llama, llama3 scaling": ModelFiles(
+        "ours",
+        None,
+        GROUPED.with_rope_scaling(RopeScaling("llama3", 8.0, original_seq_length=4)),
+        0,
+    ),
+    "qwen2": ModelFiles("ours", None, reference_model("qwen2"), 0),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_the_same_tokens_of_1_9(later: MindFormersProcess, tmp_path: Path, name: str) -> None:
+    files = LATER[name]
+    if files.path is None:
+        files = replace(files, held=random_tensors(files.model))
+    options = GenerationConfig(max_new_tokens=STEPS)
+    with closing(ours(files)) as mine:
+        expected, wanted = generated(mine, options)
+    generator = theirs(later, tmp_path, files, use_past=False, release=V1_9_0)
+    assert generator.engine == "mindformers-1.9.0, argmax stand-in"
+    found, logits = generated(generator, options)
+    assert found == expected
+    for index in range(len(PROMPTS)):
+        theirs_, mine_ = np.stack(logits[index]), np.stack(wanted[index])
+        assert np.abs(theirs_ - mine_).max() < 1e-4 * np.abs(mine_).max()
+        assert theirs_.argmax(-1).tolist() == found[index]  # the stand-in is NumPy's
+
+
+def test_sampling_with_1_9(later: MindFormersProcess, tmp_path: Path) -> None:
+    files = FILES["llama, saved by MindFormers"]
+    sampling = GenerationConfig(max_new_tokens=STEPS, do_sample=True, top_k=8, seed=4)
+    generator = theirs(later, tmp_path, files, use_past=False, batch=1, release=V1_9_0)
+    first, _ = generated(generator, sampling)
+    assert first == generated(generator, sampling)[0] and all(len(row) == STEPS for row in first)
+    assert first != generated(generator, replace(sampling, seed=5))[0]
+
+
+def test_smollm2_with_1_9(
+    mindformers_1_9_python: Path, smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real model gives transformers' tokens."""
+    monkeypatch.setenv("LITE_RUNNER_MINDFORMERS_1_9_PYTHON", str(mindformers_1_9_python))
+    reference = json.loads((REFERENCE / "smollm2_135m.json").read_text(encoding="utf-8"))
+    cases = reference["completions"][:2]
+    prompts = json.dumps([case["prompt"] for case in cases], ensure_ascii=False)
+    line = [f"load_checkpoint={smollm2_gguf}", f"predict_data={prompts}", "max_new_tokens=12"]
+    later = ["mindformers.release=1.9.0", "model.model_config.use_past=false"]
+    assert main([*line, "backend=mindformers", *later]) == 0
+    result = json.loads(Path("outputs/latest/result.json").read_text("utf-8"))
+    assert result["engine"] == "mindformers-1.9.0, argmax stand-in"
+    found = [row["token_ids"] for row in result["results"]]
+    assert found == [case["token_ids"][:12] for case in cases]
 
 
 def test_what_the_fixtures_say(process: MindFormersProcess, tmp_path: Path) -> None:

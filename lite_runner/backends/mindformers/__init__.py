@@ -1,1 +1,1 @@
-"""The real MindFormers 1.0.2 on mindspore 2.0.0, in a worker process with a Python 3.9."""
+"""The real MindFormers, in a worker process with a Python of its own."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lite_runner.backends.mindformers.python import MINDFORMERS
+from lite_runner.backends.mindformers.release import MindFormersRelease
 from lite_runner.backends.workers.process import WorkerProcess
 from lite_runner.backends.workers.python import worker_command
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
@@ -35,15 +35,24 @@ OnStep = Callable[[list[tuple[int, int]], float], None]  # [(row, token)], secon
 
 
 class MindFormersProcess:
-    """MindFormers 1.0.2 with one network."""
+    """A release of MindFormers with one network."""
 
-    def __init__(self, folder: Path, *, threads: int | None, python: Path | None = None) -> None:
-        """Start it; MindFormers leaves its log in `folder`. `python` None: that of MINDFORMERS.
+    def __init__(
+        self,
+        folder: Path,
+        release: MindFormersRelease,
+        *,
+        threads: int | None,
+        python: Path | None = None,
+    ) -> None:
+        """Start it; MindFormers leaves its log in `folder`. `python` None: that of the release.
 
-        Raises EnvironmentFault if there is no MindFormers.
+        Raises EnvironmentFault if there is no MindFormers, or another one.
         """
-        found = MINDFORMERS.find() if python is None else python
-        self._process = WorkerProcess(MINDFORMERS, worker_command(found, _SCRIPT))
+        own = release.python
+        found = own.find() if python is None else python
+        self.stand_ins: Sequence[str] = ()  # operators that are not MindFormers' own
+        self._process = WorkerProcess(own, worker_command(found, _SCRIPT))
         try:
             self.versions = self._process.ask(
                 {"op": "start", "folder": str(folder), "threads": threads},
@@ -53,11 +62,17 @@ class MindFormersProcess:
         except RunnerError as error:
             self.close()
             raise EnvironmentFault(
-                f"{found}: {error.message}", f"{MINDFORMERS.remedy} sets up a Python that has it"
+                f"{found}: {error.message}", f"{own.remedy} sets up a Python that has it"
             ) from error
         except BaseException:
             self.close()
             raise
+        if self.versions["mindformers"] != release.name:
+            self.close()
+            raise EnvironmentFault(
+                f"{found} has mindformers {self.versions['mindformers']}, expected {release.name}",
+                f"{own.remedy} sets up a Python that has it; unset {own.variable}",
+            )
 
     @property
     def pid(self) -> int:
@@ -67,12 +82,13 @@ class MindFormersProcess:
     def load(self, yaml: Path) -> None:
         """Build the network that a yaml of run_mindformer describes, with its checkpoint. Raises
         ArtifactError for what MindFormers rejects."""
-        self._process.ask(
+        answer = self._process.ask(
             {"op": "load", "yaml": str(yaml)},
             seconds=LOAD_SECONDS,
             doing=f"loading {yaml}",
             refused=ArtifactError,
         )
+        self.stand_ins = answer["stand_ins"]
 
     def generate(self, batch: Batch, on_step: OnStep) -> list[int] | None:
         """Complete a batch; `on_step` is called with the new tokens of each step. Beam search has

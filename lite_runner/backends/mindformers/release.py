@@ -1,7 +1,6 @@
-"""What MindFormers 1.0.2 can compute, and a model as the section `model` of its yaml.
+"""A release of MindFormers: what it can compute, and a model as the section `model` of its yaml.
 
-Read from its sources. Its yaml says more than `config/model_yaml.py` writes, which is for this
-project to read again.
+The yaml says more than what `config/model_yaml.py` writes, which is for this project to read again.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from typing import Any, Literal
 
 from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
+from lite_runner.backends.workers.python import WorkerPython
 
-EPSILON = 1e-5  # of LayerNorm, whatever the yaml says
 DType = Literal["float32", "float16"]
 
 
@@ -28,7 +27,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class _Family:
+class Family:
     """A config class of MindFormers."""
 
     unsupported: Callable[[Decoder], Iterator[str]]
@@ -39,75 +38,88 @@ class _Family:
     renamed: Mapping[str, str] = field(default_factory=dict)  # later names of tensors -> its own
 
 
-def unsupported(model: Decoder) -> list[str]:
-    """Why MindFormers 1.0.2 cannot compute the model; empty where it can."""
-    family = _family(model)
-    if family is None:
+@dataclass(frozen=True)
+class MindFormersRelease:
+    """What a release can do on a CPU. Methods but `unsupported` are for models that it supports."""
+
+    name: str
+    mindspore: str  # the release of MindSpore that it runs on
+    python: WorkerPython
+    families: Mapping[str, Family]  # by config class
+    sections: Mapping[str, Any]  # further sections of its yaml
+    context: Mapping[str, Any]  # further settings of the section `context`
+    caches: bool = True
+    beams: bool = True
+
+    def unsupported(self, model: Decoder, *, use_past: bool, beams: int = 1) -> list[str]:
+        """Why it cannot compute the model; empty where it can."""
         theirs = architecture_of(model).mindformers
-        return [f"it has no {theirs.config}" if theirs else "it has no such architecture"]
-    return list(family.unsupported(model))
+        if theirs is None:
+            return ["it has no such architecture"]
+        if theirs.config not in self.families:
+            return [f"it has no {theirs.config}"]
+        reasons = list(self.families[theirs.config].unsupported(model))
+        if use_past and not self.caches:
+            reasons.append(
+                "its cache is of operators for Ascend; model.model_config.use_past=false"
+            )
+        if beams > 1 and not self.beams:
+            reasons.append("it has no beam search")
+        return reasons
 
+    def hidden_tokens(self, model: Decoder, *, use_past: bool) -> tuple[int, ...]:
+        """Token ids that its attention does not see, wherever they stand in a prompt."""
+        return self._family(model).hidden(model, use_past)
 
-def hidden_tokens(model: Decoder, *, use_past: bool) -> tuple[int, ...]:
-    """Token ids that MindFormers' attention does not see, wherever they stand in a prompt."""
-    family = _family(model)
-    assert family is not None, "see unsupported"
-    return family.hidden(model, use_past)
+    def computed_in(self, model: Decoder, wanted: DType, *, use_past: bool) -> DType:
+        """The type of the weights where `wanted` was asked for."""
+        return "float16" if self._family(model).half_cache and use_past else wanted
 
+    def rows_together(self, model: Decoder, wanted: int, *, use_past: bool) -> int:
+        """How many of `wanted` rows are completed together."""
+        return 1 if self._family(model).one_row and use_past else wanted
 
-def computed_in(model: Decoder, wanted: DType, *, use_past: bool) -> DType:
-    """The type of the weights where `wanted` was asked for."""
-    family = _family(model)
-    assert family is not None, "see unsupported"
-    return "float16" if family.half_cache and use_past else wanted
+    def tensor_name(self, model: Decoder, name: str) -> str:
+        """What it calls a tensor that later ones call `name`."""
+        return self._family(model).renamed.get(name, name)
 
+    def model_section(self, model: Decoder, sizes: Sizes) -> dict[str, Any]:
+        """`model` of the yaml, with random weights until a checkpoint is loaded."""
+        theirs = architecture_of(model).mindformers
+        assert theirs is not None, "see unsupported"
+        return {
+            "arch": {"type": theirs.network},
+            "model_config": {
+                "type": theirs.config,
+                "batch_size": sizes.batch,
+                "seq_length": sizes.length,
+                "hidden_size": model.hidden_size,
+                "num_layers": model.num_layers,
+                "num_heads": model.num_heads,
+                "vocab_size": model.vocab_size,
+                "bos_token_id": model.bos_token_id or 0,
+                "eos_token_id": model.eos_token_id[0] if model.eos_token_id else 0,
+                "pad_token_id": pad_token(model),
+                "use_past": sizes.use_past,
+                "compute_dtype": sizes.dtype,
+                "param_init_type": sizes.dtype,
+                "layernorm_compute_type": "float32",
+                "softmax_compute_type": "float32",
+                "checkpoint_name_or_path": "",
+                "do_sample": False,
+                **self._family(model).settings(model),
+            },
+        }
 
-def rows_together(model: Decoder, wanted: int, *, use_past: bool) -> int:
-    """How many of `wanted` rows are completed together."""
-    family = _family(model)
-    assert family is not None, "see unsupported"
-    return 1 if family.one_row and use_past else wanted
-
-
-def tensor_name(model: Decoder, name: str) -> str:
-    """What the release calls a tensor that later ones call `name`."""
-    family = _family(model)
-    assert family is not None, "see unsupported"
-    return family.renamed.get(name, name)
+    def _family(self, model: Decoder) -> Family:
+        theirs = architecture_of(model).mindformers
+        assert theirs is not None, "see unsupported"
+        return self.families[theirs.config]
 
 
 def static_length(model: Decoder, wanted: int) -> int:
     """Positions of a network for sequences of `wanted` tokens: learned positions are a weight."""
     return model.seq_length if model.learned_positions else wanted
-
-
-def model_section(model: Decoder, sizes: Sizes) -> dict[str, Any]:
-    """`model` of the yaml, with random weights until a checkpoint is loaded."""
-    theirs, family = architecture_of(model).mindformers, _family(model)
-    assert theirs is not None and family is not None, "see unsupported"
-    return {
-        "arch": {"type": theirs.network},
-        "model_config": {
-            "type": theirs.config,
-            "batch_size": sizes.batch,
-            "seq_length": sizes.length,
-            "hidden_size": model.hidden_size,
-            "num_layers": model.num_layers,
-            "num_heads": model.num_heads,
-            "vocab_size": model.vocab_size,
-            "bos_token_id": model.bos_token_id or 0,
-            "eos_token_id": model.eos_token_id[0] if model.eos_token_id else 0,
-            "pad_token_id": pad_token(model),
-            "use_past": sizes.use_past,
-            "compute_dtype": sizes.dtype,
-            "param_init_type": sizes.dtype,
-            "layernorm_compute_type": "float32",
-            "softmax_compute_type": "float32",
-            "checkpoint_name_or_path": "",
-            "do_sample": False,
-            **family.settings(model),
-        },
-    }
 
 
 def pad_token(model: Decoder) -> int:
@@ -117,30 +129,17 @@ def pad_token(model: Decoder) -> int:
     return model.eos_token_id[0] if model.eos_token_id else 0
 
 
-def _llama_faults(model: Decoder) -> Iterator[str]:
-    scaling = model.rotary.scaling if model.rotary else None
-    if scaling is not None and scaling.type != "linear":
-        yield f"it has no {scaling.type} scaling of rotary positions, only a linear one"
-    yield from _head_faults(model)
-    if model.attention.out_bias or model.feed_forward.bias:
-        yield "its Llama has biases on q, k and v only"
-    if any(model.windows):
-        yield "it has no sliding windows"
-    if model.rotary is None or model.rotary.dims is not None:
-        yield "it rotates all dimensions of its heads"
-
-
-def _llama(model: Decoder) -> dict[str, Any]:
+def llama_settings(model: Decoder) -> dict[str, Any]:
+    """What the releases' LlamaConfig have in common, without scaled rotary positions."""
     assert model.rotary is not None
-    scaling = model.rotary.scaling
     return {
         "n_kv_heads": model.n_kv_heads,
         "max_position_embedding": model.seq_length,
         "intermediate_size": model.intermediate_size,
         "rms_norm_eps": model.norm_eps,
         "theta": model.rotary.theta,
-        "extend_method": "PI" if scaling else "None",
-        "scaling_factor": scaling.factor if scaling else 1.0,
+        "extend_method": "None",
+        "scaling_factor": 1.0,
         "qkv_has_bias": model.attention.qkv_bias,
         "rotary_dtype": "float32",
         # On CPU the other form multiplies by a matrix that BatchMatMul does not broadcast.
@@ -148,72 +147,21 @@ def _llama(model: Decoder) -> dict[str, Any]:
     }
 
 
-def _head_faults(model: Decoder) -> Iterator[str]:
+def llama_faults(model: Decoder) -> Iterator[str]:
+    """What no release's Llama computes."""
+    yield from head_faults(model)
+    if any(model.windows):
+        yield "it has no sliding windows"
+    if model.rotary is None or model.rotary.dims is not None:
+        yield "it rotates all dimensions of its heads"
+
+
+def head_faults(model: Decoder) -> Iterator[str]:
+    """Heads of other sizes."""
     if model.head_dim * model.num_heads != model.hidden_size:
         yield f"its heads have hidden_size / num_heads dimensions, not {model.head_dim}"
 
 
-def _glm2(model: Decoder) -> dict[str, Any]:
-    theirs = architecture_of(model).mindformers
-    assert theirs is not None
-    settings = theirs.settings(model)
-    return {
-        **settings,
-        "add_qkv_bias": settings["qkv_has_bias"],
-        "padded_vocab_size": model.vocab_size,
-        "num_attention_heads": model.num_heads,
-    }
-
-
-def _layer_norm_faults(model: Decoder) -> Iterator[str]:
-    if model.norm_eps != EPSILON:
-        yield f"its LayerNorm has an epsilon of {EPSILON:g}, not {model.norm_eps:g}"
-    if model.intermediate_size % model.hidden_size:
-        yield (
-            f"its feed-forward is a multiple of hidden_size={model.hidden_size}, not "
-            f"{model.intermediate_size}"
-        )
-
-
-def _layer_norm(model: Decoder) -> dict[str, Any]:
-    return {
-        "expand_ratio": model.intermediate_size // model.hidden_size,
-        "embedding_dropout_prob": 0.0,
-        "hidden_dropout_rate": 0.0,
-        "attention_dropout_rate": 0.0,
-    }
-
-
-def _pads(model: Decoder, use_past: bool) -> tuple[int, ...]:
+def hides_pads(model: Decoder, use_past: bool) -> tuple[int, ...]:
+    """Pad tokens are masked, wherever they stand."""
     return (pad_token(model),)
-
-
-def _pads_without_cache(model: Decoder, use_past: bool) -> tuple[int, ...]:
-    return () if use_past else (pad_token(model),)
-
-
-def _ends(model: Decoder, use_past: bool) -> tuple[int, ...]:
-    return model.eos_token_id[:1]
-
-
-def _ends_without_cache(model: Decoder, use_past: bool) -> tuple[int, ...]:
-    return () if use_past else model.eos_token_id[:1]
-
-
-_FAMILIES = {
-    "LlamaConfig": _Family(_llama_faults, _llama, _pads),
-    "BloomConfig": _Family(_layer_norm_faults, _layer_norm, _ends_without_cache, half_cache=True),
-    "ChatGLM2Config": _Family(
-        _head_faults,
-        _glm2,
-        _pads_without_cache,
-        one_row=True,
-        renamed={"transformer.embedding.embedding_weight": "transformer.embedding.embedding_table"},
-    ),
-    "GPT2Config": _Family(_layer_norm_faults, _layer_norm, _ends),
-}
-
-
-def _family(model: Decoder) -> _Family | None:
-    theirs = architecture_of(model).mindformers
-    return None if theirs is None else _FAMILIES.get(theirs.config)

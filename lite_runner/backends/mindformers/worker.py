@@ -1,11 +1,11 @@
-"""What the MindFormers process does: Python 3.9, mindspore 2.0.0 and mindformers 1.0.2.
+"""What the MindFormers process does: Python 3.9, mindspore and mindformers, 1.0.2 or 1.9.0.
 
 workers/main.py runs it and describes the protocol; its client is process.py.
 
     {"op": "start", "folder", "threads"}  imports mindformers, which leaves its log in `folder`;
                                           the versions
     {"op": "load", "yaml"}                builds the network of a yaml of run_mindformer, with its
-                                          load_checkpoint
+                                          load_checkpoint; its stand-ins
     {"op": "generate", "prompts", "limits", "eos", "pad", "options", "logits"}
                                           MindFormers' generate(). Each step tells the new tokens,
                                           as [row, token], and its seconds; beams only answer, with
@@ -31,19 +31,29 @@ Tell = Callable[[Message], None]
 
 
 def import_mindspore() -> Any:
-    """mindspore 2.0.0, ready for mindformers 1.0.2 on a CPU and without chatter.
+    """mindspore, ready for mindformers on a CPU and without chatter.
 
-    It lacks two names that mindformers 1.0.2 mentions, of what nothing on a CPU uses.
+    2.0.0 lacks two names that mindformers 1.0.2 mentions, of what nothing on a CPU uses.
     """
     os.environ.setdefault("GLOG_v", "3")
     import mindspore
-    from mindspore.parallel import _cost_model_context
 
-    mindspore.bfloat16 = mindspore.common.dtype.bfloat16 = mindspore.common.dtype.type_none
-    _cost_model_context._set_rp_matmul_mem_coef = lambda coefficient: None
+    if not hasattr(mindspore, "bfloat16"):
+        from mindspore.parallel import _cost_model_context
+
+        mindspore.bfloat16 = mindspore.common.dtype.bfloat16 = mindspore.common.dtype.type_none
+        _cost_model_context._set_rp_matmul_mem_coef = lambda coefficient: None
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
     logging.disable(logging.WARNING)  # also what MindFormers says of each parameter it loads
     return mindspore
+
+
+def argmax(logits: Any, axis: int) -> Any:
+    """A stand-in for mint.argmax, which mindspore has no kernel for on a CPU: the place of the
+    largest along an axis, the first of equal ones."""
+    import mindspore
+
+    return mindspore.ops.argmax(logits, axis)
 
 
 class Enough(Exception):
@@ -61,14 +71,15 @@ class Rows:
         self.began = time.perf_counter()
 
     def put(self, value: Any) -> None:
-        """The prompts first, then the new token of each row: a list, in a list if several."""
+        """The prompts first, then the new token of each row: a number, or a list that is empty once
+        the row has ended; in a list if there are several rows."""
         if not self.prompts_seen:
             self.prompts_seen = True
             return
         now = time.perf_counter()
         per_row = [value] if len(self.left) == 1 else value
         tokens = []
-        for row, new in enumerate(per_row):
+        for row, new in enumerate(map(np.atleast_1d, per_row)):
             if self.left[row] and len(new):
                 token = int(new[0])
                 tokens.append([row, token])
@@ -89,6 +100,7 @@ class Worker:
         self.tell = tell
         self.mindspore: Any = None
         self.model: Any = None
+        self.release = ""
 
     def do(self, request: Message) -> Message:
         """The answer to a request. Raises what MindFormers raises."""
@@ -102,6 +114,7 @@ class Worker:
     def start(self, folder: str, threads: int | None) -> Message:
         """Import, and the versions."""
         os.chdir(folder)
+        os.environ["RUN_MODE"] = "predict"  # as run_mindformer tells the networks of later releases
         if threads:
             os.environ["OMP_NUM_THREADS"] = str(threads)
         self.mindspore = import_mindspore()
@@ -109,8 +122,9 @@ class Worker:
             self.mindspore.set_context(runtime_num_threads=threads)
         import mindformers  # noqa: F401  (what takes long is done before a model is loaded)
 
+        self.release = version("mindformers")
         return {
-            "mindformers": version("mindformers"),
+            "mindformers": self.release,
             "mindspore": self.mindspore.__version__,
             "python": ".".join(map(str, sys.version_info[:3])),
         }
@@ -121,6 +135,11 @@ class Worker:
         from mindformers.tools.register import MindFormerConfig
 
         config = MindFormerConfig(path)
+        first = self.release.startswith("1.0.")
+        if not first:
+            from mindformers.core.context import build_context
+
+            build_context(config)
         self.model = build_model(config.model)
         self.model.set_train(False)
         loaded = self.mindspore.load_checkpoint(config.load_checkpoint)
@@ -129,7 +148,10 @@ class Worker:
         if missing:
             names = ", ".join(missing[:5])
             raise RuntimeError(f"{config.load_checkpoint} lacks {len(missing)} parameters: {names}")
-        return {}
+        if first:
+            return {"stand_ins": []}
+        self.model.argmax = argmax
+        return {"stand_ins": ["argmax"]}
 
     def generate(self, request: Message) -> Message:
         """Complete the prompts of a batch."""
@@ -139,7 +161,8 @@ class Worker:
         rows = [prompt + [pad] * (width - len(prompt)) for prompt in prompts]
         ends = [len(prompt) + limit for prompt, limit in zip(prompts, limits)]
         options = dict(request["options"], max_length=max(ends), pad_token_id=pad)
-        options["eos_token_id"] = eos[0] if eos else -1
+        end = eos[0] if eos else -1
+        options["eos_token_id"] = end if self.release.startswith("1.0.") else [end]
         self.keep_logits(request["logits"])
         if options["num_beams"] > 1:
             (found,) = self.model.generate(rows, **options)
@@ -152,7 +175,10 @@ class Worker:
         """Have generate() append the logits of each step to a file, before it changes them."""
         from mindformers.generation.logits_process import LogitsProcessorList
 
-        processors = type(self.model)._get_logits_processor
+        name = (
+            "_get_logits_processor" if self.release.startswith("1.0.") else "get_logits_processor"
+        )
+        processors = getattr(type(self.model), name)
 
         class Recorded(LogitsProcessorList):
             def __call__(self, input_ids: Any, scores: Any, *rest: Any) -> Any:
@@ -161,5 +187,12 @@ class Worker:
                         file.write(np.ascontiguousarray(scores, np.float32).tobytes())
                 return super().__call__(input_ids, scores, *rest)
 
-        model = self.model
-        model._get_logits_processor = lambda **given: Recorded(processors(model, **given))
+            def __bool__(self) -> bool:
+                return True  # 1.9.0 does not call a list that is empty
+
+        def recorded(**given: Any) -> Recorded:
+            made = Recorded()
+            made.extend(processors(self.model, **given))
+            return made
+
+        setattr(self.model, name, recorded)

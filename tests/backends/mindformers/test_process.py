@@ -10,6 +10,7 @@ import pytest
 
 from lite_runner.backends.mindformers import process as module
 from lite_runner.backends.mindformers.process import Batch, MindFormersProcess
+from lite_runner.backends.mindformers.release_1_0 import V1_0_2
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
 from tests.stand_in_mindformers import python_of
 
@@ -30,7 +31,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def run(**acts: object) -> MindFormersProcess:
         python = python_of(tmp_path, **acts)
-        started.append(MindFormersProcess(tmp_path, threads=1, python=python))
+        started.append(MindFormersProcess(tmp_path, V1_0_2, threads=1, python=python))
         return started[-1]
 
     yield run
@@ -100,7 +101,12 @@ def test_one_that_hangs(
         process.generate(Batch([[7], [7]], [2, 2], (), 11, OPTIONS), lambda *_: None)
 
 
+def test_another_release(start: Start) -> None:
+    with pytest.raises(EnvironmentFault, match=r"has mindformers 1\.3\.2, expected 1\.0\.2"):
+        start(version="1.3.2")
+
+
 def test_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITE_RUNNER_MINDFORMERS_PYTHON", str(tmp_path / "python"))
     with pytest.raises(EnvironmentFault, match="LITE_RUNNER_MINDFORMERS_PYTHON="):
-        MindFormersProcess(tmp_path, threads=None)
+        MindFormersProcess(tmp_path, V1_0_2, threads=None)

@@ -1,4 +1,4 @@
-"""What MindFormers 1.0.2 can compute, and how its yaml describes it."""
+"""What the releases of MindFormers can compute, and how their yaml describes it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,11 @@ from dataclasses import replace
 import pytest
 
 from lite_runner.architectures.spec import RopeScaling
-from lite_runner.backends.mindformers.release import (
-    Sizes,
-    computed_in,
-    hidden_tokens,
-    model_section,
-    pad_token,
-    rows_together,
-    static_length,
-    tensor_name,
-    unsupported,
-)
+from lite_runner.backends.mindformers.release import Sizes, pad_token, static_length
+from lite_runner.backends.mindformers.release_1_0 import V1_0_2
+from lite_runner.backends.mindformers.release_1_9 import V1_9_0
+from lite_runner.backends.mindformers.releases import choose_release
+from lite_runner.errors import ConfigError
 from tests.models import model_named, reference_model
 
 SIZES = Sizes(batch=2, length=20, dtype="float32", use_past=True)
@@ -42,28 +36,30 @@ SIZES = Sizes(batch=2, length=20, dtype="float32", use_past=True)
     ],
 )
 def test_what_it_cannot_compute(case: str, reason: str) -> None:
-    found = "; ".join(unsupported(reference_model(case)))
+    found = "; ".join(V1_0_2.unsupported(reference_model(case), use_past=True))
     assert reason in found and bool(reason) == bool(found)
 
 
 def test_an_epsilon_of_layernorm() -> None:
     bloom = reference_model("bloom")
     other = replace(bloom, norm=replace(bloom.norm, eps=1e-6))
-    assert unsupported(other) == ["its LayerNorm has an epsilon of 1e-05, not 1e-06"]
+    assert V1_0_2.unsupported(other, use_past=True) == [
+        "its LayerNorm has an epsilon of 1e-05, not 1e-06"
+    ]
 
 
 def test_a_llama_as_yaml() -> None:
     model = reference_model("llama_tied_mha")
     assert model.rotary is not None
     scaled = model.with_rope_scaling(RopeScaling("linear", 4.0, original_seq_length=8))
-    section = model_section(scaled, SIZES)
+    section = V1_0_2.model_section(scaled, SIZES)
     assert section["arch"] == {"type": "LlamaForCausalLM"}
     settings = section["model_config"]
     assert settings["type"] == "LlamaConfig"
     assert (settings["batch_size"], settings["seq_length"]) == (2, 20)
     assert (settings["extend_method"], settings["scaling_factor"]) == ("PI", 4.0)
     assert settings["max_position_embedding"] == model.seq_length
-    plain = model_section(model, SIZES)["model_config"]
+    plain = V1_0_2.model_section(model, SIZES)["model_config"]
     assert (plain["extend_method"], plain["theta"]) == ("None", model.rotary.theta)
     assert plain["n_kv_heads"] == model.n_kv_heads
 
@@ -71,20 +67,68 @@ def test_a_llama_as_yaml() -> None:
 def test_what_depends_on_the_family() -> None:
     bloom, gpt2, llama = (model_named(f"tiny_{name}") for name in ("bloom", "gpt2", "llama"))
     assert [static_length(model, 20) for model in (bloom, gpt2)] == [20, gpt2.seq_length]
-    assert computed_in(bloom, "float32", use_past=True) == "float16"
-    assert computed_in(bloom, "float32", use_past=False) == "float32"
-    assert computed_in(gpt2, "float32", use_past=True) == "float32"
+    assert V1_0_2.computed_in(bloom, "float32", use_past=True) == "float16"
+    assert V1_0_2.computed_in(bloom, "float32", use_past=False) == "float32"
+    assert V1_0_2.computed_in(gpt2, "float32", use_past=True) == "float32"
     ends = bloom.eos_token_id[:1]
     assert (
-        hidden_tokens(bloom, use_past=True) == () and hidden_tokens(bloom, use_past=False) == ends
+        V1_0_2.hidden_tokens(bloom, use_past=True) == ()
+        and V1_0_2.hidden_tokens(bloom, use_past=False) == ends
     )
-    assert hidden_tokens(gpt2, use_past=True) == gpt2.eos_token_id[:1]
-    assert hidden_tokens(llama, use_past=True) == (llama.pad_token_id,)
+    assert V1_0_2.hidden_tokens(gpt2, use_past=True) == gpt2.eos_token_id[:1]
+    assert V1_0_2.hidden_tokens(llama, use_past=True) == (llama.pad_token_id,)
     glm2 = reference_model("chatglm")
-    assert [rows_together(glm2, 3, use_past=past) for past in (True, False)] == [1, 3]
-    assert rows_together(llama, 3, use_past=True) == 3
-    assert tensor_name(glm2, "transformer.embedding.embedding_weight").endswith("embedding_table")
-    assert tensor_name(llama, "lm_head.weight") == "lm_head.weight"
+    assert [V1_0_2.rows_together(glm2, 3, use_past=past) for past in (True, False)] == [1, 3]
+    assert V1_0_2.rows_together(llama, 3, use_past=True) == 3
+    assert V1_0_2.tensor_name(glm2, "transformer.embedding.embedding_weight").endswith(
+        "embedding_table"
+    )
+    assert V1_0_2.tensor_name(llama, "lm_head.weight") == "lm_head.weight"
     without = replace(llama, pad_token_id=None)
     assert pad_token(without) == llama.eos_token_id[0]
     assert pad_token(replace(without, eos_token_id=())) == 0
+
+
+def test_a_llama_as_yaml_of_1_9() -> None:
+    model = reference_model("llama_rope_llama3")
+    settings = V1_9_0.model_section(model, SIZES)["model_config"]
+    assert settings["extend_method"] == "LLAMA3"
+    assert sorted(settings["scaling_factor"]) == [
+        "factor",
+        "high_freq_factor",
+        "low_freq_factor",
+        "original_max_position_embeddings",
+    ]
+    tied = V1_9_0.model_section(reference_model("llama_tied_mha"), SIZES)["model_config"]
+    assert tied["tie_word_embeddings"] is True and tied["extend_method"] == "None"
+    assert tied["fused_rms_norm"] is False  # its operator has no kernel on a CPU
+
+
+@pytest.mark.parametrize(
+    ("case", "use_past", "expected"),
+    [
+        ("bloom", False, "1.0.2"),
+        ("llama_tied_mha", True, "1.0.2"),
+        ("llama_tied_mha", False, "1.0.2"),
+        ("qwen2", True, "1.0.2"),  # 1.9.0 has no cache on a CPU
+        ("qwen2", False, "1.9.0"),
+    ],
+)
+def test_the_release_of_a_model(case: str, use_past: bool, expected: str) -> None:
+    model = reference_model(case)
+    assert choose_release(model, case, wanted=None, use_past=use_past).name == expected
+
+
+def test_no_release_at_all() -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose_release(reference_model("qwen3"), "small", wanted=None, use_past=False)
+    said = caught.value.message
+    assert "MindFormers 1.0.2 cannot compute small: it has no Qwen3Config" in said
+    assert "MindFormers 1.9.0 cannot compute small: it has no Qwen3Config" in said
+    llama = reference_model("llama_tied_mha")
+    for given, words in (
+        ({"use_past": True}, "1.9.0 cannot compute small: its cache is of operators for Ascend"),
+        ({"use_past": False, "beams": 2}, "1.9.0 cannot compute small: it has no beam search"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            choose_release(llama, "small", wanted="1.9.0", **given)
