@@ -29,6 +29,7 @@ def test_longrope_of_published_files() -> None:
     assert model.rotary is not None and model.rotary.scaling is not None
     assert (model.rotary.scaling.factor, model.rotary.scaling.attention_factor) == (16.0, 1.5)
     assert model.length_dependent and not read(phi3).length_dependent
+    assert (model.short_length, read(phi3).short_length) == (512, None) and model.keys_reusable
     half = {name: values[:4] for name, values in lists.items()}
     part = read(phi3, rope_scaling={"type": "longrope", **half}, partial_rotary_factor=0.5)
     assert part.rotary is not None and part.rotary.dims == 8

@@ -45,6 +45,26 @@ def test_never_across_adapters(backend: Backends) -> None:
     assert [cached(name) for name in names] == [47, 0, 47, 47, 47, 47]
 
 
+def test_never_across_the_length_of_longropes_short_factors(backend: Backends) -> None:
+    """A text that grows beyond it is prefilled again, in chunks and each of its sequences."""
+    mock = backend(slots=3, short_length=20)
+    scheduler = Scheduler(mock, 10)
+
+    def cached(length: int, new: int = 1, sequences: int = 1) -> int:
+        options = {"num_return_sequences": sequences}
+        found = in_order(scheduler, [asked(TEXT[:length], new, options=options)])
+        return found[0].cached_tokens
+
+    assert [cached(12), cached(18), cached(20)] == [0, 12, 18]
+    assert [cached(21), cached(30)] == [0, 21]
+    mock.steps.clear()
+    cached(17, 6, 3)
+    again = [row for step in mock.steps for row in step if row.length == 21]
+    assert sorted({row.slot for row in again}) == [0, 1, 2]
+    assert sum(len(row.tokens) for row in again) == 3 * 21
+    assert [len(row.tokens) for row in again] == [10, 10, 1] * 3
+
+
 @pytest.mark.parametrize("steps", [1, 2, 4])
 @pytest.mark.parametrize("chunk", [1, 4])
 def test_half_a_prompt_is_used_as_far_as_it_is_computed(
