@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner import AutoModel
+from lite_runner import AutoModel, GLMChatModel, GLMConfig, GLMForPreTraining
 from lite_runner.architectures import chatglm
 from lite_runner.backends.base import Backend, Row
 from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
@@ -156,3 +156,22 @@ def test_greedy_tokens_of_chatglm_6b(kernels: bool) -> None:
     found = model.generate(expected["prompts"], max_new_tokens=14)
     for prompt, ids, tokens in zip(expected["prompts"], found, expected["tokens"], strict=True):
         assert ids == prompt + tokens
+
+
+def test_a_chatglm_6b_by_mindformers_names() -> None:
+    """Its config as a script gives it, with the sizes and tokens of the fixture."""
+    folder = FIXTURES / "reference/chatglm_6b"
+    expected = json.loads((folder / "greedy.json").read_text(encoding="utf-8"))
+    tokens = {"bos_token_id": 124, "eos_token_id": 125, "pad_token_id": 3}
+    masks = {"mask_token_id": 120, "gmask_token_id": 121}
+    sizes = {"vocab_size": 130, "hidden_size": 48, "num_layers": 2, "num_heads": 4}
+    config = GLMConfig(
+        **(sizes | tokens | masks),
+        inner_hidden_size=192,
+        seq_length=48,
+        checkpoint_name_or_path=str(folder / "model.safetensors"),
+    )
+    for kind in (GLMForPreTraining, GLMChatModel):
+        (found,) = kind(config).generate(expected["prompts"][:1], max_new_tokens=14)
+        assert found == expected["prompts"][0] + expected["tokens"][0]
+    assert type(AutoModel.from_config(config)) is GLMForPreTraining

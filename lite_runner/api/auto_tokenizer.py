@@ -146,6 +146,12 @@ class BloomTokenizerFast(BloomTokenizer):
     """All tokenizers are fast ones here."""
 
 
+class ChatGLMTokenizer(_FamilyTokenizer):
+    """MindFormers' name of a ChatGLM-6B's."""
+
+    _pad = "<pad>"
+
+
 class ChatGLM2Tokenizer(_FamilyTokenizer):
     """MindFormers' name of a ChatGLM2's."""
 

@@ -44,6 +44,12 @@ class ChatGLM2Config(_SizedConfig):
     _base = "glm2_6b"
 
 
+class GLMConfig(_SizedConfig):
+    """A ChatGLM-6B's; what is not given is as in glm_6b."""
+
+    _base = "glm_6b"
+
+
 class GPT2Config(_SizedConfig):
     """A GPT-2's; what is not given is as in gpt2."""
 

@@ -133,6 +133,16 @@ class ChatGLM2ForConditionalGeneration(Network):
     arch = "ChatGLM2ForConditionalGeneration"
 
 
+class GLMForPreTraining(Network):
+    """MindFormers' name of a ChatGLM-6B's."""
+
+    arch = "GLMForPreTraining"
+
+
+class GLMChatModel(GLMForPreTraining):
+    """MindFormers' other name of it."""
+
+
 class BloomLMHeadModel(Network):
     """MindFormers' name of a BLOOM."""
 
@@ -149,7 +159,10 @@ def network_of(config: PretrainedConfig, files: ModelFiles | None = None) -> Net
     """The model of a config, of the class of its family; finds the `files`, where they are not
     given. Raises ConfigError, ArtifactError."""
     files = files or locate(without_call_options(config.run_config()))
-    named = (LlamaForCausalLM, BloomLMHeadModel, GPT2LMHeadModel, ChatGLM2ForConditionalGeneration)
+    named = (
+        *(LlamaForCausalLM, BloomLMHeadModel, GPT2LMHeadModel),
+        *(ChatGLM2ForConditionalGeneration, GLMForPreTraining),
+    )
     kinds = {kind.arch: kind for kind in named}
     return kinds.get(_arch_of(files), Network)(config, files)
 

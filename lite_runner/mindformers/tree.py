@@ -45,6 +45,10 @@ def _family(name: str, config: str, model: str, tokenizer: str) -> dict[str, tup
 
 _FAMILIES = {
     **_family("bloom", "BloomConfig", "BloomLMHeadModel", "BloomTokenizer"),
+    "models.glm": ("ChatGLMTokenizer", "GLMChatModel", "GLMConfig", "GLMForPreTraining"),
+    "models.glm.chatglm_6b_tokenizer": ("ChatGLMTokenizer",),
+    "models.glm.glm": ("GLMChatModel", "GLMForPreTraining"),
+    "models.glm.glm_config": ("GLMConfig",),
     "models.glm2": (
         *("ChatGLM2Config", "ChatGLM2ForConditionalGeneration"),
         *("ChatGLM2Tokenizer", "ChatGLM3Tokenizer"),

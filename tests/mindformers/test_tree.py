@@ -30,6 +30,8 @@ mindformers.models BloomTokenizer LlamaConfig LlamaForCausalLM LlamaTokenizer Pr
 mindformers.models.auto.configuration_auto AutoConfig
 mindformers.models.auto.modeling_auto AutoModel
 mindformers.models.bloom BloomConfig BloomLMHeadModel
+mindformers.models.glm GLMConfig GLMForPreTraining GLMChatModel ChatGLMTokenizer
+mindformers.models.glm.glm_config GLMConfig
 mindformers.models.gpt2.gpt2 GPT2LMHeadModel
 mindformers.models.gpt2.gpt2_config GPT2Config
 mindformers.models.gpt2.gpt2_tokenizer GPT2Tokenizer

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
+from lite_runner import ChatGLMTokenizer
 from lite_runner.errors import ArtifactError
 from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
@@ -94,6 +95,12 @@ def test_survives_being_written(tokenizer: Tokenizer, tmp_path: Path) -> None:
         assert again.encode(text) == tokenizer.encode(text)
         assert again.decode(again.encode(text)) == tokenizer.decode(tokenizer.encode(text))
     assert again.spelling is not None and again.chat_template == tokenizer.chat_template
+
+
+def test_by_the_name_of_mindformers(folder: Path, tokenizer: Tokenizer) -> None:
+    found = ChatGLMTokenizer(vocab_file=str(folder / "ice_text.model"))
+    assert found("Hello")["input_ids"] == tokenizer.encode("Hello")
+    assert ChatGLMTokenizer.from_pretrained(folder).pad_token_id == 3
 
 
 def test_chat(tokenizer: Tokenizer) -> None:
