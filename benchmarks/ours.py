@@ -27,7 +27,7 @@ from lite_runner.plan.loading import load
 from lite_runner.run_modes import heads, resolve
 from lite_runner.system import environment
 
-NAMED = ("export.layout", "quant", "kv_cache")  # settings that an engine's name shows
+NAMED = ("export.layout", "quant", "kv_cache", "model")  # settings that an engine's name shows
 
 
 def loaded(config: RunConfig, files: ModelFiles, job: Job) -> Path:
