@@ -196,7 +196,7 @@ END_TO_END = {
     "mindir": "mindformers_graphs",
     "prediction": "real_mindformers",
     "native": "library sanitizers",
-    "run_modes": "adapters export_packed export_quantized logprobs pretrained_folder",
+    "run_modes": "adapters chatglm export_packed export_quantized logprobs pretrained_folder",
     "scripts": "rank_tables",
     "system": "peaks",
     "weights": "combine_ckpt gguf_models",
