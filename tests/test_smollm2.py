@@ -16,7 +16,7 @@ import pytest
 from lite_runner.backends.base import Row
 from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.evaluation.perplexity import evaluate
+from lite_runner.evaluation.perplexity import BackendScorer, evaluate
 from lite_runner.generation import Request, Scheduler, generate
 from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
@@ -116,7 +116,7 @@ def test_sliding_windows_equal_transformers(
     text = (ROOT / "tests/fixtures/text" / REFERENCE["windows"]["file"]).read_text(encoding="utf-8")
     ids = np.array(tokenizer.encode(text), np.int32)
     assert len(ids) == REFERENCE["windows"]["tokens"]
-    found = evaluate(backend, ids, case["window"], case["stride"])
+    found = evaluate(BackendScorer(backend), ids, case["window"], case["stride"])
     assert found.scored_tokens == case["scored_tokens"]
     assert found.perplexity == pytest.approx(case["value"], rel=1e-5)
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from lite_runner.config.fields import Fault, fault
 from lite_runner.config.generate_checks import generate_faults
-from lite_runner.config.mindformers_run_checks import mindformers_run_faults
+from lite_runner.config.mindformers_run_checks import mindformers_run_faults, without_mindformers
 from lite_runner.config.predict_options import PredictOptions
 
 KEY = "compare_backend"
@@ -18,10 +18,7 @@ def predict_faults(config: PredictOptions) -> Iterator[Fault]:
     """All validation errors of run_mode=predict."""
     yield from generate_faults(config)
     if (release := config.mindformers_release) is not None and not config.names_mindformers:
-        key = "mindformers.release"
-        yield fault(
-            (key, "backend"), f"{key}={release} has an effect only with backend=mindformers"
-        )
+        yield without_mindformers(release)
     if config.compare_backend is not None:
         yield from _compare_faults(config, config.compare_backend)
 

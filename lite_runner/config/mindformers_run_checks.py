@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from lite_runner.config.fields import Fault, fault
-from lite_runner.config.options import GenerateOptions
+from lite_runner.config.options import AdapterOptions, ComputeOptions, GenerateOptions
 from lite_runner.config.schema import RunConfig
 
 KEY = "backend"
@@ -17,8 +17,34 @@ def mindformers_available_faults(config: RunConfig) -> Iterator[Fault]:
         yield fault(
             ("backend", "run_mode"),
             f"backend=mindformers is not available with run_mode={config.run_mode}; expected"
-            " run_mode=predict, or backend=ms",
+            " run_mode=predict or eval, or backend=ms",
         )
+
+
+def without_mindformers(release: str) -> Fault:
+    """A release of MindFormers, which does not compute."""
+    key = "mindformers.release"
+    return fault((key, KEY), f"{key}={release} has an effect only with backend=mindformers")
+
+
+def mindformers_model_faults(config: ComputeOptions) -> Iterator[Fault]:
+    """Of computing with a model, what MindFormers lacks."""
+    if config.backend != "mindformers" or not config.runs_mindformers:
+        return
+    adapter = isinstance(config, AdapterOptions) and config.adapter_path
+    refused = {
+        "use_parallel": (config.use_parallel, "several ranks"),
+        "adapter_path": (adapter, "adapters of each prompt"),
+        "model.model_config.pet_config": (config.merges_adapter, "an adapter in the checkpoint"),
+        "quant": (config.quant not in (None, "none"), "quantized weights"),
+        "kv_cache": (config.kv_cache != "fp32", "a cache of another type"),
+        "context.mode": (config.context.mode == 1, "pynative mode"),
+        "model.model_config.compute_dtype": (
+            config.weights_dtype("CPU") == "bfloat16",
+            "bfloat16 on a CPU",
+        ),
+    }
+    yield from _refused(refused)
 
 
 def mindformers_run_faults(config: GenerateOptions) -> Iterator[Fault]:
@@ -28,16 +54,6 @@ def mindformers_run_faults(config: GenerateOptions) -> Iterator[Fault]:
     options = config.generation()
     past = "model.model_config.use_past"
     refused = {
-        "use_parallel": (config.use_parallel, "several ranks"),
-        "adapter_path": (config.adapter_path, "adapters of each prompt"),
-        "model.model_config.pet_config": (config.merges_adapter, "an adapter in the checkpoint"),
-        "quant": (config.quant not in (None, "none"), "quantized weights"),
-        "kv_cache": (config.kv_cache != "fp32", "a cache of another type"),
-        "context.mode": (config.context.mode == 1, "pynative mode"),
-        "model.model_config.compute_dtype": (
-            config.weights_dtype("CPU") == "bfloat16",
-            "bfloat16 on a CPU",
-        ),
         "stop": (options.stop, "stop strings"),
         "logprobs": (options.logprobs is not None, "log-probabilities"),
         "prompt_logprobs": (options.prompt_logprobs is not None, "log-probabilities"),
@@ -46,15 +62,20 @@ def mindformers_run_faults(config: GenerateOptions) -> Iterator[Fault]:
         "num_return_sequences": (options.num_return_sequences > 1, "several texts of a prompt"),
         "length_penalty": (options.length_penalty != 1, "a length penalty"),
     }
-    for key, (asked, what) in refused.items():
-        if asked:
-            yield fault(
-                (key, KEY),
-                f"{key}: backend=mindformers has no {what}; backend=ms does this",
-            )
+    yield from mindformers_model_faults(config)
+    yield from _refused(refused)
     if options.num_beams > 1 and config.use_past:
         yield fault(
             ("num_beams", past, KEY),
             f"num_beams={options.num_beams}: MindFormers' beam search has no cache; add"
             f" {past}=false",
         )
+
+
+def _refused(refused: Mapping[str, tuple[object, str]]) -> Iterator[Fault]:
+    """Keys that ask for something, and what that is."""
+    for key, (asked, what) in refused.items():
+        if asked:
+            yield fault(
+                (key, KEY), f"{key}: backend=mindformers has no {what}; backend=ms does this"
+            )

@@ -221,6 +221,11 @@ class MindFormersOptions(RunConfig):
         """The release that is asked for; None: the first that computes the model."""
         return self.mindformers.release if self.mindformers else None
 
+    @property
+    def caches(self) -> bool:
+        """Whether MindFormers keeps a cache."""
+        return self.use_past
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(RunConfig):

@@ -12,8 +12,9 @@ from lite_runner.config.adapter_checks import adapter_faults
 from lite_runner.config.checks import fits_model, strategy_faults
 from lite_runner.config.fields import Fault, Range, fault, raise_faults
 from lite_runner.config.lengths import beyond_context
+from lite_runner.config.mindformers_run_checks import mindformers_model_faults, without_mindformers
 from lite_runner.config.offline_checks import offline_faults
-from lite_runner.config.options import AdapterOptions, ExportedOptions
+from lite_runner.config.options import AdapterOptions, ExportedOptions, MindFormersOptions
 from lite_runner.config.prefixes import no_likelihood
 from lite_runner.config.prompts import MAX_PROMPT_BYTES, decoded, is_file
 from lite_runner.config.ranges import Count
@@ -24,7 +25,7 @@ DEFAULT_WINDOW = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalOptions(AdapterOptions, ExportedOptions):
+class EvalOptions(AdapterOptions, ExportedOptions, MindFormersOptions):
     """The text, and how it is cut into windows."""
 
     computes_here: ClassVar[bool] = True
@@ -34,6 +35,10 @@ class EvalOptions(AdapterOptions, ExportedOptions):
     eval_data: str
     eval_window: Annotated[int, Range(2)] | None  # of one token there is nothing to predict
     eval_stride: Count | None
+
+    @property
+    def caches(self) -> bool:
+        return False  # a window is scored at once
 
     @property
     def text_file(self) -> Path:
@@ -67,6 +72,9 @@ def eval_faults(config: EvalOptions) -> Iterator[Fault]:
             " out, or export the model with adapter_path=",
         )
     yield from offline_faults(config)
+    yield from mindformers_model_faults(config)
+    if (release := config.mindformers_release) is not None and config.backend != "mindformers":
+        yield without_mindformers(release)
     yield from adapter_faults(config, one=True)
     yield from strategy_faults(config)
     if (model := config.model_config()) is not None:

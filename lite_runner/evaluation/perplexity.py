@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -19,6 +19,53 @@ from lite_runner.output.report import Evaluation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+class Scorer(Protocol):
+    """A model that tells how likely a text is."""
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine in result.json."""
+        ...
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds spent compiling so far."""
+        ...
+
+    def log_likelihoods(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Of each of ids[1:] given those before it [n - 1]. Raises RunnerError."""
+        ...
+
+    def close(self) -> None:
+        """Release all resources; idempotent."""
+        ...
+
+
+class BackendScorer:
+    """A backend. See Scorer."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.engine = backend.info.engine
+
+    @property
+    def compile_s(self) -> float:
+        return self._backend.compile_s
+
+    def log_likelihoods(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+        scheduler = Scheduler(self._backend, prefix_cache=False)
+        request = Request(ids, GenerationConfig(max_new_tokens=0, prompt_logprobs=0))
+        outcome = generate(scheduler, [request])
+        if outcome.interrupted:
+            raise KeyboardInterrupt
+        logprobs = outcome.completions[0].prompt_logprobs
+        assert logprobs is not None
+        return logprobs.chosen
+
+    def close(self) -> None:
+        self._backend.close()
 
 
 @dataclass(frozen=True)
@@ -47,7 +94,7 @@ def windows(tokens: int, size: int, stride: int) -> Iterator[Window]:
             return
 
 
-def evaluate(backend: Backend, ids: NDArray[np.int32], size: int, stride: int) -> Evaluation:
+def evaluate(scorer: Scorer, ids: NDArray[np.int32], size: int, stride: int) -> Evaluation:
     """The perplexity of a text in token ids [n], n >= 2.
 
     Ctrl-C ends it with the windows that are done, or is raised where there are none. Raises
@@ -55,11 +102,11 @@ def evaluate(backend: Backend, ids: NDArray[np.int32], size: int, stride: int) -
     """
     total, scored, computed, done = 0.0, 0, 0, 0
     interrupted = False
-    began, compiled = time.perf_counter(), backend.compile_s
+    began, compiled = time.perf_counter(), scorer.compile_s
     try:
         with progress.step("score", len(ids), "tokens") as step:
             for window in windows(len(ids), size, stride):
-                found = log_likelihoods(backend, ids[window.start : window.end])
+                found = scorer.log_likelihoods(ids[window.start : window.end])
                 counted = found[window.first - window.start - 1 :]
                 if not np.isfinite(counted).all():
                     place = window.first + int(np.argmin(np.isfinite(counted)))
@@ -76,7 +123,7 @@ def evaluate(backend: Backend, ids: NDArray[np.int32], size: int, stride: int) -
         if not done:
             raise
         interrupted = True
-    seconds = time.perf_counter() - began - (backend.compile_s - compiled)
+    seconds = time.perf_counter() - began - (scorer.compile_s - compiled)
     mean = -total / scored
     try:
         perplexity = math.exp(mean)
@@ -96,15 +143,3 @@ def evaluate(backend: Backend, ids: NDArray[np.int32], size: int, stride: int) -
         tok_s=computed / seconds,
         interrupted=interrupted,
     )
-
-
-def log_likelihoods(backend: Backend, ids: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Of each of ids[1:] given those before it [n - 1]."""
-    scheduler = Scheduler(backend, prefix_cache=False)
-    request = Request(ids, GenerationConfig(max_new_tokens=0, prompt_logprobs=0))
-    outcome = generate(scheduler, [request])
-    if outcome.interrupted:
-        raise KeyboardInterrupt
-    logprobs = outcome.completions[0].prompt_logprobs
-    assert logprobs is not None
-    return logprobs.chosen

@@ -9,7 +9,6 @@ from lite_runner.config.options import GenerateOptions
 from lite_runner.plan.backend import resolve_backend
 from lite_runner.plan.inputs import read_inputs
 from lite_runner.plan.job import share
-from lite_runner.plan.mindformers import plan_mindformers
 from lite_runner.plan.operators import check_supported
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import with_resources
@@ -42,5 +41,4 @@ def plan_generation(config: GenerateOptions) -> Plan:
         job=job,
         tokenizer=inputs.tokenizer,
     )
-    resolved = plan_mindformers if config.backend == "mindformers" else with_resources
-    return replace(resolved(plan, first), seconds=time.perf_counter() - began)
+    return replace(with_resources(plan, first), seconds=time.perf_counter() - began)

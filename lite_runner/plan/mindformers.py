@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lite_runner import progress
-from lite_runner.config.predict_options import PredictOptions
+from lite_runner.config.options import MindFormersOptions
 from lite_runner.config.release import Release
 from lite_runner.errors import ConfigError
 from lite_runner.plan.describe import described
@@ -25,7 +25,7 @@ def plan_mindformers(plan: Plan, share: Job) -> Plan:
     where there is no MindFormers.
     """
     config, files = plan.config, plan.model
-    assert isinstance(config, PredictOptions)
+    assert isinstance(config, MindFormersOptions)
     if plan.device != "CPU":
         raise ConfigError(
             f"backend=mindformers runs on the processor, not on {plan.device}",

@@ -17,7 +17,7 @@ from lite_runner.backends.mindformers.release import (
 )
 from lite_runner.backends.mindformers.releases import choose_release
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.predict_options import PredictOptions
+from lite_runner.config.options import MindFormersOptions
 from lite_runner.errors import ConfigError
 from lite_runner.plan.job import Job
 
@@ -39,14 +39,14 @@ class MindFormersRun:
     tokenizer: Mapping[str, Any]
 
     @classmethod
-    def of(cls, config: PredictOptions, model: Decoder, job: Job) -> MindFormersRun:
+    def of(cls, config: MindFormersOptions, model: Decoder, job: Job) -> MindFormersRun:
         """Raises ConfigError for what MindFormers cannot compute."""
         beams = job.generation.num_beams
         release = choose_release(
             model,
             config.model_name,
             wanted=config.mindformers_release,
-            use_past=config.use_past,
+            use_past=config.caches,
             beams=beams,
         )
         # Its beam search looks for a pad behind each row.
@@ -66,11 +66,11 @@ class MindFormersRun:
             model=model,
             sizes=Sizes(
                 release.rows_together(
-                    model, beams if beams > 1 else job.slots, use_past=config.use_past
+                    model, beams if beams > 1 else job.slots, use_past=config.caches
                 ),
                 static_length(model, wanted),
-                release.computed_in(model, dtype, use_past=config.use_past),
-                config.use_past,
+                release.computed_in(model, dtype, use_past=config.caches),
+                config.caches,
             ),
             beams=beams,
             fill=_shortest_prompt(model, job),

@@ -10,6 +10,7 @@ from lite_runner.plan.describe import described
 from lite_runner.plan.footprint import planned_dtype
 from lite_runner.plan.job import Job
 from lite_runner.plan.memory import job_memory, memory_hints
+from lite_runner.plan.mindformers import plan_mindformers
 from lite_runner.plan.operators import operators_line
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.preflight import check_machine
@@ -21,6 +22,8 @@ def with_resources(plan: Plan, share: Job) -> Plan:
     `share` is the largest job of a replica. Raises EnvironmentFault where this machine cannot hold
     its ranks.
     """
+    if plan.backend == "mindformers":
+        return plan_mindformers(plan, share)
     config, device, ranks, files = plan.config, plan.device, plan.ranks, plan.model
     assert isinstance(config, ComputeOptions)
     online = files.exported is None and config.backend == "ms"

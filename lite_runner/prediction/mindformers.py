@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -14,11 +13,12 @@ import numpy as np
 
 from lite_runner import progress
 from lite_runner.backends.base import AdapterSlots
-from lite_runner.backends.mindformers.process import Batch, MindFormersProcess
+from lite_runner.backends.mindformers.process import Batch
 from lite_runner.config.generation import FinishReason, GenerationConfig
 from lite_runner.generation import Completion, Generation, GenerationTiming, Request
 from lite_runner.generation.generate import OnFinish, OnLogits, OnToken
 from lite_runner.plan.mindformers_run import MindFormersRun
+from lite_runner.plan.open_mindformers import OpenMindFormers
 
 WARM_UP = 2  # tokens: a graph for the prompt, and one for the tokens after it
 
@@ -28,20 +28,12 @@ class MindFormersGenerator:
 
     adapters: AdapterSlots | None = None
 
-    def __init__(
-        self,
-        process: MindFormersProcess,
-        run: MindFormersRun,
-        logits: Path,
-        resources: ExitStack | None = None,
-    ) -> None:
-        """`logits`: a file for those of requests with keep_logits; `resources`: what `close`
-        releases."""
-        self._resources = resources or ExitStack()
-        self._process, self._run, self._logits = process, run, logits
+    def __init__(self, opened: OpenMindFormers) -> None:
+        self._opened = opened
+        self._process, self._run = opened.process, opened.run
+        self._logits = opened.work / "logits"  # those of requests with keep_logits
+        self.engine = opened.engine
         self.compile_s = 0.0
-        replaced = [f"{name} stand-in" for name in process.stand_ins]
-        self.engine = ", ".join([f"mindformers-{run.release.name}", *replaced])
 
     def prepare(self) -> None:
         """Complete a prompt of one token, or as few as the model takes."""
@@ -87,7 +79,7 @@ class MindFormersGenerator:
         return Generation([done[index] for index in sorted(done)], timing, cut)
 
     def close(self) -> None:
-        self._resources.close()
+        self._opened.close()
 
     def _complete(
         self,

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lite_runner import progress
+from lite_runner.evaluation.opening import open_scorer
 from lite_runner.evaluation.options import EvalOptions
 from lite_runner.evaluation.options import eval_faults as faults
 from lite_runner.evaluation.perplexity import evaluate
 from lite_runner.evaluation.planning import plan_evaluation as plan
 from lite_runner.model.finite import explained_nonfinite
 from lite_runner.output.report import Result, RunFolder, Timing
-from lite_runner.plan.loading import load
 from lite_runner.plan.plan import Plan
 
 __all__ = ["Config", "faults", "plan", "run"]
@@ -34,20 +34,20 @@ def run(plan: Plan, folder: RunFolder) -> None:
     assert isinstance(config, Config)
     ids = np.array(job.tokens[0], np.int32)
     size, stride = config.window_of(files.model)
-    backend = load(config, files, plan.device, job, plan.tokenizer, need=plan.memory)
+    scorer = open_scorer(plan, folder)
     load_s = plan.seconds + time.perf_counter() - began
-    with closing(backend), explained_nonfinite(files):
-        evaluation = evaluate(backend, ids, size, stride)
+    with closing(scorer), explained_nonfinite(files):
+        evaluation = evaluate(scorer, ids, size, stride)
     evaluation = replace(evaluation, quant=str(files.quantization))
     result = Result(
         run_mode=config.run_mode,
         model=config.model_name,
         backend=config.backend,
-        engine=backend.info.engine,
+        engine=scorer.engine,
         load_checkpoint=files.source,
         results=[],
         evaluation=evaluation,
-        timing=Timing(load_s=load_s, compile_s=backend.compile_s),
+        timing=Timing(load_s=load_s, compile_s=scorer.compile_s),
     )
     folder.write_result(result)
     counted = "1 window" if evaluation.windows == 1 else f"{evaluation.windows} windows"
@@ -56,7 +56,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
         f" {evaluation.tokens} tokens scored, {counted} of {size}\n"
     )
     progress.note(
-        f"load {load_s:.1f} s, compile {backend.compile_s:.1f} s, {evaluation.tok_s:.0f} tokens/s;"
+        f"load {load_s:.1f} s, compile {scorer.compile_s:.1f} s, {evaluation.tok_s:.0f} tokens/s;"
         f" results in {folder.path}"
     )
     if evaluation.interrupted:

@@ -42,7 +42,6 @@ def test_what_it_lacks(faults: Faults, settings: list[str], expected: str) -> No
 @pytest.mark.parametrize(
     "line",
     [
-        ["run_mode=eval", "eval_data=x"],
         ["run_mode=export"],
         ["run_mode=convert", "convert_output=x.ckpt"],
         ["run_mode=doctor"],

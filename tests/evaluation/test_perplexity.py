@@ -15,7 +15,7 @@ from scipy.special import log_softmax
 
 from lite_runner import progress
 from lite_runner.errors import RunnerError
-from lite_runner.evaluation.perplexity import evaluate, windows
+from lite_runner.evaluation.perplexity import BackendScorer, evaluate, windows
 from tests.evaluation.fake_backend import FakeBackend, logits_of_positions
 
 
@@ -56,7 +56,7 @@ def test_each_token_counts_with_its_own_window(
 ) -> None:
     size, stride = size_and_stride
     ids = (np.arange(tokens) % 7).astype(np.int32)
-    found = evaluate(FakeBackend(), ids, size, stride)
+    found = evaluate(BackendScorer(FakeBackend()), ids, size, stride)
     likely = log_softmax(logits_of_positions(size).astype(np.float64), axis=1)
     losses = [
         -likely[place - window.start - 1, ids[place]]
@@ -80,20 +80,22 @@ def test_progress_counts_every_token_once(
         yield SimpleNamespace(advance=advanced.append)
 
     monkeypatch.setattr(progress, "step", step)
-    evaluate(FakeBackend(), np.ones(40, np.int32), 10, stride)
+    evaluate(BackendScorer(FakeBackend()), np.ones(40, np.int32), 10, stride)
     assert advanced == shown
 
 
 def test_ctrl_c_keeps_the_windows_that_are_done() -> None:
     scorer = FakeBackend({2: KeyboardInterrupt()})
-    found = evaluate(scorer, np.ones(40, np.int32), 10, 10)
+    found = evaluate(BackendScorer(scorer), np.ones(40, np.int32), 10, 10)
     assert (found.windows, found.scored_tokens, found.interrupted) == (2, 18, True)
     with pytest.raises(KeyboardInterrupt):
-        evaluate(FakeBackend({0: KeyboardInterrupt()}), np.ones(40, np.int32), 10, 10)
+        evaluate(
+            BackendScorer(FakeBackend({0: KeyboardInterrupt()})), np.ones(40, np.int32), 10, 10
+        )
 
 
 def test_what_is_no_number_is_an_error_that_says_where() -> None:
     with pytest.raises(RunnerError, match="the likelihood of token 11 is nan"):
-        evaluate(FakeBackend({1: math.nan}), np.ones(40, np.int32), 10, 10)
+        evaluate(BackendScorer(FakeBackend({1: math.nan})), np.ones(40, np.int32), 10, 10)
     with pytest.raises(RunnerError, match=r"beyond any number: exp\(800\)"):
-        evaluate(FakeBackend({0: -799.0}), np.ones(2, np.int32), 10, 10)
+        evaluate(BackendScorer(FakeBackend({0: -799.0})), np.ones(2, np.int32), 10, 10)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from lite_runner.generation import Generator, Request, ScheduledGenerator
 from lite_runner.model.files import ModelFiles
 from lite_runner.plan.mindformers_checkpoint import write_checkpoint
 from lite_runner.plan.mindformers_run import MindFormersRun
+from lite_runner.plan.open_mindformers import OpenMindFormers
 from lite_runner.prediction.mindformers import MindFormersGenerator
 from lite_runner.weights.read_ahead import QuantizedWeights
 from lite_runner.weights.tensor import LazyTensor
@@ -143,7 +144,7 @@ def theirs(
     yaml = folder / "run.yaml"
     yaml.write_text(run.yaml(str(write_checkpoint(files, release, folder))))
     process.load(yaml)
-    return MindFormersGenerator(process, run, folder / "logits")
+    return MindFormersGenerator(OpenMindFormers(process, run, folder, ExitStack()))
 
 
 def ours(files: ModelFiles) -> ScheduledGenerator:

@@ -18,8 +18,8 @@ from lite_runner.app import main
 from lite_runner.backends.base import Row
 from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
 from lite_runner.config.argv import parse
+from lite_runner.evaluation import opening
 from lite_runner.evaluation.perplexity import windows
-from lite_runner.run_modes import eval as evaluate_mode
 from lite_runner.run_modes import heads, resolve
 from lite_runner.text.tokenizer import byte_tokenizer
 from lite_runner.weights.random import random_checkpoint
@@ -125,7 +125,7 @@ def test_an_interrupted_run_writes_what_there_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scorer = FakeBackend({1: KeyboardInterrupt()})
-    monkeypatch.setattr(evaluate_mode, "load", lambda *_, **__: scorer)
+    monkeypatch.setattr(opening, "load", lambda *_, **__: scorer)
     (folder / "text.txt").write_text("\x01" * 40)
     found = run("eval_window=10", code=130)["evaluation"]
     assert found["interrupted"] and found["windows"] == 1
@@ -148,7 +148,7 @@ def test_a_text_that_cannot_be_scored_ends_in_2_before_loading(
     content: bytes,
     expected: str,
 ) -> None:
-    monkeypatch.setattr(evaluate_mode, "load", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(opening, "load", lambda *_, **__: pytest.fail("loaded"))
     (folder / "text.txt").write_bytes(content)
     refused(EVAL, 2)
     assert expected in capsys.readouterr().err

@@ -113,6 +113,15 @@ class MindFormersProcess:
         tokens: list[int] | None = answer.get("tokens")
         return tokens
 
+    def score(self, ids: Sequence[int], pad: int) -> list[float]:
+        """The log-likelihood of each of ids[1:] given those before it, by a network without a
+        cache, which is as long as them or longer."""
+        answer = self._process.ask(
+            {"op": "score", "ids": list(ids), "pad": pad}, seconds=STEP_SECONDS, doing="scoring"
+        )
+        scores: list[float] = answer["log_likelihoods"]
+        return scores
+
     def close(self) -> None:
         """End the process; idempotent."""
         self._process.close()

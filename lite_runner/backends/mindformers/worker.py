@@ -11,6 +11,8 @@ workers/main.py runs it and describes the protocol; its client is process.py.
                                           as [row, token], and its seconds; beams only answer, with
                                           the tokens of the best. `logits`: a file to append those
                                           of each step to, float32 [rows, vocab]; null: none
+    {"op": "score", "ids", "pad"}         the log-likelihood of each token but the first, by the
+                                          logits of all positions
 """
 
 from __future__ import annotations
@@ -109,6 +111,8 @@ class Worker:
             return self.start(request["folder"], request["threads"])
         if op == "load":
             return self.load(request["yaml"])
+        if op == "score":
+            return self.score(request["ids"], request["pad"])
         return self.generate(request)
 
     def start(self, folder: str, threads: int | None) -> Message:
@@ -170,6 +174,18 @@ class Worker:
         with suppress(Enough):
             self.model.generate(rows, streamer=Rows(limits, eos, self.tell), **options)
         return {}
+
+    def score(self, ids: list[int], pad: int) -> Message:
+        """How likely a text is: token ids [n], n at most the network's length."""
+        length = self.model.config.seq_length
+        row = np.array([ids + [pad] * (length - len(ids))], np.int32)
+        found = self.model(self.mindspore.Tensor(row))
+        logits = found[0] if isinstance(found, tuple) else found
+        logits = logits.asnumpy().astype(np.float64).reshape(length, -1)[: len(ids) - 1]
+        largest = logits.max(-1)
+        total = largest + np.log(np.exp(logits - largest[:, None]).sum(-1))
+        chosen = logits[np.arange(len(ids) - 1), ids[1:]]
+        return {"log_likelihoods": [float(one) for one in chosen - total]}
 
     def keep_logits(self, path: str | None) -> None:
         """Have generate() append the logits of each step to a file, before it changes them."""

@@ -3,31 +3,53 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.backends.mindformers.process import MindFormersProcess
-from lite_runner.config.predict_options import PredictOptions
-from lite_runner.output.report import RunFolder
+from lite_runner.config.options import MindFormersOptions
 from lite_runner.plan.job import Job
 from lite_runner.plan.mindformers_checkpoint import write_checkpoint
 from lite_runner.plan.mindformers_run import FILE_NAME, MindFormersRun
 from lite_runner.plan.plan import Plan
-from lite_runner.prediction.mindformers import MindFormersGenerator
 from lite_runner.sizing.need import check_memory
-from lite_runner.system.files import temporary_folder
+from lite_runner.system.files import atomic_write, temporary_folder
 
 
-def open_mindformers(plan: Plan, job: Job, folder: RunFolder) -> MindFormersGenerator:
+@dataclass(frozen=True)
+class OpenMindFormers:
+    """MindFormers with a network and its weights."""
+
+    process: MindFormersProcess
+    run: MindFormersRun
+    work: Path  # a folder for its files
+    resources: ExitStack
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine in result.json."""
+        replaced = [f"{name} stand-in" for name in self.process.stand_ins]
+        return ", ".join([f"mindformers-{self.run.release.name}", *replaced])
+
+    def close(self) -> None:
+        """End the process, and remove its files; idempotent."""
+        self.resources.close()
+
+
+def open_mindformers(plan: Plan, job: Job, folder: Path) -> OpenMindFormers:
     """MindFormers with the checkpoint of a plan; its yaml stays in `folder`. Raises RunnerError."""
     config = plan.config
-    assert isinstance(config, PredictOptions) and plan.memory is not None
+    assert isinstance(config, MindFormersOptions) and plan.memory is not None
     check_memory(plan.memory)
     run = MindFormersRun.of(config, plan.model.model, job)
     with ExitStack() as resources:
-        work = resources.enter_context(temporary_folder("mindformers", folder.path))
+        work = resources.enter_context(temporary_folder("mindformers", folder))
         with progress.step("write the checkpoint"):
             checkpoint = write_checkpoint(plan.model, run.release, work)
-        yaml = folder.write_text(FILE_NAME, run.yaml(str(checkpoint)))
+        yaml = folder / FILE_NAME
+        with atomic_write(yaml) as file:
+            file.write(run.yaml(str(checkpoint)).encode("utf-8", errors="backslashreplace"))
         with progress.step("load MindFormers"):
             process = MindFormersProcess(work, run.release, threads=config.context.threads)
             resources.callback(process.close)
@@ -39,4 +61,4 @@ def open_mindformers(plan: Plan, job: Job, folder: RunFolder) -> MindFormersGene
                 f"MindFormers {run.release.name} with stand-ins for what has no kernel on a CPU:"
                 f" {', '.join(process.stand_ins)}"
             )
-        return MindFormersGenerator(process, run, work / "logits", resources.pop_all())
+        return OpenMindFormers(process, run, work, resources.pop_all())
