@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Literal
 
 from lite_runner import progress
-from lite_runner.doctor import caches, computing, hardware, requirements, two_ranks
+from lite_runner.doctor import caches, computing, hardware, mindformers, requirements, two_ranks
 from lite_runner.doctor.check import Check, as_json, as_text, counts, examine, passed
 from lite_runner.weights.source import EXPORTS, GRAPHS, HUB, PACKAGES, cache_dir
 
 Format = Literal["text", "json"]
 
 
-def machine_checks(output_dir: Path, cache_limit: str | None) -> Iterator[Check]:
+def machine_checks(
+    output_dir: Path, cache_limit: str | None, *, needs_mindformers: bool = False
+) -> Iterator[Check]:
     """Of the machine, for runs that write below `output_dir`. Nothing is written there."""
     cache = cache_dir()
     yield from requirements.checks()
@@ -25,6 +27,7 @@ def machine_checks(output_dir: Path, cache_limit: str | None) -> Iterator[Check]
     yield Check("operators", computing.operators)
     yield Check("compiler", computing.cxx)
     yield Check("lite", computing.mindspore_lite)
+    yield Check("mindformers", partial(mindformers.pythons, needed=needs_mindformers))
     yield Check("memory", hardware.main_memory)
     yield Check("output_dir", partial(hardware.output_disk, output_dir))
     yield Check("cache", partial(hardware.cache_disk, cache))

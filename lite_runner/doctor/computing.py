@@ -7,7 +7,7 @@ import platform
 from lite_runner import native
 from lite_runner.backends.engines import lite
 from lite_runner.backends.engines.lite_python import find_lite_python
-from lite_runner.backends.workers.python import worker_environment
+from lite_runner.backends.workers.python import isolated_code, worker_environment
 from lite_runner.doctor import child
 from lite_runner.doctor.check import Finding
 from lite_runner.errors import EnvironmentFault
@@ -61,9 +61,7 @@ def mindspore_lite() -> Finding:
     except EnvironmentFault as error:
         found = f"{error.message}; exported models run in MindSpore (engine=graph-cell)"
         return Finding("warn", found, remedy=error.hint)
-    ended = child.run(
-        [str(python), "-I", "-B", "-c", _LITE_VERSION], IMPORT_S, worker_environment()
-    )
+    ended = child.run(isolated_code(python, _LITE_VERSION), IMPORT_S, worker_environment())
     if ended.code:
         return Finding("fail", f"{python} has no MindSpore Lite{ended.tail()}", remedy="make lite")
     return Finding("ok", f"MindSpore Lite {ended.output.strip()}, in a worker: {python}")

@@ -8,7 +8,12 @@ from functools import partial
 from typing import ClassVar
 
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.options import BatchOptions, ExportedOptions, SamplingOptions
+from lite_runner.config.options import (
+    BatchOptions,
+    ExportedOptions,
+    MindFormersOptions,
+    SamplingOptions,
+)
 from lite_runner.doctor.check import Check, Finding
 from lite_runner.generation import max_sequence_of
 from lite_runner.model.locate import locate_cached
@@ -24,7 +29,7 @@ _SAMPLE = "The capital of France is"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions(SamplingOptions, BatchOptions, ExportedOptions):
+class ModelOptions(SamplingOptions, BatchOptions, ExportedOptions, MindFormersOptions):
     """What of a config says which model is meant, and what a run of it would take."""
 
     on_ranks: ClassVar[bool] = False

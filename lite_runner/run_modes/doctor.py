@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from lite_runner.config.fields import Fault
-from lite_runner.doctor import checkup, model_checks
+from lite_runner.doctor import checkup, mindformers, model_checks
 from lite_runner.doctor.check import Check
 from lite_runner.errors import EnvironmentFault
 from lite_runner.plan.plan import Plan
@@ -42,9 +43,13 @@ def faults(config: Config) -> Iterator[Fault]:
 def checks(config: Config) -> Iterator[Check]:
     """Of the machine, and of the model where one is named."""
     output_dir = Path(config.output_dir).expanduser()
-    yield from checkup.machine_checks(output_dir, config.context.cache_limit)
+    theirs = config.backend == "mindformers"
+    limit = config.context.cache_limit
+    yield from checkup.machine_checks(output_dir, limit, needs_mindformers=theirs)
     if config.names_model:
         yield from model_checks.checks(config)
+    if config.names_model and theirs:
+        yield Check("model in mindformers", partial(mindformers.model, config))
 
 
 def plan(config: Config) -> Plan:

@@ -44,7 +44,6 @@ def test_what_it_lacks(faults: Faults, settings: list[str], expected: str) -> No
     [
         ["run_mode=export"],
         ["run_mode=convert", "convert_output=x.ckpt"],
-        ["run_mode=doctor"],
     ],
 )
 def test_run_modes_that_it_lacks(faults: Faults, line: list[str]) -> None:

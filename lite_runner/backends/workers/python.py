@@ -66,6 +66,11 @@ def isolated(python: Path, script: Path, *arguments: str) -> list[str]:
     return [str(python), "-I", "-B", str(script), *arguments]
 
 
+def isolated_code(python: Path, code: str) -> list[str]:
+    """The command that runs `code`, isolated in the same way."""
+    return [str(python), "-I", "-B", "-c", code]
+
+
 def worker_command(python: Path, script: Path) -> list[str]:
     """The command of a worker process whose requests `script` handles: see main.py."""
     return isolated(python, _MAIN, str(script))
