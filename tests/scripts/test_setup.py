@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from lite_runner.backends.mindformers.process import MindFormersProcess
+from lite_runner.backends.mindformers.releases import RELEASES
+from tests.conftest import NO_MINDFORMERS
 from tests.paths import ROOT
 
 
@@ -59,7 +62,8 @@ esac
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     copy = tmp_path / "a checkout"
-    pins = [f"requirements/{name}.txt" for name in ("lock", "peers", "lite", "mindformers")]
+    pins = [f"requirements/{name}.txt" for name in ("lock", "peers", "lite")]
+    pins += ["requirements/mindformers.txt", "requirements/mindformers-1.9.txt"]
     for name in ("scripts/setup.sh", *pins):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, copy / name)
@@ -385,3 +389,25 @@ def test_tests_that_are_left_out_are_named(checkout: Path, no_python: dict[str, 
     ]
     assert "MindSpore Lite needs Python 3.7; none is on PATH, and pyenv has none" in told
     assert "pyenv install 3.7, or: conda create -n py37 python=3.7; then: make lite" in told
+
+
+@pytest.mark.parametrize(
+    ("target", "name"), [("mindformers", "1.0.2"), ("mindformers-1.9", "1.9.0")]
+)
+def test_mindformers_from_nothing(checkout: Path, tmp_path: Path, target: str, name: str) -> None:
+    """What make mindformers really installs imports. Left out, by name, where it cannot be had."""
+    (checkout / ".venv").symlink_to(ROOT / ".venv")
+    done = subprocess.run(
+        [checkout / "scripts/setup.sh", target, "--optional"],
+        cwd=checkout,
+        capture_output=True,
+        encoding="utf-8",
+    )
+    for reason in (NO_MINDFORMERS, "installing the packages failed"):
+        if reason in done.stderr:
+            pytest.skip(f"{NO_MINDFORMERS}: {done.stderr[done.stderr.index(reason) :][:300]}")
+    assert done.returncode == 0, done.stderr
+    python = checkout / f".venv-{target}/bin/python"
+    process = MindFormersProcess(tmp_path, RELEASES[name], threads=1, python=python)
+    process.close()
+    assert process.versions["mindspore"] == RELEASES[name].mindspore
