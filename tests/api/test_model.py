@@ -380,3 +380,10 @@ def test_a_closed_model_leaves_its_gguf_unmapped(tmp_path: Path) -> None:
     model.close()
     assert not mapped()
     assert model.generate(PROMPT, max_new_tokens=3, eos_token_id=[]) == before  # opened again
+
+
+def test_mindformers_is_refused_by_name() -> None:
+    """It completes prompts in its own process; the API works with logits."""
+    model = AutoModel.from_pretrained("tiny_llama", backend="mindformers", load_checkpoint="random")
+    with pytest.raises(ConfigError, match="backend=mindformers completes prompts by itself"):
+        model.generate([[1, 2, 3]], max_new_tokens=2)

@@ -43,6 +43,7 @@ def test_what_it_lacks(faults: Faults, settings: list[str], expected: str) -> No
     "line",
     [
         ["run_mode=export"],
+        ["run_mode=slora", "predict_data=x", "adapter_path=adapters.json"],
         ["run_mode=convert", "convert_output=x.ckpt"],
     ],
 )
