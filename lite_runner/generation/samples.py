@@ -42,7 +42,13 @@ class Samples:
         self._sequences = [
             _Sequence(
                 index,
-                Sampler(request.options, request.prompt, (*request.seed_key, index), request.name),
+                Sampler(
+                    request.options,
+                    request.prompt,
+                    (*request.seed_key, index),
+                    request.name,
+                    keep_scores=request.keep_logits,
+                ),
                 None if top is None else LogprobCollector(top),
             )
             for index in returns

@@ -20,7 +20,8 @@ Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.integer[Any]]
 
 # Only the few tokens near the maximum need sorting.
-_COLUMNS = 1024  # columns used to bound the k-th largest; see _largest
+_COLUMNS = 1024  # columns used to bound the k-th largest; see _near_largest
+_SLACK = 1.0  # by which the k-th largest may be smaller than that of the token before
 _MARGINS = (2.0, 4.0, 6.0, 9.0, 13.0, np.inf)  # distances from the maximum tried by _nucleus
 
 
@@ -32,27 +33,68 @@ class Sampler:
     """
 
     def __init__(
-        self, options: GenerationConfig, prompt: Ids, seed_key: Sequence[int], name: str = ""
+        self,
+        options: GenerationConfig,
+        prompt: Ids,
+        seed_key: Sequence[int],
+        name: str = "",
+        *,
+        keep_scores: bool = False,
     ) -> None:
-        """`seed_key` seeds the draws; `name`: of the prompt, for messages."""
+        """`seed_key` seeds the draws; `name`: of the prompt, for messages; `keep_scores`: set
+        `scores` with each token."""
         self._options = options
-        self._seen = prompt
+        self._seen = Seen(prompt, options.pad_token_id)
         self._chosen = 0
         self._name = name
         self._random = np.random.default_rng(list(seed_key)) if options.do_sample else None
+        self._keep_scores = keep_scores
+        self._top = TopK(options.top_k)
         self.scores: Floats = np.zeros(0, np.float32)  # the last logits, processed [vocab]
 
     def choose(self, logits: Floats) -> int:
         """The next token. Raises NonFiniteError for non-finite `logits`."""
-        options = self._options
-        self.scores = scores = process_logits(logits, self._seen, self._chosen, options)
+        changed = changed_logits(logits, self._seen.ids, self._chosen, self._options)
+        if self._keep_scores or (changed is not None and not logits.flags.writeable):
+            self.scores = scores = _with(logits, changed)
+            token = self._token(scores)
+        elif changed is None:
+            token = self._token(logits)
+        else:
+            # In their place, for a moment: a copy of the vocabulary costs more than all else.
+            ids, values = changed
+            before = logits[ids]
+            logits[ids] = values
+            try:
+                token = self._token(logits)
+            finally:
+                logits[ids] = before
+        self._chosen += 1
+        if self._options.repetition_penalty != 1.0:
+            self._seen.add(token)
+        return token
+
+    def _token(self, scores: Floats) -> int:
         best = int(scores.argmax())  # NaN counts as the maximum
         check_finite(scores[best], self._chosen, self._name)
-        token = best if self._random is None else draw(scores, options, self._random)
-        self._chosen += 1
-        if options.repetition_penalty != 1.0:
-            self._seen = np.append(self._seen, np.int32(token))
-        return token
+        if self._random is None:
+            return best
+        return draw(scores, self._options, self._random, self._top)
+
+
+class Seen:
+    """The tokens of a sequence, each once, without the one that pads."""
+
+    def __init__(self, prompt: Ids, pad: int | None) -> None:
+        self._known = {int(token) for token in prompt} - {pad}
+        self._pad = pad
+        self.ids: Ids = np.array(sorted(self._known), np.intp)
+
+    def add(self, token: int) -> None:
+        """A token that follows."""
+        if token not in self._known and token != self._pad:
+            self._known.add(token)
+            self.ids = np.append(self.ids, np.intp(token))
 
 
 def check_finite(best: np.floating[Any], step: int, name: str) -> None:
@@ -71,41 +113,68 @@ def process_logits(logits: Floats, seen: Ids, generated: int, config: Generation
     `seen`: ids of prompt and generated tokens, repeats allowed; `generated`: number of new tokens.
     Returns `logits` itself if nothing applies.
     """
+    if config.pad_token_id is not None:
+        seen = seen[seen != config.pad_token_id]
+    return _with(logits, changed_logits(logits, seen, generated, config))
+
+
+def changed_logits(
+    logits: Floats, seen: Ids, generated: int, config: GenerationConfig
+) -> tuple[Ids, Floats] | None:
+    """The ids whose logits repetition penalty and min_new_tokens change, and the new values; of an
+    id that is there twice, the last one holds. None where nothing applies."""
     penalized = config.repetition_penalty != 1.0
     too_short = generated < config.min_new_tokens and bool(config.eos_token_id)
     if not (penalized or too_short):
-        return logits
-    scores = logits.copy()
-    if penalized:
-        ids = seen if config.pad_token_id is None else seen[seen != config.pad_token_id]
-        values = scores[ids]
-        penalty = config.repetition_penalty
-        scores[ids] = np.where(values < 0, values * penalty, values / penalty)
+        return None
+    ids: Ids = seen if penalized else seen[:0]
+    values = logits[ids]
+    penalty = config.repetition_penalty
+    values = np.where(values < 0, values * penalty, values / penalty)
     if too_short:
         # A config's eos id may be outside the vocabulary.
-        scores[[token for token in config.eos_token_id if token < len(scores)]] = -np.inf
+        ends = [token for token in config.eos_token_id if token < len(logits)]
+        ids = np.concatenate([ids, np.array(ends, np.intp)])
+        values = np.concatenate([values, np.full(len(ends), -np.inf, values.dtype)])
+    return ids, values
+
+
+def _with(logits: Floats, changed: tuple[Ids, Floats] | None) -> Floats:
+    if changed is None:
+        return logits
+    scores = logits.copy()
+    scores[changed[0]] = changed[1]
     return scores
 
 
-def draw(scores: Floats, config: GenerationConfig, random: np.random.Generator) -> int:
-    """Sample a token from `scores` with temperature, top_k, top_p and min_p."""
-    ids, weights = candidates(scores, config)
-    cumulative = np.cumsum(weights, dtype=np.float64)
+def draw(
+    scores: Floats,
+    config: GenerationConfig,
+    random: np.random.Generator,
+    top: TopK | None = None,
+) -> int:
+    """Sample a token from `scores` with temperature, top_k, top_p and min_p; `top`: of the sequence
+    that it is drawn for."""
+    ids, weights = candidates(scores, config, top)
+    cumulative = weights.astype(np.float64).cumsum()
     point = random.random() * cumulative[-1]
     # Rounding may put the point at the end.
     index = min(int(cumulative.searchsorted(point, side="right")), len(cumulative) - 1)
     return index if ids is None else int(ids[index])
 
 
-def candidates(scores: Floats, config: GenerationConfig) -> tuple[Ids | None, Floats]:
+def candidates(
+    scores: Floats, config: GenerationConfig, top: TopK | None = None
+) -> tuple[Ids | None, Floats]:
     """Candidate ids (None: all) and their unnormalized probabilities."""
     ids: Ids | None = None
     if 0 < config.top_k < len(scores):
-        ids = _largest(scores, config.top_k)
-        scores = scores[ids]
+        ids, scores = (top or TopK(config.top_k)).largest(scores)
     # Relative to the maximum, whose weight is 1; overflow is only towards -inf, a weight of 0.
     with np.errstate(over="ignore"):
-        weights = np.exp((scores - scores.max()) / np.float32(max(config.temperature, 1e-30)))
+        weights = scores - scores.max()
+        weights /= np.float32(max(config.temperature, 1e-30))
+        np.exp(weights, out=weights)
     if config.top_p < 1.0:
         kept = _nucleus(weights, config.top_p)
         ids, weights = kept if ids is None else ids[kept], weights[kept]
@@ -130,17 +199,37 @@ def warped(scores: Floats, config: GenerationConfig) -> Floats:
     return result
 
 
-def _largest(scores: Floats, count: int) -> Ids:
-    """Indices of the `count` largest, and of ties with the last of them."""
+class TopK:
+    """Finds the largest scores of each token of a sequence, of which the one before tells roughly
+    how large they are."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._least: float | None = None  # the last of them, in the token before
+
+    def largest(self, scores: Floats) -> tuple[Ids, Floats]:
+        """Indices of the `count` largest, and of ties with the last of them, ascending; and these
+        scores."""
+        ids: Ids | None = None
+        if self._least is not None:
+            ids = np.flatnonzero(scores >= self._least - _SLACK)
+        if ids is None or len(ids) < self._count:
+            ids = _near_largest(scores, self._count)
+        near = scores[ids]
+        least = _last_of_best(near, self._count)
+        self._least = float(least)
+        kept = near >= least
+        return ids[kept], near[kept]
+
+
+def _near_largest(scores: Floats, count: int) -> Ids:
+    """Indices of the `count` largest, of ties with the last of them, and of a few more."""
     laid_out = len(scores) - len(scores) % _COLUMNS
     if not count <= _COLUMNS <= laid_out:
         return np.flatnonzero(scores >= _last_of_best(scores, count))
     # The `count` best columns each have a score of at least the smallest of their maxima.
     best = scores[:laid_out].reshape(-1, _COLUMNS).max(axis=0)
-    ids = np.flatnonzero(scores >= _last_of_best(best, count))
-    near = scores[ids]
-    kept: Ids = ids[near >= _last_of_best(near, count)]
-    return kept
+    return np.flatnonzero(scores >= _last_of_best(best, count))
 
 
 def _last_of_best(scores: Floats, count: int) -> np.floating[Any]:
@@ -152,14 +241,15 @@ def _last_of_best(scores: Floats, count: int) -> np.floating[Any]:
 def _nucleus(weights: Floats, share: float) -> Ids:
     """Indices of the smallest set of largest weights with `share` of the sum, at least one."""
     wanted = share * weights.sum(dtype=np.float64)
-    ids: Ids = np.arange(len(weights))
-    if len(weights) > _COLUMNS:
+    if len(weights) <= _COLUMNS:
+        ids: Ids = np.argsort(-weights, kind="stable")
+    else:
         for margin in _MARGINS:
             ids = np.flatnonzero(weights >= np.exp(-margin))
             if weights[ids].sum(dtype=np.float64) >= wanted:
                 break
-    ids = ids[np.argsort(-weights[ids], kind="stable")]
-    cumulative = np.cumsum(weights[ids], dtype=np.float64)
+        ids = ids[np.argsort(-weights[ids], kind="stable")]
+    cumulative = weights[ids].astype(np.float64).cumsum()
     return ids[: int(cumulative.searchsorted(wanted, side="left")) + 1]
 
 

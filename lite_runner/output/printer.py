@@ -20,6 +20,7 @@ from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.text.transcript import Transcript
 
 SPEED_INTERVAL_S = 0.5
+WRITE_INTERVAL_S = 0.05  # a write of streamed text may cost as much as choosing a token
 TITLE_CHARS = 72  # of a prompt in a title line
 
 Format = Literal["text", "jsonl"]
@@ -83,6 +84,7 @@ class Printer:
         self._beams = job.generation.num_beams > 1  # their tokens may change until the end
         self._in_turn = stream and not self._beams
         self._live = self._in_turn and of_all == 1 and form == "text"
+        self._unwritten, self._written_at = "", 0.0  # of streamed text
         self._speed = Speedometer()
 
     def on_token(self, prompt: int, part: int, token: int) -> bool:
@@ -115,14 +117,23 @@ class Printer:
         self._show()
         return [self._rows[one.prompt_index, one.return_index] for one in completions]
 
+    def flush(self) -> None:
+        """Write what is left of streamed text."""
+        progress.text(self._unwritten)
+        self._unwritten, self._written_at = "", time.monotonic()
+
     def _finish(self, completion: Completion) -> None:
         key = (completion.prompt_index, completion.return_index)
         self._stream(self._transcripts[key].finish())
+        self.flush()
         self._rows[key] = row_of(self._job, completion, self._transcripts[key].text)
 
     def _stream(self, text: str) -> None:
-        if self._live:
-            progress.text(text)
+        if not self._live:
+            return
+        self._unwritten += text
+        if self._unwritten and time.monotonic() - self._written_at >= WRITE_INTERVAL_S:
+            self.flush()
 
     def _show(self) -> None:
         while self._waiting and self._waiting[0] in self._rows:

@@ -73,14 +73,17 @@ def _complete(
             form=config.output_format,
             step=step,
         )
-        outcome = generator.generate(
-            job.scheduler_requests(keep_logits=logits is not None),
-            first_index=job.first_index,
-            on_token=printer.on_token,
-            on_finish=printer.on_finish,
-            on_logits=None if logits is None else logits.add,
-            interrupted=interrupted,
-        )
+        try:
+            outcome = generator.generate(
+                job.scheduler_requests(keep_logits=logits is not None),
+                first_index=job.first_index,
+                on_token=printer.on_token,
+                on_finish=printer.on_finish,
+                on_logits=None if logits is None else logits.add,
+                interrupted=interrupted,
+            )
+        finally:
+            printer.flush()
     rows = printer.rows(outcome.completions)
     return RankResult(
         rows=rows,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import RunnerError
-from lite_runner.generation.sampling import Sampler, candidates, process_logits
+from lite_runner.generation.sampling import Sampler, TopK, candidates, process_logits
 
 CASES = json.loads(
     (Path(__file__).parents[1] / "fixtures" / "generation" / "sampling.json").read_text()
@@ -200,3 +200,44 @@ def test_an_end_beyond_the_vocabulary_is_none() -> None:
     config = GenerationConfig(min_new_tokens=1, eos_token_id=(2, 99))
     logits = np.array([1.0, 2.0, 3.0], np.float32)
     np.testing.assert_array_equal(process_logits(logits, PROMPT, 0, config), [1.0, 2.0, -np.inf])
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 3.0])
+def test_the_token_before_changes_nothing(spread: float) -> None:
+    """It only tells where the largest scores may be found."""
+    random, top = np.random.default_rng(1), TopK(50)
+    for step in range(20):
+        logits = random.normal(step * spread, 1 + step % 5, size=5000).astype(np.float32)
+        logits[: 10 * (step % 3)] = 3.0  # many alike
+        expected = np.flatnonzero(logits >= np.sort(logits)[-50])
+        for found in (top, TopK(50)):
+            ids, near = found.largest(logits)
+            np.testing.assert_array_equal(ids, expected)
+            np.testing.assert_array_equal(near, logits[expected])
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "top_k": 3}, {"pad_token_id": 4}])
+def test_logits_are_the_same_after_choosing(options: dict[str, Any]) -> None:
+    """They belong to the backend, and log-probabilities are of them."""
+    config = GenerationConfig(
+        repetition_penalty=1.5, min_new_tokens=2, eos_token_id=(7, 99), **options
+    )
+    logits = np.random.default_rng(2).normal(size=8).astype(np.float32)
+    before = logits.copy()
+    fixed = logits.copy()
+    fixed.flags.writeable = False
+    prompt = np.array([1, 4, 1], dtype=np.int32)
+    one, other, kept = (Sampler(config, prompt, [0], keep_scores=k) for k in (False, False, True))
+    seen = prompt.tolist()
+    for step in range(4):
+        token = one.choose(logits)
+        np.testing.assert_array_equal(logits, before)
+        assert token == other.choose(fixed) == kept.choose(fixed)
+        expected = process_logits(before, np.array(seen), step, config)
+        np.testing.assert_array_equal(kept.scores, expected)
+        seen.append(token)
+    broken = np.full(8, np.nan, np.float32)
+    broken[1] = 1.0
+    with pytest.raises(RunnerError):
+        one.choose(broken)
+    assert broken[1] == 1.0

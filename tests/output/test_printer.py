@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import time
 
 import pytest
 
@@ -124,3 +126,26 @@ def test_the_speed_is_of_the_tokens_since_the_first(monkeypatch: pytest.MonkeyPa
         now += SPEED_INTERVAL_S / 2
     rate = 2 / SPEED_INTERVAL_S
     assert shown == [f"generate: 3 tokens, {rate:.1f} tokens/s"]
+
+
+def test_a_stream_is_written_at_most_twenty_times_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first piece at once, the last one in any case."""
+    now, written = [100.0], list[tuple[float, str]]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress, "text", lambda text: text and written.append((now[0], text)))
+    printer = Printer(
+        byte_tokenizer(), job(Request("a")), of_all=1, stream=True, form="text", step=None
+    )
+    made = completion(0, "0123456789" * 3)
+    for token in made.token_ids:
+        printer.on_token(0, 0, token)
+        now[0] += 0.01
+    printer.on_finish(made)
+    texts = [text for _, text in written]
+    assert texts[0] == "0" and "".join(texts) == "0123456789" * 3 + "\n"
+    times = [moment for moment, _ in written]
+    pairs = itertools.pairwise(times[:-2])  # the last two are the rest, and the end of the line
+    assert all(later - earlier > 0.045 for earlier, later in pairs)
+    assert len(written) <= 9
