@@ -59,7 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # tests press Ctrl-C
     if hasattr(config, "workerinput"):
         return
-    from lite_runner.weights.source import PACKAGES, cache_dir
+    from lite_runner.system.user_cache import cache_dir
+    from lite_runner.weights.source import PACKAGES
 
     users = cache_dir().absolute()
     users.mkdir(parents=True, exist_ok=True)
@@ -328,7 +329,8 @@ def smollm2_gguf() -> Path:
     """SmolLM2-135M as a GGUF of 98 MB: a link to what the user's cache has, where it is kept for
     the next session if it has to be downloaded. Without a network the tests are left out."""
     from lite_runner.errors import ArtifactError
-    from lite_runner.weights.source import cache_dir, fetch
+    from lite_runner.system.user_cache import cache_dir
+    from lite_runner.weights.source import fetch
 
     model = yaml.safe_load((ROOT / "conf/model/smollm2_135m.yaml").read_text(encoding="utf-8"))
     uri = model["model"]["model_config"]["checkpoint_name_or_path"]
@@ -420,7 +422,8 @@ def _set_up(target: str) -> Path:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Tests that write to the checkout, or to what the user has downloaded, fail all of them:
     which one it was, no worker knows."""
-    from lite_runner.weights.source import PACKAGES, cache_dir
+    from lite_runner.system.user_cache import cache_dir
+    from lite_runner.weights.source import PACKAGES
 
     stash = session.config.stash
     if left_behind.BEFORE not in stash:

@@ -12,6 +12,7 @@ from tests import left_behind
 # The run's folder with what it was told and said, but no result.
 RUN_FOLDER = re.compile(
     r"(.*/)?\d{4}-\d\d-\d\d(/[^/]+(/(config\.yaml|run\.log))?)?|(.*/)?(latest|out(puts)?)"
+    r"|cache/values(/[0-9a-f]+\.json)?"  # what composing conf/ gave
 )
 
 

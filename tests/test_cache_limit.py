@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lite_runner.app import main
-from lite_runner.weights.source import cache_dir
+from lite_runner.system.user_cache import cache_dir
 
 HI = ("model=tiny_llama", "predict_data=hi", "max_new_tokens=2")
 

@@ -21,8 +21,9 @@ from lite_runner import progress
 from lite_runner.system.code_digest import code_digest
 from lite_runner.system.files import sha256_of
 from lite_runner.system.signals import deferred
+from lite_runner.system.user_cache import cache_dir
 from lite_runner.weights import caches
-from lite_runner.weights.source import GRAPHS, cache_dir
+from lite_runner.weights.source import GRAPHS
 
 SEAL = ".sha256"
 

@@ -7,6 +7,7 @@ Hydra's: `max_new_tokens=24`, `eos_token_id=[1,2]`, `seed=1,2` with -m.
 from __future__ import annotations
 
 import functools
+import re
 import types
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
@@ -17,6 +18,10 @@ from lite_runner.system.json_file import parse_json
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Override
+
+
+# What Hydra's grammar and JSON read alike.
+_PLAIN = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,17})?|true|false|null")
 
 
 @functools.cache
@@ -47,6 +52,8 @@ def value_of(text: str, annotation: Any) -> Any:
         listed = accepts(annotation, tuple) and text.startswith("[") and text.endswith("]")
         found = _list(text, annotation) if listed else None
         return text if found is None else found
+    if _PLAIN.fullmatch(text):  # most values; Hydra's parser takes a tenth of a second to import
+        return parse_json(text)
     override = _parse(text)
     if override.is_sweep_override():
         raise ValueError("several values; add -m to run them one after another")

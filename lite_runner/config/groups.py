@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from lite_runner import __version__
 from lite_runner.config.yaml_file import at, read_yaml
 from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.system.user_cache import remembered
 
 GROUPS = ("model", "parallel", "ge", "run_mode", "backend")
-_SCHEMES = ("file://", "pkg://")  # of hydra.searchpath
+_VARIABLE = re.compile(rb"oc\.env:(\w+)")
 
 
 def conf_dir() -> Path:
@@ -106,20 +109,27 @@ def _order(name: str) -> tuple[str, float]:
 def compose_groups(choices: Mapping[str, str], folders: Iterable[Path] = ()) -> dict[str, Any]:
     """conf/ and `folders` with these options, resolved to plain data. ConfigError for a broken
     yaml."""
+    conf, others = conf_dir(), tuple(folders)
+    overrides = [f"{group}={name}" for group, name in choices.items()]
+    if others:  # a user's folder may hold anything: what changed in it is not searched for
+        listed = ",".join(_quoted(f"file://{folder}") for folder in others)
+        return _composed(conf, others, [*overrides, f"hydra.searchpath=[{listed}]"])
+    name = " ".join((str(conf), *overrides))
+    plain: dict[str, Any] = remembered(name, _state(conf), lambda: _composed(conf, (), overrides))
+    return plain
+
+
+def _composed(conf: Path, others: Sequence[Path], overrides: Sequence[str]) -> dict[str, Any]:
+    """What Hydra makes of them, which takes a third of a second with its import."""
+    from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    conf, others = conf_dir(), tuple(folders)
-    overrides = [f"{group}={name}" for group, name in choices.items()]
     try:
-        if others:  # a user's folder may hold anything: what changed in it is not searched for
-            listed = ",".join(_quoted(f"file://{folder}") for folder in others)
-            composed = _composed(conf, (*overrides, f"hydra.searchpath=[{listed}]"))
-        else:
-            composed = _composed_once(conf, tuple(overrides), _state(conf))
-        # Each time: a setting may be a variable of the environment.
+        with initialize_config_dir(config_dir=str(conf), version_base="1.3"):
+            composed = compose("config", list(overrides))
         plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
@@ -129,24 +139,16 @@ def compose_groups(choices: Mapping[str, str], folders: Iterable[Path] = ()) -> 
     return {str(key): value for key, value in plain.items()}
 
 
-def _composed(conf: Path, overrides: tuple[str, ...]) -> Any:
-    """What Hydra makes of them, a DictConfig with its interpolations."""
-    from hydra import compose, initialize_config_dir
-
-    with initialize_config_dir(config_dir=str(conf), version_base="1.3"):
-        return compose("config", list(overrides))
-
-
-@lru_cache(maxsize=64)
-def _composed_once(conf: Path, overrides: tuple[str, ...], _state: tuple[object, ...]) -> Any:
-    """Hydra takes a tenth of a second, and a process that uses the API asks for the same again."""
-    return _composed(conf, overrides)
-
-
-def _state(folder: Path) -> tuple[object, ...]:
-    """What changes with the yaml files of a folder."""
-    stats = [(path, path.stat()) for path in sorted(folder.rglob("*.yaml"))]
-    return tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats)
+def _state(conf: Path) -> str:
+    """What composing depends on: the yaml files, and the variables of the environment they name."""
+    whole = hashlib.sha256(__version__.encode())
+    for folder, _, files in sorted(os.walk(conf)):
+        for file in sorted(files):
+            content = Path(folder, file).read_bytes()
+            whole.update(f"{folder}/{file} {len(content)} ".encode() + content)
+            for name in _VARIABLE.findall(content):
+                whole.update(repr((name, os.environ.get(name.decode()))).encode())
+    return whole.hexdigest()
 
 
 def _quoted(text: str) -> str:
@@ -157,13 +159,22 @@ def _quoted(text: str) -> str:
 def keys_by_run_mode(folders: Sequence[Path] = ()) -> dict[str, frozenset[str]]:
     """The dotted keys that conf/ gives a default for with each run mode; those that every run has
     are left out. Nothing of a run mode is imported for it."""
+    conf = conf_dir()
+    if folders:
+        found = _keys_by_run_mode(folders)
+    else:
+        found = remembered(f"{conf} keys", _state(conf), _keys_by_run_mode)
+    return {mode: frozenset(keys) for mode, keys in found.items()}
+
+
+def _keys_by_run_mode(folders: Sequence[Path] = ()) -> dict[str, list[str]]:
     ge = [raw for option in options_of("ge") for raw in files_of("ge", option, folders)]
     found = {}
     for option in options_of("run_mode", folders):
         keys = {key for raw in files_of("run_mode", option, folders) for key in _dotted(raw)}
         if any(key.startswith("infer.") for key in keys):
             keys |= {key for raw in ge for key in _dotted(raw)}
-        found[option] = frozenset(keys - {"run_mode", "defaults"})
+        found[option] = sorted(keys - {"run_mode", "defaults"})
     return found
 
 

@@ -10,7 +10,8 @@ from typing import Literal
 from lite_runner import progress
 from lite_runner.doctor import caches, computing, hardware, mindformers, requirements, two_ranks
 from lite_runner.doctor.check import Check, as_json, as_text, counts, examine, passed
-from lite_runner.weights.source import EXPORTS, GRAPHS, HUB, PACKAGES, cache_dir
+from lite_runner.system.user_cache import cache_dir
+from lite_runner.weights.source import EXPORTS, GRAPHS, HUB, PACKAGES
 
 Format = Literal["text", "json"]
 

@@ -16,9 +16,10 @@ from lite_runner.config.options import ExportedOptions
 from lite_runner.export.spec import ExportSpec, spec_of_run
 from lite_runner.model.files import ModelFiles
 from lite_runner.system.code_digest import code_digest
+from lite_runner.system.user_cache import cache_dir
 from lite_runner.system.versions import versions
 from lite_runner.weights.lora.adapter_file import digest
-from lite_runner.weights.source import EXPORTS, cache_dir
+from lite_runner.weights.source import EXPORTS
 
 
 def chosen_backend(

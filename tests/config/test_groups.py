@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,27 @@ def test_a_file_that_changes_is_read_again(conf: Path) -> None:
     for _ in range(2):  # a fault is no answer to be kept
         with pytest.raises(ConfigError, match="do not compose"):
             groups.compose_groups({"model": "tiny_llama"})
+
+
+def test_the_next_process_needs_no_hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor reads the same yaml files again."""
+    monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    code = (
+        "import sys; from lite_runner.config.argv import parse\n"
+        "from lite_runner.run_modes import heads, resolve\n"
+        "words = ['model=tiny_llama', 'predict_data=x', 'max_new_tokens=3', 'temperature=0.5']\n"
+        "config, _ = resolve(parse([*words, 'do_sample=true', 'top_k=null'], heads()))\n"
+        "print(repr(config))\n"
+        "print({'hydra', 'omegaconf', 'antlr4'} & {*sys.modules})"
+    )
+    command = [sys.executable, "-c", code]
+    first, second = (
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        for _ in range(2)
+    )
+    assert first[0] == second[0]
+    assert (first[1] != "set()", second[1]) == (True, "set()")
 
 
 def test_a_variable_of_the_environment_is_read_each_time(

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
+from lite_runner.system.user_cache import cache_dir
 from lite_runner.weights import source
-from lite_runner.weights.source import cache_dir, fetch
+from lite_runner.weights.source import fetch
 from tests.paths import ROOT
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64

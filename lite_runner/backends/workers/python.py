@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lite_runner.config.secret import without_keys
 from lite_runner.errors import EnvironmentFault
-from lite_runner.weights.source import cache_dir
+from lite_runner.system.user_cache import cache_dir
 
 TAIL_LINES = 8
 _CHECKOUT = Path(__file__).resolve().parents[3]
