@@ -11,7 +11,6 @@ from lite_runner.config.repeat import kept, with_input
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.seeds import with_seed
 from lite_runner.distributed.rank_table_checks import with_rank_table
-from lite_runner.launch_ranks import launch_ranks
 from lite_runner.output.report import RunFolder
 from lite_runner.run_modes import run_mode
 from lite_runner.system import environment
@@ -43,6 +42,8 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         progress.detail(", ".join(f"{name} {version}" for name, version in versions().items()))
         log_details(notes)
         if starts_ranks(config):
+            from lite_runner.launch_ranks import launch_ranks
+
             launch_ranks(config, folder, plugins)
         else:
             folder.write_config(kept(config.without_secrets()))

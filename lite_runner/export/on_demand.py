@@ -11,7 +11,6 @@ from lite_runner.export.cache import folder_in_cache
 from lite_runner.export.exchange import barrier, broadcast
 from lite_runner.export.job import ExportJob
 from lite_runner.export.output_paths import OutputPaths
-from lite_runner.export.writer import export_artifact
 from lite_runner.mindir.manifest import Manifest, read_manifest
 from lite_runner.weights import caches
 
@@ -24,6 +23,8 @@ def cached_export(job: ExportJob) -> tuple[Path, Manifest]:
     if not found:
         job.tokenizer_files()  # without a tokenizer it cannot be exported
     if broadcast(ranks, "" if found else "missing"):
+        from lite_runner.export.writer import export_artifact
+
         packed = job.spec.layout == "packed"
         without = " (backend=ms does without)" if packed else ""
         progress.note(

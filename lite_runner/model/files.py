@@ -18,7 +18,6 @@ from lite_runner.weights.quantization.quantize import with_quantization
 from lite_runner.weights.quantization.rounding import with_matrices_in
 from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.sharding.pieces import pieces
-from lite_runner.weights.sharding.reshard import tensors_for, verify_shards, whole_tensors
 from lite_runner.weights.sharding.shard_manifest import rank_folders
 
 if TYPE_CHECKING:
@@ -77,6 +76,8 @@ class ModelFiles:
         elif self.adapter is not None and self.adapter.folder == self.path:
             tensors, _ = open_with_lora(self.path, base)
         else:
+            from lite_runner.weights.sharding.reshard import whole_tensors
+
             tensors = whole_tensors(self.path, base, self.strategy)
         if self.adapter is not None:
             tensors = merged(tensors, self.adapter, base)
@@ -96,6 +97,8 @@ class ModelFiles:
         """
         if self.path is None or self.adapter is not None:
             return self
+        from lite_runner.weights.sharding.reshard import verify_shards
+
         verify_shards(
             self.path,
             self.model,
@@ -145,6 +148,9 @@ class ModelFiles:
         if self.path is None or self.adapter is not None or self.quantization.quant != "none":
             # Whole matrices are quantized, then sharded: all ranks get the same integers.
             return pieces(self.whole(), self.model, ranks, vocab_parallel=vocab_parallel)
+        # Not for those who read no weights: it imports protobuf, for strategy files.
+        from lite_runner.weights.sharding.reshard import tensors_for
+
         tensors = tensors_for(
             self.path,
             self.model,

@@ -10,8 +10,6 @@ from lite_runner.config.options import ComputeOptions, ExportedOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.model.files import RANDOM, ModelFiles
 from lite_runner.plan.job import Job
-from lite_runner.plan.offline import load_offline
-from lite_runner.plan.online import load_online
 from lite_runner.sizing.need import Memory
 from lite_runner.text.tokenizer import Tokenizer
 
@@ -35,5 +33,9 @@ def load(
     if files.source == RANDOM and files.exported is None and files.held is None:
         progress.note("load_checkpoint=random: the weights are noise, and so is the text")
     if isinstance(config, ExportedOptions) and config.backend == "mslite":
+        from lite_runner.plan.offline import load_offline
+
         return load_offline(config, files, job, tokenizer, ranks)
+    from lite_runner.plan.online import load_online
+
     return load_online(config, files, device, job, ranks, need)

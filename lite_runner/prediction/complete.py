@@ -8,7 +8,6 @@ from lite_runner.config.predict_options import PredictOptions
 from lite_runner.output.merge import gather
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.plan import Plan
-from lite_runner.prediction.compare_run import run_and_compare
 from lite_runner.prediction.finish import write_results
 from lite_runner.prediction.replica import complete_share
 from lite_runner.system.signals import CutShort
@@ -26,6 +25,8 @@ def complete(
     (time.perf_counter()) from which loading counts. Raises RunnerError, and CutShort."""
     config = plan.config
     if isinstance(config, PredictOptions) and config.compare_backend is not None:
+        from lite_runner.prediction.compare_run import run_and_compare
+
         run_and_compare(plan, tokenizer, folder, began)
         return
     mine = complete_share(plan, tokenizer, folder, began, interrupted)

@@ -248,3 +248,11 @@ def test_damage_never_escapes(
         return
     for tensor in found.tensors.values():
         assert tensor.lazy().read().shape == tensor.shape
+
+
+def test_the_types_are_the_librarys() -> None:
+    for number, (name, values, size) in gguf_file.TYPES.items():
+        assert GGMLQuantizationType(number).name == name
+        assert gguf.GGML_QUANT_SIZES[GGMLQuantizationType(number)] == (values, size)
+    known = {name for name, _, _ in gguf_file.TYPES.values()}
+    assert known >= {*gguf_file.STORED_TYPES, *gguf_file.QUANTIZED_TYPES}
