@@ -27,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def machine(monkeypatch: pytest.MonkeyPatch) -> list[Check]:
     """The checks of the machine, which take seconds: one that is well."""
     checks = [Check("python", lambda: Finding("ok", "3.11"))]
-    monkeypatch.setattr(checkup, "machine_checks", lambda *_: checks)
+    monkeypatch.setattr(checkup, "machine_checks", lambda *_, **__: checks)
     return checks
 
 
