@@ -22,6 +22,7 @@ from lite_runner.config.sections import (
     LlamaSettings,
     MixtureSettings,
     PetSettings,
+    RotaryLayerNormSettings,
 )
 from lite_runner.config.yaml_file import read_yaml
 from tests.paths import ROOT
@@ -33,7 +34,12 @@ MOST_COMMON_KEYS = 25
 # Fields that only some models set: their defaults stand in the dataclasses.
 OF_SOME_MODELS = {
     f"model.model_config.{field.name}"
-    for section in (LlamaSettings, MixtureSettings, LayerNormSettings)
+    for section in (
+        LlamaSettings,
+        MixtureSettings,
+        LayerNormSettings,
+        RotaryLayerNormSettings,
+    )
     for field in dataclasses.fields(section)
     if field.default is not dataclasses.MISSING
 } | {
@@ -138,8 +144,9 @@ def has_infer(mode: str) -> bool:
 
 def group_class(stem: str) -> type[RunConfig]:
     """The dataclass of a file of conf/keys, as SaveStrategyOptions of save_strategy.yaml."""
-    words = stem.removesuffix("s").split("_")
-    found: type[RunConfig] = getattr(options, "".join(map(str.title, words)) + "Options")
+    classes = {name.lower(): value for name, value in vars(options).items()}
+    names = [f"{name.replace('_', '')}options" for name in (stem, stem.removesuffix("s"))]
+    found: type[RunConfig] = next(classes[name] for name in names if name in classes)
     return found
 
 
