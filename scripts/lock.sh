@@ -14,7 +14,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$python" -m venv "$work/venv"
 "$work/venv/bin/python" -m pip install -qq --disable-pip-version-check \
-  --dry-run --ignore-installed --report "$work/report.json" --editable '.[bench,dev,serve]'
+  --dry-run --ignore-installed --report "$work/report.json" --editable '.[bench,chat,dev,serve]'
 
 "$python" - "$work/report.json" >"$work/lock.txt" <<'EOF'
 import json

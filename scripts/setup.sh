@@ -186,8 +186,8 @@ touch "$unfinished"
 say "installing the packages of $lock (log: $venv/setup.log)"
 [[ $target != peers ]] || say "llama.cpp is built from source once, in 3 to 10 minutes; pip keeps it"
 case $target in
-  run) install --editable '.[bench]' ;;
-  dev) install --editable '.[dev]' ;;
+  run) install --editable '.[bench,chat,serve]' ;;
+  dev) install --editable '.[chat,dev,serve]' ;;
   peers | lite | mindformers) install --requirement "$lock" ;;
   mindformers-1.9)
     place='import sysconfig; print(sysconfig.get_path("purelib"))'

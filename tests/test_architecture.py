@@ -72,6 +72,10 @@ ALLOWED: dict[str, set[str]] = {
         *("architectures", "backends", "config", "errors", "generation", "model", "output"),
         *("plan", "progress", "sizing", "system"),
     },
+    "serving": {
+        *("backends", "config", "errors", "generation", "model", "plan", "progress", "system"),
+        "text",
+    },
     "bench": {
         *("architectures", "backends", "config", "errors", "export", "generation", "model"),
         *("output", "plan", "plugins", "progress", "system", "weights"),
@@ -105,7 +109,7 @@ ALLOWED: dict[str, set[str]] = {
             "generation",
             "model",
         ),
-        *("output", "plan", "prediction", "progress", "sizing", "system", "weights"),
+        *("output", "plan", "prediction", "progress", "serving", "sizing", "system", "weights"),
     },
     "shared_plan": {
         *("backends", "config", "distributed", "errors", "output", "plan", "progress", "run_modes"),

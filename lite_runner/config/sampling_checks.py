@@ -7,12 +7,12 @@ from typing import Any
 
 from lite_runner.config.fields import Fault, fault
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.options import GenerateOptions
+from lite_runner.config.options import ExportedOptions
 from lite_runner.config.prompt import Request
 
 
 def sampling_faults(
-    config: GenerateOptions, options: GenerationConfig, given: Mapping[str, Any]
+    config: ExportedOptions, options: GenerationConfig, given: Mapping[str, Any]
 ) -> Iterator[Fault]:
     """Validation errors of `options` in a run of `config`; `given` are those that were typed, by
     name, and null where they were not."""
@@ -23,7 +23,7 @@ def sampling_faults(
 
 
 def request_option_faults(
-    config: GenerateOptions, shared: GenerationConfig, request: Request
+    config: ExportedOptions, shared: GenerationConfig, request: Request
 ) -> list[str]:
     """Validation errors of a prompt's options, with each other and with the run's (`shared`)."""
     own = request.own
@@ -108,7 +108,7 @@ def _lengths(options: GenerationConfig) -> Iterator[Fault]:
             return
 
 
-def _logits(config: GenerateOptions, options: GenerationConfig) -> Iterator[Fault]:
+def _logits(config: ExportedOptions, options: GenerationConfig) -> Iterator[Fault]:
     """Options that need more logits than an exported model returns."""
     key = "model.model_config.is_sample_acceleration"
     if config.model.model_config.is_sample_acceleration:

@@ -1,5 +1,6 @@
 """Token generation: scheduling, sampling and beam search over a Backend. NumPy only, no text."""
 
+from lite_runner.generation.adjustments import Adjustments, Guide
 from lite_runner.generation.generate import OnFinish, OnLogits, OnToken, generate
 from lite_runner.generation.generator import Generator, ScheduledGenerator
 from lite_runner.generation.lengths import (
@@ -20,12 +21,14 @@ from lite_runner.generation.result import Generation, GenerationTiming
 from lite_runner.generation.scheduler import Scheduler
 
 __all__ = [
+    "Adjustments",
     "Completion",
     "Event",
     "Finished",
     "Generation",
     "GenerationTiming",
     "Generator",
+    "Guide",
     "Logprobs",
     "OnFinish",
     "OnLogits",

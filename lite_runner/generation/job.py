@@ -70,6 +70,14 @@ class Job:
         """Gets the log-probabilities of what is prefilled."""
         return None if self.begun else self.prompt_logprobs
 
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of its sequences in the KV cache."""
+        if not self.decoding:
+            return self.prefilled
+        length = len(self.request.prompt) - 1
+        return sum(length + generated for _, _, generated in self.search.newest())
+
     def slots_in_use(self) -> list[int]:
         """Slots of the running lanes, and of the prefill."""
         running = self.search.lanes()

@@ -21,9 +21,11 @@ class LogprobCollector:
         self._top = top
         self._parts: list[tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.float64]]] = []
 
-    def add(self, logits: NDArray[np.float32], tokens: NDArray[np.int32]) -> None:
-        """`logits` [n, vocab] predict `tokens` [n]."""
-        self._parts.append(log_likelihoods(logits, tokens, self._top))
+    def add(self, logits: NDArray[np.float32], tokens: NDArray[np.int32]) -> Logprobs:
+        """Those of `tokens` [n], which `logits` [n, vocab] predict."""
+        part = log_likelihoods(logits, tokens, self._top)
+        self._parts.append(part)
+        return Logprobs(*part)
 
     def all(self) -> Logprobs:
         """The log-probabilities of all tokens so far."""

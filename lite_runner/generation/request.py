@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from lite_runner.config.generation import FinishReason, GenerationConfig
 from lite_runner.errors import RunnerError
+from lite_runner.generation.adjustments import Adjustments
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +24,7 @@ class Request:
     priority: int = 0  # smaller is earlier; FIFO within a priority
     keep_logits: bool = False  # set Token.logits and Token.scores
     name: str = "the request"  # for messages
+    adjustments: Adjustments | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +69,7 @@ class Token:
     is_end: bool = False  # an eos token, not part of the text
     logits: NDArray[np.float32] | None = None  # [vocab], with keep_logits
     scores: NDArray[np.floating[Any]] | None = None  # [vocab], processed logits
+    logprobs: Logprobs | None = None  # of this token, where the options ask for them
 
 
 @dataclass(frozen=True, slots=True, eq=False)

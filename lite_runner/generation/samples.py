@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,7 @@ class Samples:
                     request.prompt,
                     (*request.seed_key, index),
                     request.name,
+                    request.adjustments,
                     keep_scores=request.keep_logits,
                 ),
                 None if top is None else LogprobCollector(top),
@@ -97,13 +98,14 @@ class Samples:
             token = sequence.sampler.choose(logits)
         except RunnerError as error:
             return [self._finished(sequence, "error", error)]
+        likelihood = None
         if sequence.logprobs is not None:
-            sequence.logprobs.add(logits[None], np.array([token], np.int32))
+            likelihood = sequence.logprobs.add(logits[None], np.array([token], np.int32))
         is_end = token in self._eos
-        event = Token(self._id, sequence.index, token, is_end)
+        event = Token(self._id, sequence.index, token, is_end, logprobs=likelihood)
         if self._request.keep_logits:
             scores = warped(sequence.sampler.scores, self._request.options)
-            event = Token(self._id, sequence.index, token, is_end, logits, scores)
+            event = replace(event, logits=logits, scores=scores)
         if is_end:
             sequence.end_token = token
             return [event, self._finished(sequence, "stop")]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import NonFiniteError
+from lite_runner.generation.adjustments import Adjuster, Adjustments
 
 Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.integer[Any]]
@@ -38,6 +39,7 @@ class Sampler:
         prompt: Ids,
         seed_key: Sequence[int],
         name: str = "",
+        adjustments: Adjustments | None = None,
         *,
         keep_scores: bool = False,
     ) -> None:
@@ -47,6 +49,7 @@ class Sampler:
         self._seen = Seen(prompt, options.pad_token_id)
         self._chosen = 0
         self._name = name
+        self._adjuster = None if adjustments is None else Adjuster(adjustments)
         self._random = np.random.default_rng(list(seed_key)) if options.do_sample else None
         self._keep_scores = keep_scores
         self._top = TopK(options.top_k)
@@ -54,6 +57,8 @@ class Sampler:
 
     def choose(self, logits: Floats) -> int:
         """The next token. Raises NonFiniteError for non-finite `logits`."""
+        if self._adjuster is not None:
+            logits = self._adjuster.apply(logits)
         changed = changed_logits(logits, self._seen.ids, self._chosen, self._options)
         if self._keep_scores or (changed is not None and not logits.flags.writeable):
             self.scores = scores = _with(logits, changed)
@@ -70,6 +75,8 @@ class Sampler:
             finally:
                 logits[ids] = before
         self._chosen += 1
+        if self._adjuster is not None:
+            self._adjuster.take(token)
         if self._options.repetition_penalty != 1.0:
             self._seen.add(token)
         return token

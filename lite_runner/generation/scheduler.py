@@ -82,6 +82,16 @@ class Scheduler:
         """Queued jobs without slots."""
         return len(self._waiting)
 
+    @property
+    def running(self) -> int:
+        """Sequences that have cache slots."""
+        return sum(len(job.slots_in_use()) for job in self._running)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the running sequences in the KV cache."""
+        return sum(job.cached_tokens for job in self._running)
+
     def add(self, request: Request) -> int:
         """Queue a request; its id, larger than all before.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.cluster import ranks_of
-from lite_runner.config.options import ComputeOptions, GenerateOptions
+from lite_runner.config.options import AdapterOptions, ComputeOptions, GenerateOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import DType, RunConfig
 from lite_runner.model.files import ModelFiles
@@ -59,6 +59,15 @@ def open_adapter_job(
     else:
         opened = list(adapters_of(config, model, wanted).values())
     return AdapterJob(opened, names, sharded, root)
+
+
+def all_adapters(config: AdapterOptions, model: Decoder) -> AdapterJob | None:
+    """Open every adapter of adapter_path, for prompts that come later; None without adapters.
+    Raises ArtifactError."""
+    if not config.adapter_path:
+        return None
+    opened = list(adapters_of(config, model).values())
+    return AdapterJob(opened, (), root=adapter_root_of(config))
 
 
 def check_adapter_job(job: AdapterJob, files: ModelFiles) -> None:

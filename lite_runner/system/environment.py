@@ -22,10 +22,10 @@ from lite_runner.system.signals import deferred
 _FUSED = re.compile(r"Ascend910(B\d|_93)")
 
 
-def check_packages() -> None:
+def check_packages(extra: str = "") -> None:
     """Raises EnvironmentFault, with the install line, where a package is missing or another than
-    lite-runner requires."""
-    packages.check()
+    lite-runner, or its `extra`, requires."""
+    packages.check(extra)
 
 
 def import_mindspore() -> None:

@@ -44,10 +44,11 @@ class Requirement:
         return True
 
 
-def required() -> list[Requirement]:
+def required(extra: str = "") -> list[Requirement]:
     """Each package of setup.cfg in a checkout, else of the installed lite-runner's metadata; none
-    where there is neither."""
-    return [_requirement(text) for text in _lines("install_requires", "Requires-Dist")]
+    where there is neither. `extra`: those of an extra instead."""
+    lines = _extra_lines(extra) if extra else _lines("install_requires", "Requires-Dist")
+    return [_requirement(text) for text in lines]
 
 
 def required_python() -> Requirement:
@@ -65,16 +66,16 @@ def installed(name: str) -> str | None:
         return None
 
 
-def unmet() -> dict[Requirement, str | None]:
+def unmet(extra: str = "") -> dict[Requirement, str | None]:
     """The requirements that this Python does not meet, and the version that each has instead."""
-    found = {one: installed(one.name) for one in required()}
+    found = {one: installed(one.name) for one in required(extra)}
     return {one: has for one, has in found.items() if has is None or not one.allows(has)}
 
 
-def check() -> None:
-    """Raises EnvironmentFault, with the install line, where a required package is missing or of
-    another version. Takes a few milliseconds."""
-    wrong = unmet()
+def check(extra: str = "") -> None:
+    """Raises EnvironmentFault, with the install line, where a required package, or one of an
+    extra, is missing or of another version. Takes a few milliseconds."""
+    wrong = unmet(extra)
     if not wrong:
         return
     told = [
@@ -101,17 +102,39 @@ def reinstall_line(name: str) -> str:
 
 def _lines(option: str, field: str) -> Iterator[str]:
     """The values of an option of setup.cfg, or of a field of the metadata; extras are left out."""
+    parser = _setup()
+    if parser is not None:
+        yield from _values(parser.get("options", option, fallback=""))
+        return
+    with suppress(metadata.PackageNotFoundError):
+        yield from (line for line in _fields(_OWN, field) if "extra ==" not in line)
+
+
+def _extra_lines(extra: str) -> Iterator[str]:
+    """The requirements of an extra."""
+    parser = _setup()
+    if parser is not None:
+        yield from _values(parser.get("options.extras_require", extra, fallback=""))
+        return
+    with suppress(metadata.PackageNotFoundError):
+        for line in _fields(_OWN, "Requires-Dist"):
+            requirement, _, condition = line.partition(";")
+            if re.fullmatch(rf"\s*extra == ['\"]{re.escape(extra)}['\"]\s*", condition):
+                yield requirement
+
+
+def _setup() -> configparser.ConfigParser | None:
+    """The setup.cfg of a checkout; None where this is none."""
     parser = configparser.ConfigParser()
     try:
         parser.read(_CHECKOUT / "setup.cfg", encoding="utf-8")
     except (OSError, ValueError, configparser.Error):
-        parser.clear()
-    if parser.get("metadata", "name", fallback="") == _OWN:
-        lines = parser.get("options", option, fallback="").splitlines()
-        yield from (line for line in lines if line.strip())
-        return
-    with suppress(metadata.PackageNotFoundError):
-        yield from (line for line in _fields(_OWN, field) if "extra ==" not in line)
+        return None
+    return parser if parser.get("metadata", "name", fallback="") == _OWN else None
+
+
+def _values(text: str) -> Iterator[str]:
+    yield from (line for line in text.splitlines() if line.strip() and line.strip()[0] != "#")
 
 
 def _fields(package: str, name: str) -> Iterator[str]:

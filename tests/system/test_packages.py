@@ -32,13 +32,14 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def test_this_python_meets_them_all() -> None:
-    assert packages.unmet() == {}
+    assert packages.unmet() == packages.unmet("serve") == {}
     packages.check()
+    packages.check("serve")
 
 
 def test_a_checkout_and_its_metadata_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     checkout = packages.required()
-    python = packages.required_python()
+    python, server = packages.required_python(), packages.required("serve")
     monkeypatch.setattr(packages, "_CHECKOUT", Path("/nowhere"))
     installed = packages.required()
 
@@ -48,6 +49,8 @@ def test_a_checkout_and_its_metadata_say_the_same(monkeypatch: pytest.MonkeyPatc
     assert len(checkout) > 10
     assert plain(installed) == plain(checkout)  # and none of an extra
     assert plain([packages.required_python()]) == plain([python])
+    assert len(server) > 3
+    assert {one.name for one in packages.required("serve")} == {one.name for one in server}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,7 @@ def test_all_are_told_at_once(install: Install) -> None:
 
 def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [Requirement("no-such-package", ">=1")]
-    monkeypatch.setattr(packages, "required", lambda: wanted)
+    monkeypatch.setattr(packages, "required", lambda _="": wanted)
     with pytest.raises(EnvironmentFault, match="no-such-package is not installed") as caught:
         packages.check()
     assert caught.value.hint.endswith('pip install "no-such-package>=1"')

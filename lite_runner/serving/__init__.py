@@ -1,0 +1,1 @@
+"""run_mode=serve: an HTTP server of OpenAI's protocol over one scheduler."""

@@ -1,0 +1,187 @@
+"""/v1/completions"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.generation import Completion
+from lite_runner.serving.collect import Progress
+from lite_runner.serving.engine import Ended, Piece
+from lite_runner.serving.errors import ApiError
+from lite_runner.serving.sampling import adjustments, generation_options
+from lite_runner.serving.schemas import CompletionRequest
+from lite_runner.serving.state import Server, Usage
+from lite_runner.serving.text_logprobs import CompletionLogprobs
+
+MAX_PROMPTS = 1024
+
+
+class Completions:
+    """One call: its prompts, and the answer in both forms."""
+
+    def __init__(self, server: Server, body: CompletionRequest) -> None:
+        """Raises ApiError for what cannot be done."""
+        self._server, self._body = server, body
+        self._adapter = server.adapter_of(body.model)
+        self._adjustments = adjustments(body, server.engine.info.vocab_size)
+        self._head = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": body.model or server.name,
+        }
+        if body.stream and body.echo and body.logprobs is not None:
+            raise ApiError(400, "echo: not with both logprobs and stream", "echo")
+
+    async def prepare(self) -> None:
+        """Tokenize the prompts. Raises ApiError for one that does not fit."""
+        body, server = self._body, self._server
+        self._prompts = await self._tokens()
+        context = server.engine.info.max_length
+        self._options = [
+            generation_options(body, server.defaults, len(ids), context) for ids in self._prompts
+        ]
+        self.progress = Progress(server, [len(ids) for ids in self._prompts], body.n or 1)
+        # What stands before the first new token, where it is asked for.
+        self._echoes = [server.tokenizer.decode(ids) if body.echo else "" for ids in self._prompts]
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one."""
+        texts: dict[int, str] = {}
+        ended: dict[int, Ended] = {}
+        async with aclosing(self._outputs()) as outputs:
+            async for place, output in outputs:
+                choice = self._choice(place, output.index)
+                texts[choice] = texts.get(choice, "") + output.text
+                if isinstance(output, Ended):
+                    ended[choice] = output
+        choices = [self._whole_choice(index, texts[index], ended[index]) for index in sorted(ended)]
+        return self._head | {"choices": choices, "usage": usage_of(self.progress.usage)}
+
+    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The answer as it comes: a chunk for each token."""
+        body, server = self._body, self._server
+        logprobs: dict[int, CompletionLogprobs] = {}
+        echoed: set[int] = set()
+        async with aclosing(self._outputs()) as outputs:
+            async for place, output in outputs:
+                choice = self._choice(place, output.index)
+                text = output.text
+                if choice not in echoed:
+                    echoed.add(choice)
+                    text = self._echoes[place] + text
+                found = None
+                if isinstance(output, Piece) and output.logprobs is not None:
+                    offset = logprobs[choice].offset if choice in logprobs else 0
+                    logprobs[choice] = CompletionLogprobs(server.tokenizer, offset)
+                    logprobs[choice].add(output.token, output.logprobs)
+                    found = logprobs[choice].plain
+                reason = output.finish_reason if isinstance(output, Ended) else None
+                made = {"index": choice, "text": text, "logprobs": found, "finish_reason": reason}
+                yield self._head | {"choices": [made]}
+        if body.stream_options is not None and body.stream_options.include_usage:
+            yield self._head | {"choices": [], "usage": usage_of(self.progress.usage)}
+
+    async def _outputs(self) -> AsyncGenerator[tuple[int, Piece | Ended], None]:
+        work: list[tuple[Sequence[int], GenerationConfig]]
+        work = list(zip(self._prompts, self._options, strict=True))
+        priority = self._body.priority or 0
+        answer = self._server.answer(work, self._adapter, self._adjustments, priority)
+        async with answer as outputs, aclosing(self.progress.follow(outputs)) as followed:
+            async for one in followed:
+                yield one
+
+    def _choice(self, place: int, index: int) -> int:
+        return place * (self._body.n or 1) + index
+
+    async def _tokens(self) -> list[list[int]]:
+        """Token ids of each prompt."""
+        given, tokenizer = self._body.prompt, self._server.tokenizer
+        special = self._body.add_special_tokens is not False
+        prompts: list[Any] = [given] if isinstance(given, str) else list(given)
+        if isinstance(prompts[0], int):
+            prompts = [prompts]
+        if len(prompts) > MAX_PROMPTS:
+            raise ApiError(
+                400, f"prompt: {len(prompts)}, at most {MAX_PROMPTS} at a time", "prompt"
+            )
+        vocab = self._server.engine.info.vocab_size
+        found = []
+        for one in prompts:
+            if isinstance(one, str):
+                ids = await self._server.encode(partial(tokenizer.encode, one, special))
+            else:
+                ids = list(one)
+            if not ids:
+                raise ApiError(400, "prompt: has no tokens", "prompt")
+            if max(ids) >= vocab:
+                raise ApiError(
+                    400, f"prompt: got token {max(ids)}, expected 0 to {vocab - 1}", "prompt"
+                )
+            found.append(ids)
+        return found
+
+    def _whole_choice(self, index: int, text: str, ended: Ended) -> dict[str, Any]:
+        place = index // (self._body.n or 1)
+        choice = {
+            "index": index,
+            "text": self._echoes[place] + text,
+            "logprobs": self._logprobs(place, ended.completion),
+            "finish_reason": ended.finish_reason,
+        }
+        if self._body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(
+                self._server, self._prompts[place], ended.completion
+            )
+        return choice
+
+    def _logprobs(self, place: int, completion: Completion) -> dict[str, Any] | None:
+        if completion.logprobs is None:
+            return None
+        made = CompletionLogprobs(self._server.tokenizer)
+        if self._body.echo:
+            for at, token in enumerate(self._prompts[place]):
+                made.add(token, completion.prompt_logprobs if at else None, at - 1)
+        for row, token in enumerate(completion.token_ids):
+            made.add(token, completion.logprobs, row)
+        return made.plain
+
+
+def usage_of(usage: Usage) -> dict[str, Any]:
+    """`usage` of an answer."""
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }
+
+
+def prompt_logprobs(
+    server: Server, prompt: Sequence[int], completion: Completion
+) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: of each prompt token and the likeliest ones there, by token id;
+    None for the first, which nothing predicts."""
+    found = completion.prompt_logprobs
+    rows: list[dict[str, Any] | None] = [None]
+    if found is None:
+        return rows
+    for row, token in enumerate(prompt[1:]):
+        values = dict(zip(found.top_ids[row].tolist(), found.top[row].tolist(), strict=True))
+        values.setdefault(token, float(found.chosen[row]))
+        rows.append(
+            {
+                str(id): {
+                    "logprob": value,
+                    "decoded_token": server.tokenizer.decode([id], skip_special_tokens=False),
+                }
+                for id, value in values.items()
+            }
+        )
+    return rows

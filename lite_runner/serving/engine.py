@@ -1,0 +1,271 @@
+"""The scheduler in a thread of its own: requests in, pieces of text out.
+
+Other threads submit and cancel requests at any time; the thread takes them between two steps, so
+that a request that leaves frees its cache slots within a step. What a step gave is handed over in
+one call, for each wakes the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from lite_runner.backends.base import Backend
+from lite_runner.config.generation import FinishReason
+from lite_runner.errors import RunnerError
+from lite_runner.generation import Completion, Finished, Logprobs, Request, Scheduler, Token
+from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.text.transcript import Transcript
+
+logger = logging.getLogger(__name__)
+
+
+class Busy(Exception):
+    """As many sequences wait as may."""
+
+
+class Stopped(Exception):
+    """No request is taken any more: the engine is closing, or its backend has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The request fits the model, and waits or runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A new token of a sequence, and the text that it made final."""
+
+    index: int  # of the sequence in the request
+    text: str
+    token: int
+    logprobs: Logprobs | None  # of this token
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A sequence is over; `text` is what was held back."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request is over without an answer."""
+
+    error: RunnerError | Stopped
+
+
+Output = Accepted | Piece | Ended | Failed
+Put = Callable[[Output], None]
+
+
+@dataclass(eq=False)
+class Handle:
+    """A submitted request."""
+
+    request: Request
+    put: Put
+    transcripts: Sequence[Transcript]
+    open: int  # sequences that are not over
+    id: int | None = None  # of the scheduler, once it has the request
+
+
+@dataclass(frozen=True)
+class Load:
+    """What an engine is doing."""
+
+    running: int  # sequences in cache slots
+    waiting: int
+    cache_usage: float  # share of the KV cache's tokens that is in use
+
+
+class Engine:
+    """Runs requests until it is closed. Its methods may be called from any thread."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizer: Tokenizer,
+        *,
+        token_budget: int | None,
+        prefix_cache: bool,
+        max_queue: int,
+        post: Callable[[Sequence[tuple[Put, Output]]], None],
+    ) -> None:
+        """`post` is called from the engine's thread with the outputs of a step, to be put where
+        they belong. Raises ConfigError for a budget that does not fit the backend."""
+        self.info = backend.info
+        self._tokenizer, self._post = tokenizer, post
+        self._scheduler = Scheduler(backend, token_budget, prefix_cache=prefix_cache)
+        self._most = backend.info.slots + max_queue
+        self._changed = threading.Condition()
+        # Guarded by _changed:
+        self._inbox: deque[tuple[Handle, bool]] = deque()  # True: submitted, False: cancelled
+        self._sequences = 0  # submitted and not over
+        self._closing = False
+        self._failure: BaseException | None = None
+        # The thread's own:
+        self._handles: dict[int, Handle] = {}
+        self._outputs: list[tuple[Put, Output]] = []
+        self._running = 0, 0.0  # sequences in cache slots, share of the KV cache in use
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the engine; None: it runs."""
+        return self._failure
+
+    @property
+    def load(self) -> Load:
+        """As of the last step."""
+        running, usage = self._running
+        return Load(running, max(0, self._sequences - running), usage)
+
+    @property
+    def idle(self) -> bool:
+        return self._sequences == 0
+
+    def submit(self, request: Request, stop: Sequence[str], put: Put) -> Handle:
+        """Queue a request; `put` gets Accepted or Failed first. Raises Busy, Stopped."""
+        width = request.options.num_return_sequences
+        transcripts = [Transcript(self._tokenizer, stop) for _ in range(width)]
+        handle = Handle(request, put, transcripts, width)
+        with self._changed:
+            if self._closing or self._failure is not None:
+                raise Stopped("the server is shutting down" if self._closing else "out of order")
+            if self._sequences and self._sequences + width > self._most:
+                raise Busy
+            self._sequences += width
+            self._inbox.append((handle, True))
+            self._changed.notify()
+        return handle
+
+    def cancel(self, handle: Handle) -> None:
+        """Forget a request; nothing more is put. No effect on one that is over."""
+        with self._changed:
+            self._inbox.append((handle, False))
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End the thread; what still runs has Failed."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._wait():
+                self._take()
+                self._step()
+                self._flush()
+        except BaseException as error:
+            logger.exception("the engine has failed; requests get 503 from now on")
+            self._failure = error
+        finally:
+            self._abandon()
+
+    def _wait(self) -> bool:
+        """Wait for work; False: to be closed."""
+        with self._changed:
+            while not (self._closing or self._inbox or not self._scheduler.idle):
+                self._changed.wait()
+            return not self._closing
+
+    def _take(self) -> None:
+        """Hand submitted and cancelled requests to the scheduler."""
+        with self._changed:
+            taken = list(self._inbox)
+            self._inbox.clear()
+        for handle, submitted in taken:
+            if not submitted:
+                self._forget(handle)
+                continue
+            try:
+                handle.id = self._scheduler.add(handle.request)
+            except RunnerError as error:
+                self._fail(handle, error)
+                continue
+            self._handles[handle.id] = handle
+            self._outputs.append((handle.put, Accepted()))
+
+    def _step(self) -> None:
+        events = deque(self._scheduler.step())
+        while events:
+            event = events.popleft()
+            handle = self._handles.get(event.id)
+            if handle is None:
+                continue
+            if isinstance(event, Finished):
+                self._finished(handle, event)
+            elif not event.is_end:
+                events.extend(self._token(handle, event))
+
+    def _token(self, handle: Handle, event: Token) -> Iterable[Finished]:
+        """Put a token's text; the end of its sequence, if it completes a stop string."""
+        transcript = handle.transcripts[event.index]
+        text = transcript.put(event.token)
+        piece = Piece(event.index, text, event.token, event.logprobs)
+        self._outputs.append((handle.put, piece))
+        if not transcript.stopped:
+            return ()
+        return self._scheduler.finish(event.id, "stop", event.index)
+
+    def _finished(self, handle: Handle, event: Finished) -> None:
+        if event.error is not None:
+            self._fail(handle, event.error)
+            return
+        completion = event.completion
+        transcript = handle.transcripts[completion.return_index]
+        # The token that completes a stop string may be the last one allowed, too.
+        reason = "stop" if transcript.stopped else completion.finish_reason
+        ended = Ended(completion.return_index, transcript.finish(), reason, completion)
+        self._outputs.append((handle.put, ended))
+        self._close_sequences(handle, 1)
+
+    def _fail(self, handle: Handle, error: RunnerError | Stopped) -> None:
+        self._outputs.append((handle.put, Failed(error)))
+        self._forget(handle)
+
+    def _forget(self, handle: Handle) -> None:
+        if handle.id is not None and self._handles.get(handle.id) is handle:
+            self._scheduler.finish(handle.id)
+        self._close_sequences(handle, handle.open)
+
+    def _close_sequences(self, handle: Handle, count: int) -> None:
+        handle.open -= count
+        if handle.open == 0 and handle.id is not None:
+            self._handles.pop(handle.id, None)
+        with self._changed:
+            self._sequences -= count
+
+    def _flush(self) -> None:
+        scheduler, info = self._scheduler, self.info
+        usage = scheduler.cached_tokens / (info.slots * info.max_length)
+        self._running = scheduler.running, usage
+        outputs, self._outputs = self._outputs, []
+        if outputs:
+            self._post(outputs)
+
+    def _abandon(self) -> None:
+        """Fail what is left."""
+        with self._changed:
+            self._closing = True
+            waiting = [handle for handle, submitted in self._inbox if submitted]
+            self._inbox.clear()
+        for handle in [*self._handles.values(), *waiting]:
+            if handle.open:
+                self._outputs.append((handle.put, Failed(Stopped("the server is shutting down"))))
+        self._flush()

@@ -1,0 +1,88 @@
+"""The keys of a server, and their validation errors."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from lite_runner.config.adapter_checks import adapter_faults
+from lite_runner.config.checks import strategy_faults
+from lite_runner.config.fields import Fault, Range, fault, show
+from lite_runner.config.ge import ge_faults
+from lite_runner.config.offline_checks import offline_faults
+from lite_runner.config.options import (
+    AdapterOptions,
+    AdapterSlotOptions,
+    ExportedOptions,
+    SamplingOptions,
+)
+from lite_runner.config.ranges import Count, Index, Positive
+from lite_runner.config.sampling_checks import sampling_faults
+
+# Each request says these itself.
+_OF_REQUESTS = {
+    "num_beams": "n samples are drawn; there is no beam search",
+    "length_penalty": "there is no beam search",
+    "num_return_sequences": "a request gives n",
+    "logprobs": "a request gives it",
+    "prompt_logprobs": "a request gives it",
+    "adapter_id": "a request names its adapter as model",
+    "max_length": "serve.max_length bounds prompt and completion together",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """The server."""
+
+    host: str
+    port: Annotated[int, Range(0, 65535)]  # 0: a free one
+    api_key: str  # env:NAME or a file; "": none
+    max_running: Count  # sequences that are computed together: cache slots
+    max_queue: Index  # sequences that wait; more are refused
+    max_length: Count | None  # tokens of a prompt and its completion; null: the model's context
+    token_budget: Count | None  # of a step; null: the backend's preference
+    request_timeout: Positive  # seconds
+    drain_timeout: Positive  # seconds for running requests after SIGTERM
+    log_format: Literal["text", "json"]
+
+    @property
+    def is_public(self) -> bool:
+        """Whether other machines reach it."""
+        try:
+            return not ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host != "localhost"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(SamplingOptions, AdapterOptions, AdapterSlotOptions, ExportedOptions):
+    """A server of one model and its adapters; sampling keys are the defaults of requests."""
+
+    computes_here: ClassVar[bool] = True
+    on_ranks: ClassVar[bool] = False
+    takes_parallel: ClassVar[bool] = False
+
+    prefix_cache: Literal["auto", "none"]
+    serve: Serve
+
+
+def serve_faults(config: ServeOptions) -> Iterator[Fault]:
+    """Validation errors of a server."""
+    for key, why in _OF_REQUESTS.items():
+        if (value := getattr(config, key)) is not None:
+            yield fault(key, f"{key}={show(value)} has no effect with run_mode=serve: {why}")
+    if config.serve.is_public and not config.serve.api_key:
+        yield fault(
+            ("serve.host", "serve.api_key"),
+            f"serve.host={config.serve.host} can be reached from other machines, which needs"
+            " serve.api_key=env:NAME (or a file that holds the key); or serve.host=127.0.0.1",
+        )
+    yield from sampling_faults(config, config.generation(), {})
+    yield from adapter_faults(config, one=False)
+    if not config.runs_given_model:
+        yield from strategy_faults(config)
+    yield from offline_faults(config)
+    yield from ge_faults(config)

@@ -1,0 +1,114 @@
+"""The generation options of a request."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from typing import Any
+
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.generation import Adjustments
+from lite_runner.serving.errors import ApiError
+from lite_runner.serving.schemas import ChatRequest, CompletionRequest, Sampling
+
+USUAL_TOKENS = 16  # of a completion without max_tokens, as OpenAI has it
+
+
+def generation_options(
+    body: Sampling, defaults: GenerationConfig, prompt: int, context: int
+) -> GenerationConfig:
+    """Of a prompt of `prompt` tokens; without a limit the answer may fill the `context`.
+
+    Raises ApiError where they contradict each other or do not fit.
+    """
+    room, limit = context - prompt, _limit(body)
+    if room < (1 if limit is None else limit):
+        wanted = f" and {limit} new ones" if limit else ""
+        raise ApiError(
+            400,
+            f"the context of {context} tokens cannot hold {prompt} of the prompt{wanted}",
+            "messages" if isinstance(body, ChatRequest) else "prompt",
+            "context_length_exceeded",
+        )
+    if limit is None:
+        usual = defaults.max_new_tokens or (room if isinstance(body, ChatRequest) else USUAL_TOKENS)
+        limit = min(usual, room)
+    temperature = defaults.temperature if body.temperature is None else body.temperature
+    sampled = defaults.do_sample if body.temperature is None else temperature > 0
+    n = body.n or 1
+    options = replace(
+        defaults,
+        max_new_tokens=limit,
+        max_length=None,
+        do_sample=sampled,
+        temperature=temperature if sampled else 1.0,
+        num_return_sequences=n,
+        seed=secrets.randbits(63) if body.seed is None else body.seed % 2**63,
+        stop=body.stops or defaults.stop,
+        logprobs=_logprobs(body),
+        prompt_logprobs=_prompt_logprobs(body),
+        eos_token_id=_ends(body, defaults),
+        **_given(body),
+    )
+    if n > 1 and not sampled:
+        raise ApiError(400, f"n={n}: greedy answers are all the same; temperature above 0", "n")
+    if options.min_new_tokens > limit:
+        raise ApiError(
+            400,
+            f"min_tokens: got {options.min_new_tokens}, expected at most {limit}",
+            "min_tokens",
+        )
+    return options
+
+
+def adjustments(body: Sampling, vocab: int) -> Adjustments | None:
+    """Changes of the scores; None: none. Raises ApiError for a token beyond the vocabulary."""
+    bias = {int(token): value for token, value in (body.logit_bias or {}).items()}
+    for token in bias:
+        if token >= vocab:
+            raise ApiError(
+                400, f"logit_bias: got token {token}, expected 0 to {vocab - 1}", "logit_bias"
+            )
+    made = Adjustments(
+        body.presence_penalty or 0.0, body.frequency_penalty or 0.0, tuple(bias.items())
+    )
+    return None if made == Adjustments() else made
+
+
+def _limit(body: Sampling) -> int | None:
+    """New tokens that are asked for."""
+    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
+        return body.max_completion_tokens
+    return body.max_tokens
+
+
+def _given(body: Sampling) -> dict[str, Any]:
+    """Options that have the server's default where the request has none."""
+    given: dict[str, Any] = {
+        "top_p": body.top_p,
+        "top_k": None if body.top_k is None else max(0, body.top_k),
+        "min_p": body.min_p,
+        "repetition_penalty": body.repetition_penalty,
+        "min_new_tokens": body.min_tokens,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _ends(body: Sampling, defaults: GenerationConfig) -> tuple[int, ...]:
+    """Tokens that end the answer."""
+    usual = () if body.ignore_eos else defaults.eos_token_id
+    return tuple(dict.fromkeys((*usual, *(body.stop_token_ids or ()))))
+
+
+def _logprobs(body: Sampling) -> int | None:
+    if isinstance(body, CompletionRequest):
+        return body.logprobs
+    assert isinstance(body, ChatRequest)
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _prompt_logprobs(body: Sampling) -> int | None:
+    """Of the prompt: asked for, or wanted with `echo`."""
+    if body.prompt_logprobs is None and isinstance(body, CompletionRequest) and body.echo:
+        return body.logprobs
+    return body.prompt_logprobs

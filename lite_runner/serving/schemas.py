@@ -1,0 +1,189 @@
+"""The bodies of requests: OpenAI's fields, and vLLM's additions.
+
+What a field asks for is done, or refused by its name; there is no field that is silently ignored.
+A value that asks for nothing (null, false, 1) is taken for fields that are not supported. The
+fields below `_Described` describe the caller, not the answer.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_RETURNS = 128
+MAX_STOPS = 16
+MAX_TOP_LOGPROBS = 20
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Described(_Body):
+    """Who asks; of no effect on the answer."""
+
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None  # prefixes are shared whatever it says
+    prompt_cache_retention: str | None = None
+    request_id: str | None = None
+
+
+class StreamOptions(_Body):
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: Literal[False] | None = None
+
+
+class Sampling(_Described):
+    """What completions and chat completions share. null: the server's default."""
+
+    model: str | None = None  # null: the base model
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_RETURNS)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None  # 0: greedy
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None  # 0, -1: off
+    min_p: Share | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    priority: int | None = None  # the smaller, the earlier
+    # Not supported but for the values that change nothing.
+    use_beam_search: Literal[False] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @model_validator(mode="after")
+    def _check(self) -> Sampling:
+        if "" in self.stops:
+            raise ValueError("stop: an empty string would end every completion at once")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only with stream=true")
+        for key in self.logit_bias or ():
+            if not (key.isascii() and key.isdigit()):
+                raise ValueError(f"logit_bias: got {key!r}, expected a token id")
+        return self
+
+
+class CompletionRequest(Sampling):
+    """/v1/completions"""
+
+    # A text, several, the token ids of one, or of several.
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    add_special_tokens: bool | None = None
+    best_of: Literal[1] | None = None
+    suffix: Literal[""] | None = None
+
+    @model_validator(mode="after")
+    def _check_prompts(self) -> CompletionRequest:
+        if not self.prompt or (isinstance(self.prompt, list) and [] in self.prompt):
+            raise ValueError("prompt: empty")
+        return self
+
+
+class ContentPart(_Body):
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(_Body):
+    name: str
+    arguments: str  # JSON
+
+
+class ToolCall(_Body):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(_Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    annotations: list[Any] | None = None  # of an earlier answer
+    audio: None = None
+    function_call: None = None
+
+    @property
+    def text(self) -> str:
+        """Its content, the parts in lines."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class ChatRequest(Sampling):
+    """/v1/chat/completions"""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+    response_format: ResponseFormat | None = None
+    parallel_tool_calls: Literal[True] | None = None
+    verbosity: Literal["medium"] | None = None
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: only with logprobs=true")
+        return self
+
+
+class ResponseFormat(_Body):
+    type: Literal["text"]
+
+
+class TokenizeRequest(_Described):
+    """/tokenize: of a text, or of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("expected either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(_Described):
+    """/detokenize"""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+ChatRequest.model_rebuild()

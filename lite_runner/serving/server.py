@@ -1,0 +1,170 @@
+"""Starting the server and ending it: the socket, signals, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from lite_runner import progress
+from lite_runner.backends.base import Backend
+from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.plan.loading import load
+from lite_runner.plan.plan import Plan
+from lite_runner.serving.app import application
+from lite_runner.serving.engine import Engine, Output, Put
+from lite_runner.serving.metrics import Metrics
+from lite_runner.serving.options import ServeOptions
+from lite_runner.serving.state import Server
+from lite_runner.system.signals import offered
+
+MAX_KEY_BYTES = 4096
+_BACKLOG = 128  # connections that the kernel holds
+
+
+def serve(plan: Plan) -> None:
+    """Load the model and serve until SIGTERM or Ctrl-C. Raises RunnerError."""
+    config = plan.config
+    assert isinstance(config, ServeOptions)
+    key = read_key(config.serve.api_key)
+    # Before the weights are read: the port may be taken.
+    with closing(listen(config.serve.host, config.serve.port)) as bound:
+        backend = load(config, plan.model, plan.device, plan.work, plan.tokenizer, need=plan.memory)
+        with closing(backend):
+            backend.prepare()
+            asyncio.run(_serve(plan, config, backend, bound, key))
+
+
+async def _serve(
+    plan: Plan, config: ServeOptions, backend: Backend, bound: socket.socket, key: bytes | None
+) -> None:
+    loop = asyncio.get_running_loop()
+
+    def spread(outputs: Sequence[tuple[Put, Output]]) -> None:
+        for put, output in outputs:
+            put(output)
+
+    def post(outputs: Sequence[tuple[Put, Output]]) -> None:
+        loop.call_soon_threadsafe(spread, outputs)
+
+    assert plan.tokenizer is not None
+    engine = Engine(
+        backend,
+        plan.tokenizer,
+        token_budget=config.serve.token_budget,
+        prefix_cache=config.prefix_cache == "auto",
+        max_queue=config.serve.max_queue,
+        post=post,
+    )
+    adapters = plan.work.adapters
+    server = Server(
+        engine,
+        plan.tokenizer,
+        config.model_name,
+        tuple(one.name for one in adapters.adapters) if adapters else (),
+        plan.work.generation,
+        config.serve,
+        key,
+        Metrics(config.model_name, lambda: engine.load),
+    )
+    http = _Http(
+        uvicorn.Config(
+            application(server),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=max(1, round(config.serve.drain_timeout)),
+        )
+    )
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # requests are logged by Guard
+    engine.start()
+    try:
+        with _stopping(http, server, loop):
+            host, port = bound.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            progress.note(f"serving {server.name} on http://{shown}:{port} (Ctrl-C ends it)")
+            await http.serve([bound])
+    finally:
+        await asyncio.to_thread(engine.close)
+
+
+class _Http(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """They are this process's own: see _stopping."""
+        yield
+
+
+@contextmanager
+def _stopping(
+    http: uvicorn.Server, server: Server, loop: asyncio.AbstractEventLoop
+) -> Iterator[None]:
+    """SIGTERM and Ctrl-C end the server once running requests are done; a second one at once."""
+
+    def stop() -> None:
+        if server.draining:
+            http.force_exit = True
+            return
+        server.draining = http.should_exit = True
+        progress.note("ending: running requests are completed; Ctrl-C again ends them")
+
+    def take() -> bool:
+        loop.call_soon_threadsafe(stop)
+        return True
+
+    before = signal.getsignal(signal.SIGTERM)
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    try:
+        with offered(take):
+            yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, before)
+
+
+def read_key(given: str) -> bytes | None:
+    """The key that serve.api_key names: env:NAME, or a file; None for "". Raises ConfigError, which
+    never shows the key."""
+    if not given:
+        return None
+    kind, _, name = given.partition(":")
+    if kind == "env":
+        key = os.environ.get(name, "").encode()
+        if not key:
+            raise ConfigError(f"serve.api_key={given}: no environment variable {name}, or empty")
+        return key
+    path = Path(given.removeprefix("file:")).expanduser()
+    try:
+        with path.open("rb") as file:
+            key = file.read(MAX_KEY_BYTES + 1).strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"serve.api_key: cannot be read from the file it names: {type(error).__name__}",
+            "serve.api_key=env:NAME, or the path of a file that holds the key",
+        ) from None
+    if not 0 < len(key) <= MAX_KEY_BYTES:
+        raise ConfigError(f"serve.api_key: {path} is empty or has more than {MAX_KEY_BYTES} bytes")
+    return key
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that is bound and listens. Raises EnvironmentFault."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        bound = socket.socket(family)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.listen(_BACKLOG)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"serve.host={host}, serve.port={port}: {error.strerror or error}",
+            "serve.port=0 takes a free one",
+        ) from error
+    return bound

@@ -1,0 +1,128 @@
+"""What the endpoints share: the engine, the model's names, limits and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.prefixes import with_ending
+from lite_runner.generation import Adjustments
+from lite_runner.generation import Request as GenerationRequest
+from lite_runner.serving.engine import Engine, Output
+from lite_runner.serving.errors import ApiError
+from lite_runner.serving.metrics import Metrics
+from lite_runner.serving.options import Serve
+from lite_runner.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+_ENCODING = 2  # texts that are tokenized at a time: more would take the engine's cores
+
+
+@dataclass
+class Usage:
+    """Tokens of one call."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+
+@dataclass(eq=False)
+class Server:
+    """One model and its adapters."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    name: str  # of the base model
+    adapters: tuple[str, ...]
+    defaults: GenerationConfig
+    settings: Serve
+    key: bytes | None
+    metrics: Metrics
+    created: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+    _encoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_ENCODING))
+
+    def adapter_of(self, name: str | None) -> str | None:
+        """The adapter that a request means with `model`; None: the base model. Raises ApiError."""
+        if name is None or name == self.name:
+            return None
+        if name not in self.adapters:
+            known = ", ".join((self.name, *self.adapters))
+            raise ApiError(
+                404, f"model: no model {name!r}; there are: {known}", "model", "model_not_found"
+            )
+        return name
+
+    async def encode(self, encode: Callable[[], list[int]]) -> list[int]:
+        """The token ids that `encode` gives, computed in another thread."""
+        async with self._encoding:
+            ids = await asyncio.to_thread(encode)
+        return with_ending(self.engine.info.prefix, ids)
+
+    @asynccontextmanager
+    async def answer(
+        self,
+        prompts: Sequence[tuple[Sequence[int], GenerationConfig]],
+        adapter: str | None,
+        adjustments: Adjustments | None,
+        priority: int = 0,
+    ) -> AsyncIterator[AsyncIterator[tuple[int, Output]]]:
+        """(prompt's place, output) of each prompt with its options, as they come. What still runs
+        at the end is cancelled. Raises Busy, Stopped, and TimeoutError out of the iterator."""
+        outputs: asyncio.Queue[tuple[int, Output]] = asyncio.Queue()
+        deadline = asyncio.get_running_loop().time() + self.settings.request_timeout
+        handles = []
+
+        async def each() -> AsyncIterator[tuple[int, Output]]:
+            while True:
+                left = deadline - asyncio.get_running_loop().time()
+                try:
+                    yield await asyncio.wait_for(outputs.get(), left)
+                except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
+                    raise TimeoutError from None
+
+        try:
+            for place, (tokens, options) in enumerate(prompts):
+                request = GenerationRequest(
+                    np.array(tokens, np.int32),
+                    options,
+                    adapter,
+                    (options.seed, place),
+                    priority,
+                    name="prompt",
+                    adjustments=adjustments,
+                )
+
+                def put(output: Output, place: int = place) -> None:
+                    outputs.put_nowait((place, output))
+
+                handles.append(self.engine.submit(request, options.stop, put))
+            yield each()
+        finally:
+            for handle in handles:
+                self.engine.cancel(handle)
+
+
+class Gone(Exception):
+    """The client has left."""
+
+
+async def or_gone(work: Awaitable[T], left: Awaitable[None]) -> T:
+    """The result of `work`. Raises Gone where the client has `left` before, and cancels it."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(left)
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Gone
+        return task.result()
+    finally:
+        for one in (task, gone):
+            one.cancel()

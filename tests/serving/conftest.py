@@ -1,0 +1,141 @@
+"""A server over a mock backend, in a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import uvicorn
+from numpy.typing import NDArray
+
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.serving.app import application
+from lite_runner.serving.engine import Engine, Output, Put
+from lite_runner.serving.metrics import Metrics
+from lite_runner.serving.options import Serve
+from lite_runner.serving.server import listen
+from lite_runner.serving.state import Server
+from lite_runner.text.tokenizer import Tokenizer, byte_tokenizer
+from tests.generation.mock import MockBackend
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+VOCAB, END = 259, 257
+
+
+def letters(history: list[int], adapter: int) -> NDArray[np.float32]:
+    """Logits by the history; the likely tokens are letters, and sometimes the end."""
+    random = np.random.default_rng([adapter, len(history), *history])
+    scores = np.full(VOCAB, -50, np.float32)
+    scores[97:123] = random.normal(scale=2.0, size=26)
+    scores[END] = random.normal() - 3
+    return scores
+
+
+@dataclass
+class Served:
+    """A running server."""
+
+    url: str
+    server: Server
+    backend: Any
+    tokenizer: Tokenizer
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    @property
+    def async_client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def until_idle(self) -> None:
+        """Wait until nothing runs."""
+        while not self.server.engine.idle:
+            time.sleep(0.005)
+
+
+SETTINGS = Serve(
+    host="127.0.0.1",
+    port=0,
+    api_key="",
+    max_running=4,
+    max_queue=64,
+    max_length=None,
+    token_budget=None,
+    request_timeout=60,
+    drain_timeout=5,
+    log_format="text",
+)
+Start = Callable[..., Served]
+
+
+def tokenizer_with_chat() -> Tokenizer:
+    return byte_tokenizer().with_special(chat_template=TEMPLATE)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """`start(backend, key=b"...", max_queue=2)`: a server over a backend, ended with the test."""
+    ends: list[Callable[[], None]] = []
+
+    def run(backend: Any = None, key: bytes | None = None, **settings: Any) -> Served:
+        backend = backend or MockBackend(letters, 4, 256, 4)
+        tokenizer = tokenizer_with_chat()
+        loop = asyncio.new_event_loop()
+
+        def post(outputs: Sequence[tuple[Put, Output]]) -> None:
+            loop.call_soon_threadsafe(lambda: [put(output) for put, output in outputs])
+
+        chosen = replace(SETTINGS, **settings)
+        engine = Engine(
+            backend,
+            tokenizer,
+            token_budget=chosen.token_budget,
+            prefix_cache=True,
+            max_queue=chosen.max_queue,
+            post=post,
+        )
+        server = Server(
+            engine,
+            tokenizer,
+            "base",
+            ("a", "b"),
+            GenerationConfig(do_sample=True, eos_token_id=(END,)),
+            chosen,
+            key,
+            Metrics("base", lambda: engine.load),
+        )
+        bound = listen("127.0.0.1", 0)
+        config = uvicorn.Config(application(server), log_config=None, access_log=False)
+        http = uvicorn.Server(config)
+        thread = threading.Thread(
+            target=lambda: loop.run_until_complete(http.serve([bound])), daemon=True
+        )
+        engine.start()
+        thread.start()
+        while not http.started:
+            time.sleep(0.005)
+
+        def end() -> None:
+            http.should_exit = True
+            engine.close()
+            thread.join()
+            loop.close()
+            bound.close()
+
+        ends.append(end)
+        return Served(f"http://127.0.0.1:{bound.getsockname()[1]}", server, backend, tokenizer)
+
+    yield run
+    for end in ends:
+        end()

@@ -1,0 +1,135 @@
+"""run_mode=serve from the command line: start, signals, and what it refuses to begin with."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import openai
+import pytest
+
+from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.serving.server import listen, read_key
+from tests.paths import ROOT
+
+SERVE = ("run_mode=serve", "model=tiny_llama", "serve.port=0", "seed=1")
+Launch = Callable[..., tuple["subprocess.Popen[str]", str]]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """`launch("serve.max_queue=2")`: a server of a tiny model in a process, and its address."""
+    processes = []
+
+    def run(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen(
+            [sys.executable, ROOT / "run_lite.py", *SERVE, *arguments],
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if found := re.search(r"serving \S+ on (http://\S+)", line):
+                return process, found[1]
+        raise AssertionError(f"it ended with {process.wait()}")
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_it_serves_and_ends_with_what_runs(launch: Launch, tmp_path: Path) -> None:
+    process, url = launch()
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    stream = client.completions.create(
+        model="tiny_llama",
+        prompt="hello",
+        max_tokens=40,
+        stream=True,
+        seed=1,
+        extra_body={"ignore_eos": True},
+    )
+    chunks = iter(stream)
+    next(chunks)
+    os.kill(process.pid, signal.SIGTERM)
+    rest = list(chunks)
+    assert rest[-1].choices[0].finish_reason == "length"
+    assert process.wait(60) == 0
+    log = next((tmp_path / "outputs").glob("*/*serve*/run.log"))
+    assert "POST path=/v1/completions status=200" in log.read_text()
+
+
+def test_ctrl_c_twice_ends_at_once(launch: Launch) -> None:
+    process, url = launch("serve.drain_timeout=600", "model.model_config.seq_length=8192")
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    streams = [
+        client.completions.create(
+            model="tiny_llama",
+            prompt="hello",
+            max_tokens=8000,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        for _ in range(4)
+    ]
+    for stream in streams:
+        next(iter(stream))
+    os.kill(process.pid, signal.SIGINT)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "ending: " in line:
+            break
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(60) == 0
+
+
+def test_others_may_come_only_with_a_key(cli: Callable[..., object]) -> None:
+    found = cli("run_mode=serve", "model=tiny_llama", "serve.host=0.0.0.0")
+    assert found.returncode == 2 and "needs serve.api_key=env:NAME" in found.stderr
+
+
+@pytest.mark.parametrize("key", ["num_beams=2", "adapter_id=a", "max_length=9", "logprobs=1"])
+def test_what_requests_say_is_no_key_of_the_server(cli: Callable[..., object], key: str) -> None:
+    found = cli("run_mode=serve", "model=tiny_llama", key)
+    assert found.returncode == 2 and "has no effect with run_mode=serve" in found.stderr
+
+
+def test_the_plan_of_a_server(cli: Callable[..., object]) -> None:
+    found = cli("run_mode=serve", "model=smollm2_135m", "dry_run=true", "serve.max_running=3")
+    assert found.returncode == 0, found.stderr
+    assert "for 3 x 8192 tokens" in found.stdout
+    found = cli("run_mode=serve", "model=tiny_llama", "serve.max_length=100000")
+    assert found.returncode == 2 and "serve.max_length: got 100000" in found.stderr
+
+
+def test_a_port_that_is_taken() -> None:
+    taken = pytest.raises(EnvironmentFault, match=r"serve\.port=\d+: Address already in use")
+    with closing(listen("127.0.0.1", 0)) as bound, taken:
+        listen("127.0.0.1", bound.getsockname()[1])
+    with pytest.raises(EnvironmentFault, match=r"serve\.host=no\.such\.host"):
+        listen("no.such.host.invalid", 0)
+    with closing(listen("localhost", 0)) as one:
+        assert one.getsockname()[1] > 0
+
+
+def test_the_key_is_read_from_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVE_KEY", "one")
+    (tmp_path / "key").write_text("two\n")
+    assert read_key("") is None
+    assert read_key("env:SERVE_KEY") == b"one"
+    assert read_key("key") == read_key("file:key") == b"two"
+    (tmp_path / "empty").write_text("\n")
+    for given in ("env:NOT_THERE", "nothing", "empty", "sk-the-key-itself"):
+        with pytest.raises(ConfigError) as raised:
+            read_key(given)
+        assert "sk-" not in str(raised.value)
