@@ -223,7 +223,9 @@ def setup_cfg() -> configparser.ConfigParser:
 
 def test_every_package_that_is_imported_is_required(setup_cfg: configparser.ConfigParser) -> None:
     """By name: what another requirement happens to bring along may not come with its next one."""
-    required = requirements_of(setup_cfg["options"]["install_requires"])
+    listed = [setup_cfg["options"]["install_requires"]]
+    listed += [setup_cfg["options.extras_require"][extra] for extra in ("chat", "serve")]
+    required = [one for each in listed for one in requirements_of(each)]
     names = {normalized(requirement.name) for requirement in required}
     owners = metadata.packages_distributions()
     missing = {}

@@ -39,7 +39,8 @@ def plan_serving(config: ServeOptions) -> Plan:
     job = Job(
         (),
         (),
-        replace(generation, max_length=None),
+        # OpenAI's default, whatever the model's; a request with temperature 0 is greedy.
+        replace(generation, max_length=None, do_sample=config.do_sample is not False),
         slots=config.serve.max_running,
         length=length,
         adapters=adapters,
