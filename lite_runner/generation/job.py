@@ -76,7 +76,7 @@ class Job:
         if not self.decoding:
             return self.prefilled
         length = len(self.request.prompt) - 1
-        return sum(length + generated for _, _, generated in self.search.newest())
+        return sum(length + len(tokens) for _, tokens in self.search.tokens())
 
     def slots_in_use(self) -> list[int]:
         """Slots of the running lanes, and of the prefill."""
