@@ -7,6 +7,8 @@ from typing import Literal
 
 Quant = Literal["none", "a16w8", "a16w4", "a8w8"]
 QuantGroup = Literal[32, 64, 128]
+# file: GGUF's blocks as they are, where the native operators compute; quant=null on such a file.
+Held = Literal[Quant, "file"]
 CacheType = Literal["fp32", "fp16", "int8"]  # of keys and values; int8: a scale a head and token
 DEFAULT_GROUP = 32  # of 4 bits, where quant_group is null: as the blocks of GGUF files
 
@@ -33,7 +35,7 @@ class Scheme:
 class Quantization:
     """What a run asks for, or a checkpoint holds."""
 
-    quant: Quant = "none"
+    quant: Held = "none"
     group: int = 0  # columns of a group of 4 bits; 0 with 8 bits and none
 
     @classmethod
@@ -44,16 +46,21 @@ class Quantization:
         return cls(quant, (group or DEFAULT_GROUP) if quant == "a16w4" else 0)
 
     @property
+    def rounds(self) -> bool:
+        """Whether matrices become integers of the bits that were asked for."""
+        return self.quant not in ("none", "file")
+
+    @property
     def linear(self) -> Scheme | None:
         """Of the linear layers of the blocks; None: they stay floats."""
-        if self.quant == "none":
+        if not self.rounds:
             return None
         return Scheme(4, self.group) if self.quant == "a16w4" else Scheme(8, 0)
 
     @property
     def table(self) -> Scheme | None:
         """Of the embedding and the head. Four bits would cost them more than the layers."""
-        if self.quant == "none":
+        if not self.rounds:
             return None
         return Scheme(8, 32) if self.quant == "a16w4" else Scheme(8, 0)
 

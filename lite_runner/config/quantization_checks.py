@@ -16,13 +16,13 @@ def quantization_faults(config: RunConfig) -> Iterator[Fault]:
             ("quant_group", "quant"),
             f"quant_group={config.quant_group} needs quant=a16w4: 8 bits have no groups to choose",
         )
-    if config.quantization.quant != "none":
+    if config.quantization.rounds:
         yield from unavailable(config, f"quant={config.quant}", "quant")
 
 
 def written_as_floats(config: RunConfig) -> Iterator[Fault]:
     """For run modes that write the weights as floats."""
-    if config.quantization.quant != "none":
+    if config.quantization.rounds:
         yield fault(
             ("quant", "run_mode"),
             f"quant={config.quant} has no effect with run_mode={config.run_mode}, which writes"

@@ -10,7 +10,7 @@ from lite_runner.export.job import ExportJob
 from lite_runner.mindir.manifest import Graph, GraphName, Operators
 from lite_runner.native.packed_file import write_packed
 from lite_runner.native.packed_model import packed_layers
-from lite_runner.weights.quantization.quantize import describe
+from lite_runner.weights.quantization.quantize import block_types, describe, describe_blocks
 from lite_runner.weights.read_ahead import QuantizedWeights
 
 
@@ -46,7 +46,9 @@ def write_packed_layers(folder: Path, job: ExportJob) -> tuple[dict[GraphName, G
     files, spec = job.files, job.spec
     assert spec.operators is not None
     tensors = files.tensors()
-    if spec.operators.quant != "none":
+    if types := block_types(tensors):
+        progress.note(describe_blocks(types))
+    elif spec.operators.quant != "none":
         progress.note(describe(tensors, files.quantization))
     weights = QuantizedWeights(tensors, files.model)
     name = f"{job.config.model_name}.safetensors"

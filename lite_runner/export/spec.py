@@ -55,7 +55,7 @@ def spec_of(config: ExportedOptions, files: ModelFiles, slots: int, length: int)
     """
     if config.export.layout == "packed" or config.engine == "native":
         return _packed(config, files, slots, length)
-    if files.quantization.quant != "none":
+    if files.quantization.rounds:
         return _quantized(config, files, slots, length)
     key, device = key_of(config), device_of(config)
     target = device if config.export.target == "auto" else config.export.target

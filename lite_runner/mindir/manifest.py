@@ -17,7 +17,7 @@ from lite_runner.config import manifest_file
 from lite_runner.config.fields import Range
 from lite_runner.config.manifest_file import FileName, FilePath, Sha256, write_manifest
 from lite_runner.config.model_dir import MANIFEST as MANIFEST
-from lite_runner.config.quantization import CacheType, Quant, Quantization
+from lite_runner.config.quantization import CacheType, Held, Quantization
 from lite_runner.errors import ArtifactError
 from lite_runner.native.packing import FORMAT
 from lite_runner.system.files import sha256_of
@@ -70,7 +70,7 @@ class Operators:
     packed the run chooses `kv_cache` and `capacity`."""
 
     format: Annotated[int, Range(1)]  # the oldest version of the packing that has its layers
-    quant: Quant
+    quant: Held
     quant_group: Annotated[int, (0, 32, 64, 128)]  # columns of a group of 4 bits; 0 with 8 bits
     kv_cache: CacheType
     capacity: Annotated[int, Range(1, MAX_CAPACITY)]  # tokens of a step

@@ -14,6 +14,7 @@ from lite_runner.config.quantization_checks import unavailable
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.model.exported_model import ExportedModel
+from lite_runner.weights.formats.gguf_file import GGUFFile
 from lite_runner.weights.quantization.quantized_checkpoint import read_quantization
 
 # What a run may choose against its checkpoint: the context length and the special tokens.
@@ -31,12 +32,15 @@ def check_same_model(configured: Decoder, stored: Decoder, path: Path) -> None:
         )
 
 
-def quantization_of(config: RunConfig, path: Path) -> Quantization:
+def quantization_of(config: RunConfig, path: Path, gguf: GGUFFile | None = None) -> Quantization:
     """How the weights are held in memory: as the config says, or as a quantized checkpoint is.
+    `gguf`: the file at `path`, if it is one.
 
     Raises ArtifactError where the two differ, ConfigError for what cannot be computed.
     """
     manifest, asked = read_quantization(path), config.quantization
+    if config.quant is None and gguf is not None and gguf.quantized:
+        return Quantization("file")
     if manifest is None:
         return asked
     stored = manifest.quantization

@@ -38,6 +38,11 @@ class ExportedModel:
         """The path of each graph."""
         return self.manifest.paths(self.folder)
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the files of the graphs, or of the packed layers."""
+        return sum(path.stat().st_size for path in self.graphs.values())
+
 
 def exported_model(config: RunConfig) -> ExportedModel | None:
     """The exported model that a config names; None where it names none.

@@ -62,7 +62,7 @@ class ModelFiles:
         ArtifactError.
         """
         tensors = self._unrounded(ranks or Ranks(), vocab_parallel)
-        quantized = self.quantization.quant != "none"
+        quantized = self.quantization.rounds
         return tensors if quantized else with_matrices_in(tensors, self.rounded)
 
     def whole(self) -> Mapping[str, LazyTensor]:
@@ -145,7 +145,7 @@ class ModelFiles:
         if self.held is not None:
             return with_quantization(self.held, self.model, self.quantization)
         self._check_has_weights()
-        if self.path is None or self.adapter is not None or self.quantization.quant != "none":
+        if self.path is None or self.adapter is not None or self.quantization.rounds:
             # Whole matrices are quantized, then sharded: all ranks get the same integers.
             return pieces(self.whole(), self.model, ranks, vocab_parallel=vocab_parallel)
         # Not for those who read no weights: it imports protobuf, for strategy files.
@@ -167,7 +167,7 @@ class ModelFiles:
             raise ArtifactError(
                 f"{self.exported.folder}: an exported model, whose weights stay in it"
             )
-        if self.quantization.quant != "none" and self.path and rank_folders(self.path):
+        if self.quantization.rounds and self.path and rank_folders(self.path):
             raise ArtifactError(
                 f"{self.path}: cut for several ranks, and quant={self.quantization} wants a whole "
                 "checkpoint",

@@ -65,7 +65,7 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
         config.checkpoint_seed,
         strategy=Path(strategy).expanduser() if strategy else None,
         auto_trans=isinstance(config, ComputeOptions) and config.auto_trans_ckpt,
-        quantization=quantization_of(config, path),
+        quantization=quantization_of(config, path, gguf),
         gguf=gguf,
     )
     return with_pet_lora(files, config) if weights else files

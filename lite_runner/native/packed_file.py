@@ -48,6 +48,7 @@ def write_packed(file: IO[bytes], model: Decoder, layers: Iterable[Packed]) -> i
     header: dict[str, Any] = {}
     at, version = 0, 1
     for name, layer in zip(names, layers, strict=True):
+        version = max(version, layer.since)
         if name not in ("embedding", "head"):
             version = max(version, format_of([layer.block]))
         size = layer.block.nbytes  # a multiple of ALIGNMENT

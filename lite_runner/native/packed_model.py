@@ -115,6 +115,7 @@ class Packed:
 
     block: Block
     adapters: PoolLayout | None
+    since: int = 1  # format version that introduced its matrices
 
 
 def pack(
@@ -238,7 +239,7 @@ class _Packer:
         layout = self._layouts.embedding()
         table = self._packed(self._weights.matrix(name))
         block = packing.embedding(table, positions, norm, layout, hidden=model.hidden_size)
-        return Packed(block.block(), layout)
+        return Packed(block.block(), layout, block.since)
 
     def attention(self, layer: int, block: spec.Block) -> Packed:
         parts, hidden = block.attention, self._model.hidden_size
@@ -280,7 +281,7 @@ class _Packer:
             qk_norm=(query_norm, key_norm),
             general=general,
         )
-        return Packed(packed.block(), layout)
+        return Packed(packed.block(), layout, packed.since)
 
     def feed_forward(self, layer: int, block: spec.Block) -> Packed:
         parts, hidden = block.feed_forward, self._model.hidden_size
@@ -308,7 +309,7 @@ class _Packer:
             gated=parts.gated,
             residual=residual is None or packing.GeneralFeedForward(residual, activation(parts)),
         )
-        return Packed(packed.block(), layout)
+        return Packed(packed.block(), layout, packed.since)
 
     def _mixture(self, layer: int, block: spec.Block, experts: spec.Experts) -> Packed:
         # The inputs of all experts are rounded alike.
@@ -331,7 +332,7 @@ class _Packer:
                 activation(block.feed_forward),
             ),
         )
-        return Packed(packed.block(), None)
+        return Packed(packed.block(), None, packed.since)
 
     def head(self) -> Packed:
         model = self._model
@@ -348,7 +349,7 @@ class _Packer:
         block = packing.head(
             matrix, norm, layout, hidden=model.hidden_size, softcap=model.logits_softcap
         )
-        return Packed(block.block(), layout)
+        return Packed(block.block(), layout, block.since)
 
     def _name(self, role: Role, layer: int | None = None, kind: Part = "weight") -> str:
         return self._parameters[role, layer, kind].name
@@ -383,7 +384,7 @@ class _Packer:
 
     def _packed(
         self,
-        weight: Weight | packing.Alternating,
+        weight: Weight | packing.Alternating | packing.Stacked,
         bias: Floats | tuple[Floats, Floats] | None = None,
     ) -> Layout:
         return packing.matrix(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from lite_runner.native import library, structs
 from lite_runner.native.lora_pool import PoolLayout
-from lite_runner.native.structs import INPUT_GROUP, PANEL, Format, Kind, Order
+from lite_runner.native.structs import INPUT_GROUP, PANEL, UNITS, Format, Kind, Order
+from lite_runner.weights.formats.gguf_blocks import BlockMatrix
 from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
 from lite_runner.weights.tensor import widened
@@ -26,11 +27,13 @@ _SINCE = {
     Kind.GENERAL_FEED_FORWARD: 3,
     Kind.EXPERTS: 3,
 }
-FORMAT = max(_SINCE.values())  # newest version; the kernels read older ones too
+_SINCE_BLOCKS = 4  # that introduced matrices of GGUF's blocks
+FORMAT = max(*_SINCE.values(), _SINCE_BLOCKS)  # newest version; the kernels read older ones too
 ALIGNMENT = 64  # bytes: a cache line
 
 Floats: TypeAlias = NDArray[np.float32]
-Weight: TypeAlias = NDArray[Any] | QuantizedTensor  # [out, in]; floats as stored, see LazyTensor
+# [out, in]; floats as stored, see LazyTensor
+Weight: TypeAlias = NDArray[Any] | QuantizedTensor | BlockMatrix
 Block: TypeAlias = NDArray[np.uint8]
 
 
@@ -59,6 +62,7 @@ class Layout:
         self._fields = fields
         self._parts: list[tuple[int, _Part]] = []
         self._size = ctypes.sizeof(fields)
+        self.since = 1  # format version that introduced its matrices
 
     @property
     def nbytes(self) -> int:
@@ -69,6 +73,8 @@ class Layout:
         at = self.nbytes
         self._parts.append((at, part))
         self._size = at + part.nbytes
+        if isinstance(part, Layout):
+            self.since = max(self.since, part.since)
         return at
 
     def norm(self, norm: Norm) -> structs.Norm:
@@ -165,11 +171,40 @@ class _Dequantized:
             )
 
 
-_Part: TypeAlias = "_Dequantized | Layout | _Copy | _Panels"
+class _Blocks:
+    """Matrices in GGUF's blocks of one type and shape as panels of units, interleaved if there are
+    two: see BlockForm in src/layers.h."""
+
+    def __init__(self, parts: Sequence[BlockMatrix]) -> None:
+        self._parts = parts
+        self.format = Format[parts[0].type_name]
+        (rows, inputs), (span, nbytes) = parts[0].shape, UNITS[self.format]
+        self._panel = inputs // span * nbytes
+        self.nbytes = len(parts) * -(-rows // PANEL) * self._panel
+
+    def write(self, target: Block) -> None:
+        found = library()
+        for index, part in enumerate(self._parts):
+            data = np.ascontiguousarray(part.data)
+            found.lite_runner_pack_blocks(
+                ctypes.c_void_p(data.ctypes.data),
+                *(ctypes.c_int64(number) for number in (self.format, *part.shape)),
+                ctypes.c_int64(len(self._parts)),
+                ctypes.c_void_p(target.ctypes.data + index * self._panel),
+            )
+            drop_pages(data)
 
 
-def stacked(parts: Sequence[Weight]) -> Weight:
-    """Matrices with the same input concatenated along their outputs."""
+_Part: TypeAlias = "_Blocks | _Dequantized | Layout | _Copy | _Panels"
+
+
+def stacked(parts: Sequence[Weight]) -> Weight | Stacked:
+    """Matrices with the same input concatenated along their outputs, if they can be one."""
+    blocks = [part for part in parts if isinstance(part, BlockMatrix)]
+    if blocks and not _one_type(parts):
+        return Stacked(tuple(parts))
+    if blocks:
+        return replace(blocks[0], data=np.concatenate([part.data for part in blocks]))
     quantized, floats = _alike(parts)
     if not quantized:
         joined: NDArray[Any] = np.concatenate(floats)
@@ -187,7 +222,10 @@ def stacked(parts: Sequence[Weight]) -> Weight:
 
 
 def alike(matrices: Sequence[Weight]) -> Sequence[Weight]:
-    """The matrices in one form: all quantized with the same groups, or all floats."""
+    """The matrices in forms whose inputs are rounded alike: all in blocks, all quantized with the
+    same groups, or all floats."""
+    if all(isinstance(matrix, BlockMatrix) for matrix in matrices):
+        return matrices
     quantized, floats = _alike(matrices)
     return quantized or floats
 
@@ -200,12 +238,25 @@ class Alternating:
     second: Weight
 
 
+@dataclass(frozen=True)
+class Stacked:
+    """Matrices with the same input one after the other, of which some are in GGUF's blocks."""
+
+    parts: tuple[Weight, ...]
+
+
+def _one_type(parts: Sequence[Weight]) -> bool:
+    """Whether all are in GGUF's blocks of one type."""
+    types = {part.type_name if isinstance(part, BlockMatrix) else "" for part in parts}
+    return len(types) == 1 and "" not in types
+
+
 def _alike(parts: Sequence[Weight]) -> tuple[list[QuantizedTensor], list[NDArray[Any]]]:
     """Bring matrices that are packed together to one form: all quantized with the same groups, or
     all floats of one type."""
     quantized = [part for part in parts if isinstance(part, QuantizedTensor)]
     if len(quantized) < len(parts) or len({part.bits for part in quantized}) > 1:
-        floats = [part.float32() if isinstance(part, QuantizedTensor) else part for part in parts]
+        floats = [part if isinstance(part, np.ndarray) else part.float32() for part in parts]
         one_type = len({part.dtype for part in floats}) == 1
         return [], floats if one_type else [widened(part) for part in floats]
     if len({part.group for part in quantized}) > 1:
@@ -239,7 +290,7 @@ def _is_bfloat16(weight: NDArray[Any]) -> bool:
 
 
 def matrix(
-    weight: Weight | Alternating,
+    weight: Weight | Alternating | Stacked,
     bias: Floats | tuple[Floats, Floats] | None = None,
     *,
     integer_input: bool = False,
@@ -248,15 +299,33 @@ def matrix(
     """Pack a matrix in panels with its bias [out] (a pair for Alternating).
 
     `integer_input`: the input of an int8 matrix is quantized to int8 too; `dequantize`: a
-    group-quantized matrix is stored as float32.
+    group-quantized matrix, or one in blocks, is stored as float32.
     """
     pair = isinstance(weight, Alternating)
-    parts = [weight.first, weight.second] if isinstance(weight, Alternating) else [weight]
+    parts: list[Weight]
+    if isinstance(weight, Alternating):
+        parts = [weight.first, weight.second]
+    elif not isinstance(weight, Stacked):
+        parts = [weight]
+    else:
+        parts = list(weight.parts)
+        whole = all(part.shape[0] % PANEL == 0 for part in parts[:-1])
+        if dequantize or not whole:
+            return matrix(np.concatenate(_alike(parts)[1]), bias)
+    blocks = [part for part in parts if isinstance(part, BlockMatrix) and not dequantize]
+    if blocks and not _one_type(parts):
+        return _joined(parts, bias, by_turns=pair)
     out, inputs = parts[0].shape
     if pair:
         out = 2 * -(-out // PANEL) * PANEL
     fields = structs.Matrix(out=out, inputs=inputs)
     layout = Layout(fields)
+    if blocks:
+        fields.format = Format[blocks[0].type_name]
+        fields.data = layout.add(_Blocks(blocks))
+        layout.since = _SINCE_BLOCKS
+        _add_bias(layout, fields, bias)
+        return layout
     quantized, floats = _alike(parts)
     if quantized and dequantize:
         fields.format = Format.FLOAT32
@@ -267,11 +336,33 @@ def matrix(
         fields.format = _format(floats)
         bfloat16 = fields.format == Format.BFLOAT16
         fields.data = layout.add(_Panels(floats, 8, bfloat16=bfloat16))
+    _add_bias(layout, fields, bias)
+    return layout
+
+
+def _joined(
+    parts: Sequence[Weight], bias: Floats | tuple[Floats, Floats] | None, *, by_turns: bool
+) -> Layout:
+    """Matrices of different forms as one, each packed by itself."""
+    whole = structs.JoinedMatrix(count=len(parts), by_turns=by_turns)
+    fields = whole.plain
+    fields.format = Format.JOINED
+    fields.inputs = parts[0].shape[1]
+    rows = [part.shape[0] for part in parts]
+    fields.out = sum(-(-one // PANEL) * PANEL for one in rows) if by_turns else sum(rows)
+    layout = Layout(whole)
+    for index, part in enumerate(parts):
+        whole.parts[index] = layout.add(matrix(part))
+    _add_bias(layout, fields, bias)
+    return layout
+
+
+def _add_bias(
+    layout: Layout, fields: structs.Matrix, bias: Floats | tuple[Floats, Floats] | None
+) -> None:
     if bias is not None:
         biases = bias if isinstance(bias, tuple) else (bias,)
-        assert len(biases) == len(parts)
         fields.bias = layout.add(_Panels([one[:, None] for one in biases]))
-    return layout
 
 
 def _add_integers(

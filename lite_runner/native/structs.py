@@ -11,6 +11,7 @@ from enum import IntEnum
 PANEL = 32  # adjacent outputs
 INPUT_GROUP = 32  # inputs that share an int8 scale where the weights have no groups
 MOST_MATRICES = 4  # per layer
+MOST_PARTS = 3  # of a joined matrix
 MOST_HEAD_DIM = 512
 MOST_GROUP = 256  # whose products of 16 bits by 8 add up in 32
 
@@ -23,6 +24,32 @@ class Format(IntEnum):
     INT8 = 2
     INT4 = 3
     FLOAT16 = 4
+    JOINED = 5  # a JoinedMatrix
+    Q4_0 = 6  # from here on GGUF's blocks
+    Q4_1 = 7
+    Q5_0 = 8
+    Q5_1 = 9
+    Q8_0 = 10
+    Q4_K = 11
+    Q5_K = 12
+    Q6_K = 13
+    IQ4_NL = 14
+    IQ4_XS = 15
+
+
+# Of GGUF's blocks: inputs of a unit, and its bytes for a panel: see BlockForm in src/layers.h.
+UNITS = {
+    Format.Q4_0: (32, 576),
+    Format.Q4_1: (32, 640),
+    Format.Q5_0: (32, 704),
+    Format.Q5_1: (32, 768),
+    Format.Q8_0: (32, 1088),
+    Format.Q4_K: (256, 4736),
+    Format.Q5_K: (256, 5760),
+    Format.Q6_K: (256, 6720),
+    Format.IQ4_NL: (32, 576),
+    Format.IQ4_XS: (256, 4416),
+}
 
 
 class Order(IntEnum):
@@ -68,6 +95,19 @@ class Matrix(Structure):
         ("minimums", c_int64),
         ("sums", c_int64),
         ("bias", c_int64),
+    ]
+
+
+class JoinedMatrix(Structure):
+    """Matrices with the same inputs whose panels follow each other, or alternate; the offsets of
+    the parts are from this struct."""
+
+    __slots__ = ()
+    _fields_ = [
+        ("plain", Matrix),
+        ("count", c_int64),
+        ("by_turns", c_int64),
+        ("parts", c_int64 * MOST_PARTS),
     ]
 
 

@@ -227,15 +227,21 @@ class _Validator:
         """A matrix [out, inputs] at an offset, zero-padded to panels and to whole words; how what
         it multiplies is rounded: whether at all, to 8 bits, and in which groups."""
         size = ctypes.sizeof(structs.Matrix)
+        fields = self._matrix_header(name, at)
+        if fields.format == Format.JOINED:
+            return self._joined(name, at, out, inputs, bias)
         self._part(name, at, size)
-        fields = structs.Matrix.from_buffer_copy(self._block.data, at)
         self._equal(f"{name}.out", fields.out, out)
         self._equal(f"{name}.inputs", fields.inputs, inputs)
-        if fields.format not in _ITEM_BITS:
-            self._fail(f"{name}.format", fields.format, f"one of {sorted(map(int, _ITEM_BITS))}")
+        if fields.format not in (*_ITEM_BITS, *structs.UNITS):
+            known = sorted(map(int, (*_ITEM_BITS, *structs.UNITS)))
+            self._fail(f"{name}.format", fields.format, f"one of {known}")
         depth, rows = -(-inputs // 8) * 8, _panels(out) * PANEL
+        blocks = fields.format in structs.UNITS
         sizes = {
-            "data": depth * rows * _ITEM_BITS[fields.format] // 8,
+            "data": self._units(name, fields, out)
+            if blocks
+            else depth * rows * _ITEM_BITS[fields.format] // 8,
             "scales": 0,
             "minimums": 0,
             "sums": 0,
@@ -264,7 +270,50 @@ class _Validator:
                 self._part(f"{name}.{part}", offset, nbytes, base=at)
             else:
                 self._equal(f"{name}.{part}", offset, 0)
-        return int(integers), fields.integer_input, group
+        return 2 if blocks else int(integers), fields.integer_input, group
+
+    def _matrix_header(self, name: str, at: int) -> structs.Matrix:
+        size = ctypes.sizeof(structs.Matrix)
+        self._inside(name, at, size)
+        return structs.Matrix.from_buffer_copy(self._block.data, at)
+
+    def _units(self, name: str, fields: structs.Matrix, out: int) -> int:
+        """Bytes of a matrix in GGUF's blocks."""
+        span, nbytes = structs.UNITS[Format(fields.format)]
+        if fields.inputs % span:
+            self._fail(f"{name}.inputs", fields.inputs, f"a multiple of {span}")
+        return _panels(out) * int(fields.inputs) // span * nbytes
+
+    def _joined(
+        self, name: str, at: int, out: int, inputs: int, bias: bool
+    ) -> tuple[int, int, int]:
+        """As `_matrix`, of several that are one."""
+        self._part(name, at, ctypes.sizeof(structs.JoinedMatrix))
+        whole = structs.JoinedMatrix.from_buffer_copy(self._block.data, at)
+        fields, most = whole.plain, structs.MOST_PARTS
+        if not 1 < whole.count <= most or whole.by_turns not in (0, 1):
+            self._fail(f"{name}.count", whole.count, f"2 to {most} parts, by turns or not")
+        left = _panels(out)
+        for index in range(whole.count):
+            start = at + whole.parts[index]
+            part = self._matrix_header(f"{name}.{index}", start)
+            panels = _panels(out) // whole.count if whole.by_turns else _panels(part.out)
+            last = whole.by_turns or index == whole.count - 1
+            if part.format == Format.JOINED or part.out < 1 or (part.out % PANEL and not last):
+                self._fail(f"{name}.{index}.out", part.out, f"a multiple of {PANEL}")
+            form = self._matrix(f"{name}.{index}", start, part.out, inputs)
+            if form not in ((0, 0, 0), (2, 0, 0)):
+                self._fail(f"{name}.{index}.format", part.format, "floats, or GGUF's blocks")
+            self._equal(f"panels of {name}.{index}", _panels(part.out), panels)
+            left -= panels
+        self._equal(f"panels of {name}", left, 0)
+        expected = structs.Matrix(format=Format.JOINED, out=out, inputs=inputs, bias=fields.bias)
+        self._same(fields, expected, free=())
+        if bias:
+            self._part(f"{name}.bias", fields.bias, 4 * _panels(out) * PANEL, base=at)
+        else:
+            self._equal(f"{name}.bias", fields.bias, 0)
+        return 2, 0, 0
 
     def _norm(self, name: str, fields: structs.Norm, norm: spec.Norm | None, size: int) -> None:
         """A norm over `size` values; None: there is none, and all its words are 0."""
@@ -287,6 +336,10 @@ class _Validator:
 
     def _part(self, name: str, offset: int, nbytes: int, base: int = 0) -> None:
         """A part of `nbytes` at `offset` from a struct at `base`."""
+        self._inside(name, offset, nbytes, base)
+        self._parts.append((base + offset, base + offset + nbytes, name))
+
+    def _inside(self, name: str, offset: int, nbytes: int, base: int = 0) -> None:
         if offset % ALIGNMENT or not 0 < offset <= len(self._block) - base - nbytes:
             self._fail(
                 name,
@@ -294,7 +347,6 @@ class _Validator:
                 f"a multiple of {ALIGNMENT}, and all its {nbytes} bytes inside the layer's"
                 f" {len(self._block)}",
             )
-        self._parts.append((base + offset, base + offset + nbytes, name))
 
     def end(self) -> None:
         """The parts follow the header and each other, each at the next multiple of ALIGNMENT."""
@@ -307,8 +359,9 @@ class _Validator:
     def _same(
         self, fields: ctypes.Structure, expected: ctypes.Structure, free: tuple[str, ...]
     ) -> None:
-        """All fields of a layer but norms and the `free` ones; no adapter is in an export."""
-        expected.adapters = PoolLayout(0, ()).parts()
+        """All fields but norms and the `free` ones; no adapter is in an export."""
+        if not isinstance(fields, structs.Matrix):
+            expected.adapters = PoolLayout(0, ()).parts()
         for (name, got), (_, wanted) in zip(_words(fields), _words(expected), strict=True):
             if name not in free:
                 self._equal(name, got, wanted)

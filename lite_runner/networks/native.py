@@ -72,6 +72,7 @@ class NativeNetwork(nn.Cell):
             _parameter(layer.block, f"layer{index}") for index, layer in enumerate(layers)
         )
         self.format = format_of(layer.block for layer in layers[1:-1])
+        self.format = max(self.format, *(layer.since for layer in layers))
         # Per layer: adapter pool [slots, width]; a single element if it is not targeted.
         self.layouts: list[PoolLayout | None] = [layer.adapters for layer in layers]
         slots = 0 if options.lora is None else options.lora.slots

@@ -44,7 +44,7 @@ class LinearIntegers:
         values = self._weights.matrix(name)
         if isinstance(values, QuantizedTensor):
             return values if name in self._linear else values.float32()
-        floats = widened(values)
+        floats = widened(values) if isinstance(values, np.ndarray) else values.float32()
         return floats.T if self._linear.get(name) == "in_out" else floats
 
 

@@ -30,7 +30,7 @@ def resolve_backend(
     if _takes_packed(config, files, device, ranks):
         progress.note("backend=auto: mslite, in engine=native")
         return replace(config, backend="mslite", engine="native")
-    quantized = files.quantization.quant != "none" and files.exported is None
+    quantized = files.quantization.rounds and files.exported is None
     needs_prompt_logits = job.needs_prompt_logits and files.exported is None
     if job.adapters is not None or quantized or needs_prompt_logits:
         return replace(config, backend="ms")

@@ -76,9 +76,9 @@ def process_memory(
     """
     local = files.model.shard(ranks.tensor)
     tensors = _tensors(config, files, ranks)
-    quantized = files.quantization.quant != "none"
+    dequantize = files.quantization.quant == "none"
     tensor_bytes = {
-        name: _native_bytes(tensor, dequantize=not quantized)
+        name: _native_bytes(tensor, dequantize=dequantize)
         if native
         else _mindspore_bytes(tensor, copied=slots > 1)
         for name, tensor in tensors.items()
@@ -147,6 +147,9 @@ def packed_memory(
     if files.exported is not None and (operators := files.exported.manifest.operators):
         quantization = operators.quantization
     weights = weight_bytes(model, "float32", quantization)
+    if quantization.quant == "file":  # blocks, as the checkpoint or the packed layers
+        stored = files.stored_bytes() if files.exported is None else files.exported.nbytes
+        weights = stored * 33 // 32
     positions = cache_length(length, model.seq_length)
     return Memory(
         weights,
@@ -168,12 +171,15 @@ def planned_dtype(config: ComputeOptions, files: ModelFiles, device: str, ranks:
 def weights_dtype(config: ComputeOptions, files: ModelFiles, device: str, ranks: Ranks) -> str:
     """The dtype of the weights in memory, or their quantization, as text."""
     native = device == "CPU" and uses_native_operators(config, files, device, ranks)
-    quantized = files.quantization.quant != "none"
+    quantized = files.quantization.rounds
     if quantized and (native or uses_integer_matmul(config, files, device, ranks)):
         return f"integers (quant={files.quantization})"
     if not native or files.exported is not None:
         return config.compute_dtype(device)
     tensors = _tensors(config, files, ranks).values()
+    types = sorted({tensor.own.type_name for tensor in tensors if tensor.own})
+    if types:
+        return f"{', '.join(types)} as the file has them"
     names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
     found = {names[tensor.dtype] for tensor in tensors if len(tensor.shape) > 1}
     return " and ".join(sorted(found))
@@ -221,7 +227,7 @@ def hints(
 def _changes(
     config: ComputeOptions, files: ModelFiles, *, native: bool, slots: int, length: int
 ) -> Iterator[Change]:
-    if native and files.exported is None and files.quantization.quant == "none":
+    if native and files.exported is None and not files.quantization.rounds:
         for quant in ("a16w8", "a16w4"):
             changed = replace(config, quant=quant)
             quantized = replace(files, quantization=changed.quantization)
@@ -241,6 +247,9 @@ def _changes(
 def _native_bytes(tensor: LazyTensor, *, dequantize: bool) -> _TensorBytes:
     """Packed for the native operators: quantized, 16 bits or float32."""
     count = math.prod(tensor.shape)
+    if tensor.own is not None:  # scales of 6 bits take 8
+        size = 4 * count if dequantize else tensor.own.nbytes * 33 // 32
+        return _TensorBytes(0, tensor.own.nbytes, size, True)
     if tensor.integers is not None:
         loaded = tensor.integers.scheme.nbytes(*tensor.shape[-2:])
         temporary = 0 if tensor.integers.stored or tensor.part is not None else 4 * count

@@ -31,7 +31,7 @@ def plan_mindformers(plan: Plan, share: Job) -> Plan:
             f"backend=mindformers runs on the processor, not on {plan.device}",
             "context.device_target=CPU",
         )
-    if files.quantization.quant != "none":
+    if files.quantization.rounds:
         raise ConfigError(
             "backend=mindformers: MindFormers cannot compute with quantized weights"
             f" (quant={files.quantization})",

@@ -15,7 +15,7 @@ from lite_runner.plan.memory import job_memory, memory_hints
 from lite_runner.plan.opening import open_backend
 from lite_runner.plan.operators import resolve_operators
 from lite_runner.sizing.need import Memory, check_memory
-from lite_runner.weights.quantization.quantize import describe
+from lite_runner.weights.quantization.quantize import block_types, describe, describe_blocks
 
 
 def load_online(
@@ -37,8 +37,10 @@ def load_online(
         )
     capacity = capacity_for(config, files.model, job, ranks)
     tensors = files.tensors(ranks, vocab_parallel=config.vocab_parallel)
-    if files.quantization.quant != "none":
+    if files.quantization.rounds:
         progress.note(describe(tensors, files.quantization))
+    elif native and (types := block_types(tensors)):
+        progress.note(describe_blocks(types))
     name = f"load {files.path.name}" if files.path else "make random weights"
     if files.held is not None:
         name = "take the weights from the parameters"

@@ -70,7 +70,7 @@ def uses_integer_matmul(
     absent = device == "Ascend" and config.dry_run and not environment.ascend_devices()
     return (
         ranks.tensor == 1  # sharded weights are dequantized
-        and files.quantization.quant != "none"
+        and files.quantization.rounds
         and config.compute_dtype(device) != "float32"
         and custom_network(files.model) is None
         and files.model.sparse is None
@@ -100,7 +100,7 @@ def check_supported(config: ComputeOptions, files: ModelFiles, device: str, rank
                 f"{fallback.remedy}; or {key}={exact}",
             )
     fused, model = environment.has_fused_operators, files.model
-    if device == "Ascend" and config.quantization.quant != "none" and not fused(device):
+    if device == "Ascend" and config.quantization.rounds and not fused(device):
         raise EnvironmentFault(
             f"quant={config.quant}: {environment.ascend_soc()} has no operators that multiply by"
             " integers; Atlas A2 and A3 have",
@@ -120,7 +120,7 @@ def resolve_operators(config: ComputeOptions, files: ModelFiles, device: str, ra
     """Whether the native operators compute this run; notes why not, and what would help. Raises as
     `check_supported`."""
     check_supported(config, files, device, ranks)
-    quantized, dtype = files.quantization.quant != "none", config.rounded_dtype(device)
+    quantized, dtype = files.quantization.rounds, config.rounded_dtype(device)
     fallback = _native_fallback(config, files, device, ranks)
     if dtype != "float32" and (fallback or quantized):
         progress.note(rounding.describe(dtype, quantized=quantized))

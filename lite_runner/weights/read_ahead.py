@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
+from lite_runner.weights.formats.gguf_blocks import BlockMatrix
 from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.quantization.quantized import QuantizedTensor
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor, widened
@@ -22,6 +23,7 @@ from lite_runner.weights.tensor import LazyIntegers, LazyTensor, widened
 THREADS = 2  # two dequantizing threads saturate memory bandwidth
 AHEAD_BYTES = 256 << 20  # prefetch limit, so that a large model is not in memory twice
 
+Matrix: TypeAlias = NDArray[Any] | QuantizedTensor | BlockMatrix
 T = TypeVar("T")
 Advance = Callable[[int], None]
 
@@ -105,7 +107,7 @@ class QuantizedWeights:
         readings = {name: _out_major(one, name in transposed) for name, one in tensors.items()}
         self._queue = _Queue(readings, advance)
 
-    def matrix(self, name: str) -> NDArray[Any] | QuantizedTensor:
+    def matrix(self, name: str) -> Matrix:
         """The weight of a linear layer, the embedding or the head [out, in], once.
 
         Floats are as they are stored: see LazyTensor. Arrays may be read-only views of the
@@ -116,14 +118,16 @@ class QuantizedWeights:
     def vector(self, name: str) -> NDArray[np.float32]:
         """Any other tensor, once: the gain of a norm, a bias, the table of positions."""
         values = self._queue.take(name)
-        return values.float32() if isinstance(values, QuantizedTensor) else widened(values)
+        return widened(values) if isinstance(values, np.ndarray) else values.float32()
 
     def close(self) -> None:
         """Stop reading; what was not taken is dropped."""
         self._queue.close()
 
 
-def _out_major(tensor: LazyTensor, transposed: bool) -> _Reading[NDArray[Any] | QuantizedTensor]:
+def _out_major(tensor: LazyTensor, transposed: bool) -> _Reading[Matrix]:
+    if tensor.own is not None:
+        return _Reading(tensor.own.nbytes, tensor.own.read)
     if tensor.integers is not None:
         shape = tensor.shape[::-1] if transposed else tensor.shape
         nbytes = tensor.integers.scheme.nbytes(*shape)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.config.quantization import Scheme
+from lite_runner.weights.formats.gguf_blocks import BlockMatrix
 from lite_runner.weights.quantization.quantized import QuantizedTensor
 
 # BF16 has no NumPy type: its raw arrays are uint16, the upper half of a float32.
@@ -31,12 +32,21 @@ class LazyIntegers:
 
 
 @dataclass(frozen=True)
+class LazyBlocks:
+    """A matrix [out, in] in the blocks of its GGUF file, read on demand."""
+
+    type_name: str
+    nbytes: int
+    read: Callable[[], BlockMatrix]
+
+
+@dataclass(frozen=True)
 class LazyTensor:
     """A tensor whose values are read on demand. `read` returns the stored bits, C-contiguous.
 
     `part` reads only a slice; None: only the whole can be read. `integers`: the quantized form of a
     matrix, always [out, in]; None: floats only. `blocks`: type of the file's quantized blocks, such
-    as Q4_K; "": none.
+    as Q4_K; "": none. `own`: a matrix in these blocks, for operators that compute with them.
     """
 
     shape: tuple[int, ...]
@@ -45,6 +55,7 @@ class LazyTensor:
     part: Callable[[Index], NDArray[Any]] | None = None
     integers: LazyIntegers | None = None
     blocks: str = ""
+    own: LazyBlocks | None = None
 
     @property
     def nbytes(self) -> int:

@@ -80,8 +80,10 @@ inline Routes routed(const ExpertsLayer& layer, float* logits, int64_t stride, i
 inline Rows some_of(const Rows& rows, const Matrix& m, int64_t first, int64_t count) {
   const auto moved = [&](auto* from, int64_t stride) { return from ? from + first * stride : from; };
   const int64_t groups = m.integers() ? m.input_groups() : 0;
-  return {moved(rows.x, rows.stride),      count, rows.stride, moved(rows.bytes, m.depth()),
-          moved(rows.shorts, m.depth()), moved(rows.scales, groups), moved(rows.sums, groups)};
+  return {moved(rows.x, rows.stride),     count,
+          rows.stride,                    moved(rows.bytes, m.depth()),
+          moved(rows.shorts, m.depth()),  moved(rows.scales, groups),
+          moved(rows.sums, groups),       moved(rows.totals, m.depth() / 16)};
 }
 
 // As linear, of the matrix of each active expert at `offsets` with its rows: calls finish(first row,

@@ -1,11 +1,13 @@
 // All operators in vectors of WIDTH floats, once for each set of instructions, in its namespace.
 #include "simd.inl"
 #include "linear.inl"
+#include "blocks.inl"
+#include "gguf.inl"
 #include "adapters.inl"
 #include "attention.inl"
 #include "layers.inl"
 #include "experts.inl"
 
 constexpr Kernels kernels(const char* name) {
-  return {name, embedding, attention, feed_forward, experts, head, plain_linear, widen};
+  return {name, embedding, attention, feed_forward, experts, head, plain_linear, widen, pack_blocks};
 }

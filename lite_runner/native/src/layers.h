@@ -11,7 +11,70 @@ constexpr int64_t kPanel = 32;       // outputs of a matrix that lie side by sid
 constexpr int64_t kInputGroup = 32;  // inputs that are rounded to 8 bits with one scale
 constexpr int64_t kChunk = 128;      // keys whose scores are summed up before they are merged
 
-enum class Format : int64_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3, kFloat16 = 4 };
+enum class Format : int64_t {
+  kFloat32 = 0,
+  kBFloat16 = 1,
+  kInt8 = 2,
+  kInt4 = 3,
+  kFloat16 = 4,
+  kJoined = 5,  // a JoinedMatrix
+  kQ4_0 = 6,    // from here on GGUF's blocks: see BlockForm
+  kQ4_1 = 7,
+  kQ5_0 = 8,
+  kQ5_1 = 9,
+  kQ8_0 = 10,
+  kQ4_K = 11,
+  kQ5_K = 12,
+  kQ6_K = 13,
+  kIQ4_NL = 14,
+  kIQ4_XS = 15
+};
+
+// How the values of a type of GGUF's blocks come about: (d * scale) * (q - offset) + minimum, with a
+// float16 d for `span` inputs of an output and an integer scale, of 8 bits at most, for `sub` of
+// them. The minimum is a float16, or where there are scales the integer -minimum times a second
+// float16. With a table q is an index into kTable.
+//
+// A panel consists of units of `span` inputs: d [32], the second float16 [32], scales [span / sub]
+// [32], minimums [span / 32][32], then for each 32 inputs words of 32 bits [words][32]. Those of up
+// to 4 bits are ordered as in Order (8 bits: kBytePairs, else kNibblePairs). What q has above 4 bits
+// comes behind them, 5 bits in one word: bits j and 16 + j are of the inputs 2 j and 2 j + 1; 6 bits
+// in two of 16 inputs each: bits 2 j and 16 + 2 j.
+struct BlockForm {
+  int64_t bits, span, sub;
+  bool scales, minimums;
+  int64_t offset;
+  bool table;
+
+  constexpr int64_t scales_at() const { return (minimums ? 4 : 2) * kPanel; }
+  constexpr int64_t minimums_at() const { return scales_at() + (scales ? span / sub * kPanel : 0); }
+  constexpr int64_t words_at() const {
+    return minimums_at() + (scales && minimums ? span / 32 * kPanel : 0);
+  }
+  constexpr int64_t words_bytes() const { return bits * 4 * kPanel; }  // of 32 inputs
+  constexpr int64_t bytes() const { return words_at() + span / 32 * words_bytes(); }
+};
+
+constexpr BlockForm kBlockForms[] = {
+    {4, 32, 32, false, false, 8, false},   // Q4_0
+    {4, 32, 32, false, true, 0, false},    // Q4_1
+    {5, 32, 32, false, false, 16, false},  // Q5_0
+    {5, 32, 32, false, true, 0, false},    // Q5_1
+    {8, 32, 32, false, false, 0, false},   // Q8_0
+    {4, 256, 32, true, true, 0, false},    // Q4_K
+    {5, 256, 32, true, true, 0, false},    // Q5_K
+    {6, 256, 16, true, false, 32, false},  // Q6_K
+    {4, 32, 32, false, false, 0, true},    // IQ4_NL
+    {4, 256, 32, true, false, 0, true},    // IQ4_XS
+};
+constexpr int8_t kTable[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                               1,    13,   25,  38,  53,  69,  89,  113};
+
+constexpr const BlockForm& form_of(Format format) {
+  return kBlockForms[static_cast<int64_t>(format) - static_cast<int64_t>(Format::kQ4_0)];
+}
+template <Format format>
+constexpr BlockForm kForm = form_of(format);
 enum class CacheType : int64_t { kFloat32 = 0, kFloat16 = 1, kInt8 = 2 };
 
 // How inputs k follow each other in a word, from its lowest bits on: as they are (int8 by int8); or
@@ -35,21 +98,40 @@ struct Matrix {
   const uint16_t* halves(int64_t offset) const {
     return reinterpret_cast<const uint16_t*>(at(offset));
   }
-  bool integers() const { return format == Format::kInt8 || format == Format::kInt4; }
+  bool integers() const { return format == Format::kInt8 || format == Format::kInt4 || blocks(); }
+  bool blocks() const { return format >= Format::kJoined; }  // their inputs are rounded alike
   int64_t panels() const { return (out + kPanel - 1) / kPanel; }
   int64_t depth() const { return (in + 7) / 8 * 8; }  // inputs as stored, zeros behind them
   int64_t groups() const { return group ? in / group : 1; }
   // Inputs that are rounded with one scale: finer than a row, whose largest number would blur the
   // others.
   int64_t input_group() const {
+    if (blocks()) return 32;
     return group ? group : integer_input ? kInputGroup : 4 * kInputGroup;
   }
   int64_t input_groups() const { return (depth() + input_group() - 1) / input_group(); }
-  int64_t panel_bytes() const {
-    constexpr int64_t bits[] = {32, 16, 8, 4, 16};
-    return depth() * kPanel * bits[static_cast<int64_t>(format)] / 8;
+  inline int64_t panel_bytes() const;
+};
+
+// Matrices with the same inputs as one: its panels are those of the parts one after the other, or by
+// turns. Parts are floats or blocks; the bias is that of the whole.
+struct JoinedMatrix {
+  Matrix plain;
+  int64_t count, by_turns;
+  int64_t parts[3];  // Matrices, offsets from this struct
+
+  const Matrix& part(int64_t index) const {
+    return *reinterpret_cast<const Matrix*>(plain.at(parts[index]));
   }
 };
+
+inline int64_t Matrix::panel_bytes() const {
+  if (format == Format::kJoined)  // about
+    return reinterpret_cast<const JoinedMatrix*>(this)->part(0).panel_bytes();
+  if (blocks()) return in / form_of(format).span * form_of(format).bytes();
+  constexpr int64_t bits[] = {32, 16, 8, 4, 16};
+  return depth() * kPanel * bits[static_cast<int64_t>(format)] / 8;
+}
 
 struct Norm {
   int64_t centred;  // 1: LayerNorm, 0: RMSNorm
@@ -249,6 +331,8 @@ struct Kernels {
   void (*linear)(const Matrix&, const float* x, int64_t rows, float* out);
   void (*widen)(const void* values, const uint16_t* scales, const uint16_t* minimums, int64_t rows,
                 int64_t inputs, int64_t bits, int64_t group, int64_t stride, float* to);
+  void (*pack_blocks)(const uint8_t* from, Format, int64_t rows, int64_t inputs, int64_t stride,
+                      uint8_t* to);
 };
 
 extern const Kernels kAvx512, kAvx2, kPortable;

@@ -90,6 +90,7 @@ inline void clear_behind(float* x, int64_t rows, int64_t width, int64_t stride) 
 }
 
 inline void read_row(const Matrix& m, int64_t index, float* to, bool add) {
+  if (m.blocks()) return read_row_of_blocks(m, index, to);  // tables of tokens: add is false
   const int64_t panel = index / kPanel, column = index % kPanel;
   const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
   const float* scales = reinterpret_cast<const float*>(m.at(m.scales)) + panel * kPanel;
@@ -115,6 +116,8 @@ inline void read_row(const Matrix& m, int64_t index, float* to, bool add) {
         value = data[(k / 8 * kPanel + column) * 4 + nibble / 2] >> (nibble % 2 * 4) & 15;
         break;
       }
+      default:
+        break;
     }
     if (m.group) {
       const int64_t at = (panel * m.groups() + k / m.group) * kPanel + column;

@@ -148,6 +148,7 @@ struct Rows {
   const uint8_t* bytes;    // [count, depth]: rounded to 8 bits, 128 added
   const int16_t* shorts;   // [count, depth]: rounded to 16 bits
   const float *scales, *sums;  // [count, input groups] of the integers; sums times scale
+  const int32_t* totals;       // [count, depth / 16]: sums of the integers, for blocks
 };
 
 // sums [rows][32] += the rows' inputs from k on * block [depth][32].
@@ -301,9 +302,20 @@ void multiply_shorts(const Matrix& m, const Rows& rows, int64_t row, int64_t pan
   store_tile(totals, sums + row * kPanel);
 }
 
+void multiply_blocks(const Matrix& m, const Rows& rows, int64_t panel, float* sums);
+Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, int64_t stride);
+
 // sums [rows][32]: the rows times one panel, with scale and bias.
 inline void multiply_panel(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
-  if (m.format == Format::kFloat32) {
+  if (m.format == Format::kJoined) {
+    const JoinedMatrix& joined = *reinterpret_cast<const JoinedMatrix*>(&m);
+    int64_t part = joined.by_turns ? panel % joined.count : 0;
+    int64_t own = joined.by_turns ? panel / joined.count : panel;
+    while (own >= joined.part(part).panels()) own -= joined.part(part++).panels();
+    multiply_panel(joined.part(part), rows, own, sums);
+  } else if (m.blocks()) {
+    multiply_blocks(m, rows, panel, sums);
+  } else if (m.format == Format::kFloat32) {
     multiply_floats<float>(m, rows, panel, sums);
   } else if (m.format == Format::kBFloat16) {
     multiply_floats<UpperHalf>(m, rows, panel, sums);
@@ -337,7 +349,8 @@ inline void multiply_panel(const Matrix& m, const Rows& rows, int64_t panel, flo
 // Rows x [count, stride] made ready for a matrix: where that is of integers they are rounded too,
 // each group of inputs by a scale of its own, to 8 bits or to 16.
 inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t stride) {
-  Rows rows{x, count, stride, nullptr, nullptr, nullptr, nullptr};
+  Rows rows{x, count, stride, nullptr, nullptr, nullptr, nullptr, nullptr};
+  if (m.blocks()) return prepared_for_blocks(m, x, count, stride);
   if (!m.integers()) return rows;
   const int64_t group = m.input_group(), groups = m.input_groups();
   const float most = m.integer_input ? 127.0f : 32512.0f;

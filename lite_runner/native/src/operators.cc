@@ -227,6 +227,14 @@ void lite_runner_widen(const void* values, const uint16_t* scales, const uint16_
   kernels->widen(values, scales, minimums, rows, inputs, bits, group, stride, to);
 }
 
+// Rows [rows][inputs] of GGUF's blocks, of the type that a Format names, become panels of units, of
+// which `stride` lie from one to the next: see BlockForm.
+void lite_runner_pack_blocks(const uint8_t* from, int64_t format, int64_t rows, int64_t inputs,
+                             int64_t stride, uint8_t* to) {
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  kernels->pack_blocks(from, static_cast<Format>(format), rows, inputs, stride, to);
+}
+
 // A step of a whole model. `words` [size]: see Step; `rope` [rows, head_dim]; `places`: of the tokens'
 // adapters, or nullptr; `x` [capacity, hidden] is worked in. 0: done, else the layer's kind is not known.
 int lite_runner_step(const BoundModel* model, const int32_t* words, int64_t size,

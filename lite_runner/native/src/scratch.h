@@ -15,6 +15,7 @@ enum Scratch {
   kShorts,
   kBytes,
   kScales,
+  kTotals,
   kPanels,
   kItems,
   kPartial,

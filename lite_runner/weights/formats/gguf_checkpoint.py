@@ -210,7 +210,9 @@ def _from_file(parameter: Parameter, file: GGUFFile, start: int) -> LazyTensor:
     whole = parameter.part is None and parameter.expert is None
     tensor = stored.lazy() if whole else stored.lazy(start, start + parameter.shape[0])
     if parameter.layout == "in_out":
-        return replace(transposed(tensor), integers=tensor.integers, blocks=tensor.blocks)
+        return replace(
+            transposed(tensor), integers=tensor.integers, blocks=tensor.blocks, own=tensor.own
+        )
     return tensor
 
 
@@ -221,11 +223,14 @@ def _halves(array: NDArray[Any], heads: int) -> NDArray[Any]:
 
 
 def _in_order(tensor: LazyTensor, order: Callable[[NDArray[Any]], NDArray[Any]]) -> LazyTensor:
-    """The tensor with its rows in another order."""
-    integers = tensor.integers
+    """The tensor with its rows in another order, and so its integers and its blocks, which lie
+    along the rows."""
+    integers, own = tensor.integers, tensor.own
     if integers is not None:
-        # The matrix is [out, in] and its blocks lie along the rows, so whole rows move.
         read = integers.read
         integers = replace(integers, read=lambda: read().with_rows(order))
+    if own is not None:
+        blocks = own.read
+        own = replace(own, read=lambda: blocks().with_rows(order))
     moved = derived(tensor, tensor.shape, order)
-    return replace(moved, integers=integers, blocks=tensor.blocks)
+    return replace(moved, integers=integers, blocks=tensor.blocks, own=own)

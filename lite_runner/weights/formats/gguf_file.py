@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.formats.gguf_blocks import SCHEMES, integers_of
+from lite_runner.weights.formats.gguf_blocks import SCHEMES, BlockMatrix, dequantize, integers_of
 from lite_runner.weights.formats.gguf_metadata import MAGIC, GGUFHeader, TensorEntry, read_header
 from lite_runner.weights.formats.safetensors_file import view_tensor
-from lite_runner.weights.memory_map import drop_pages, first_bytes
-from lite_runner.weights.tensor import DType, LazyIntegers, LazyTensor
+from lite_runner.weights.memory_map import first_bytes
+from lite_runner.weights.tensor import DType, LazyBlocks, LazyIntegers, LazyTensor
 
 STORED_TYPES: dict[str, DType] = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 QUANTIZED_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
@@ -32,7 +32,6 @@ TYPES = {
     **{8: ("Q8_0", 32, 34), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176)},
     **{14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136)},
 }
-VALUES_AT_ONCE = 1 << 18  # dequantized in one go; a working set that stays in the L2 cache
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class GGUFTensor:
     def lazy(self, start: int = 0, stop: int | None = None) -> LazyTensor:
         """The tensor, or its rows `start` to `stop`; quantized values become F32.
 
-        A matrix whose blocks are integers with a scale has these as well.
+        A matrix has its blocks as well, and where these are integers with a scale, the integers.
         """
         count = self.shape[0] if stop is None else stop
         row_bytes = self.data.size // max(self.shape[0], 1)
@@ -56,7 +55,10 @@ class GGUFTensor:
         if dtype is not None:
             return view_tensor(data, dtype, shape)
         scheme = SCHEMES.get(self.type_name)
-        integers = None
+        integers = own = None
+        if len(shape) == 2:
+            matrix = BlockMatrix(self.type_name, data.reshape(shape[0], -1), shape[1])
+            own = LazyBlocks(self.type_name, data.nbytes, lambda: matrix)
         if scheme is not None and len(shape) == 2:
             rows, columns = shape
             read = partial(integers_of, data, self.type_name, rows, columns)
@@ -67,6 +69,7 @@ class GGUFTensor:
             lambda: dequantize(data, self.type_name).reshape(shape),
             integers=integers,
             blocks=self.type_name,
+            own=own,
         )
 
 
@@ -87,28 +90,15 @@ class GGUFFile:
         """See GGUFHeader."""
         return self.header.metadata
 
+    @property
+    def quantized(self) -> bool:
+        """Whether any of the tensors is in blocks."""
+        return any(one.type_name not in STORED_TYPES for one in self.tensors.values())
+
 
 def looks_like_gguf(path: Path) -> bool:
     """Whether the file starts with the magic number."""
     return first_bytes(path, 4) == MAGIC
-
-
-def dequantize(data: NDArray[np.uint8], type_name: str) -> NDArray[np.float32]:
-    """Blocks of one of QUANTIZED_TYPES as float32 [values]; the gguf library's result, bit for bit.
-
-    The library works on 16 rows at a time and joins the results; larger pieces written straight
-    to their place are about three times as fast.
-    """
-    from gguf import quants
-
-    kind = getattr(quants, type_name)
-    blocks = data.reshape(-1, kind.type_size)
-    result = np.empty((len(blocks), kind.block_size), np.float32)
-    step = VALUES_AT_ONCE // kind.block_size
-    for i in range(0, len(blocks), step):
-        result[i : i + step] = kind.dequantize_blocks(blocks[i : i + step])
-    drop_pages(data)
-    return result.reshape(-1)
 
 
 def open_gguf(path: Path) -> GGUFFile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -42,17 +42,20 @@ def with_quantization(
 
     A file's quantized weights are used as they are if bits and groups match; other matrices are
     quantized when they are read. Without quantization all are floats, and a file's quantized form
-    stays available. The floats of a quantized matrix are its dequantized weights. Raises
-    ArtifactError if a group does not divide a matrix.
+    stays available; "file" keeps the blocks of a GGUF file beside the floats. The floats of a
+    quantized matrix are its dequantized weights. Raises ArtifactError if a group does not divide a
+    matrix.
     """
     wanted = schemes(config, quantization)
+    if quantization.quant == "file":
+        return {name: _as_stored(tensor) for name, tensor in tensors.items()}
     if not wanted:
-        return {name: _with_own(tensor) for name, tensor in tensors.items()}
+        return {name: replace(_with_own(tensor), own=None) for name, tensor in tensors.items()}
     transposed = {one.name for one in parameters(config) if one.layout == "in_out"}
     return {
         name: _quantized(name, tensor, wanted[name], name in transposed)
         if name in wanted
-        else replace(tensor, integers=None)
+        else replace(tensor, integers=None, own=None)
         for name, tensor in tensors.items()
     }
 
@@ -62,6 +65,21 @@ def _with_own(tensor: LazyTensor) -> LazyTensor:
     if tensor.integers is None:
         return tensor
     return replace(tensor, integers=replace(tensor.integers, optional=True))
+
+
+def _as_stored(tensor: LazyTensor) -> LazyTensor:
+    """With blocks if it is a matrix that has such; integers of others are not wanted."""
+    return replace(tensor, integers=None) if tensor.own else replace(_with_own(tensor), own=None)
+
+
+def block_types(tensors: Mapping[str, LazyTensor]) -> list[str]:
+    """The types of GGUF's blocks that matrices are computed with as they are."""
+    return sorted({tensor.own.type_name for tensor in tensors.values() if tensor.own})
+
+
+def describe_blocks(types: Sequence[str]) -> str:
+    """A line about `block_types`."""
+    return f"weights: {', '.join(types)} as the file has them"
 
 
 def describe(tensors: Mapping[str, LazyTensor], quantization: Quantization) -> str:

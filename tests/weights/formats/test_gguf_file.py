@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.formats import gguf_file
-from lite_runner.weights.formats.gguf_file import QUANTIZED_TYPES, dequantize, open_gguf
+from lite_runner.weights.formats.gguf_blocks import dequantize
+from lite_runner.weights.formats.gguf_file import QUANTIZED_TYPES, open_gguf
 from lite_runner.weights.formats.gguf_metadata import Array
 
 ROWS, COLUMNS = 24, 512
