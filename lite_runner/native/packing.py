@@ -312,6 +312,7 @@ def matrix(
         whole = all(part.shape[0] % PANEL == 0 for part in parts[:-1])
         if dequantize or not whole:
             return matrix(np.concatenate(_alike(parts)[1]), bias)
+    assert bias is None or isinstance(bias, tuple) == pair
     blocks = [part for part in parts if isinstance(part, BlockMatrix) and not dequantize]
     if blocks and not _one_type(parts):
         return _joined(parts, bias, by_turns=pair)

@@ -38,7 +38,18 @@ def words(block: Block, index: int, count: int) -> list[int]:
     plain = getattr(extended, "plain", extended)
     starts = [getattr(plain, name) for name in _MATRICES if getattr(plain, name, 0)]
     for start in starts:
-        found += range(start, start + ctypes.sizeof(structs.Matrix), 8)
+        found += _words_of_matrix(whole, start)
+    return found
+
+
+def _words_of_matrix(whole: NDArray[np.int64], start: int) -> list[int]:
+    """Words of a matrix, or of a joined one and its parts."""
+    if whole[start // 8] != structs.Format.JOINED:
+        return list(range(start, start + ctypes.sizeof(structs.Matrix), 8))
+    fields = structs.JoinedMatrix.from_buffer_copy(whole.data.cast("B"), start)
+    found = list(range(start, start + ctypes.sizeof(fields), 8))
+    for part in fields.parts[: fields.count]:
+        found += _words_of_matrix(whole, start + part)
     return found
 
 

@@ -48,7 +48,7 @@ def test_only_what_needs_it_is_of_a_newer_format(more: dict[str, Any]) -> None:
     assert packing.format_of([*old, attention(**more), feed_forward()]) == 2
     general = packing.GeneralAttention(0.5, packing.Residual(2.0, NORM), joint_norm=True)
     newest = attention(general=general, **more)
-    assert packing.format_of([*old, newest, feed_forward()]) == packing.FORMAT == 3
+    assert packing.format_of([*old, newest, feed_forward()]) == 3
 
 
 def test_biases_of_panels_in_turn_are_one_of_each() -> None:

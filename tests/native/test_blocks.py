@@ -1,0 +1,162 @@
+"""GGUF's blocks as they are: values as the gguf library has them, products against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from lite_runner.native import packing
+from lite_runner.native.structs import UNITS, Format
+from lite_runner.weights.formats.gguf_blocks import BlockMatrix
+from lite_runner.weights.formats.gguf_file import QUANTIZED_TYPES
+from tests.native.in_numpy import BASE, step_words
+
+HALVES = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
+UNIT = 2.0**-24
+ROUNDED, MOST = 64, 8191  # inputs that are rounded with one scale, to integers up to this
+
+
+def made(kind: str, rows: int, inputs: int, rng: np.random.Generator) -> BlockMatrix:
+    """Any bytes, with scales of any sign that are finite."""
+    size, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    data = rng.integers(0, 256, (rows * inputs // size, nbytes), np.uint8)
+    for at in HALVES.get(kind, (0,)):
+        halves = rng.standard_normal(len(data)).astype(np.float16) / np.float16(64)
+        data[:, at : at + 2] = halves.view(np.uint8).reshape(-1, 2)
+    return BlockMatrix(kind, data.reshape(rows, -1), inputs)
+
+
+def theirs(matrix: BlockMatrix) -> NDArray[np.float32]:
+    kind = gguf.GGMLQuantizationType[matrix.type_name]
+    return np.asarray(gguf.quants.dequantize(matrix.data, kind), np.float32).reshape(matrix.shape)
+
+
+def rounded(x: NDArray[np.float32]) -> NDArray[np.float64]:
+    """What x [rows, inputs] is to the operators."""
+    padded = np.pad(x, ((0, 0), (0, -x.shape[1] % ROUNDED))).reshape(len(x), -1, ROUNDED)
+    bound = abs(padded).max(2, keepdims=True)
+    factor = np.divide(np.float32(MOST), bound, out=np.zeros_like(bound), where=bound > 0)
+    whole = np.rint(padded * factor) * (bound / np.float32(MOST)).astype(np.float64)
+    return whole.reshape(len(x), -1)[:, : x.shape[1]]
+
+
+@pytest.mark.parametrize("kind", QUANTIZED_TYPES)
+def test_values_are_the_librarys_to_the_bit(operators: Any, kind: str) -> None:
+    rng = np.random.default_rng(0)
+    for rows, inputs in ((33, 512), (64, 256)):
+        matrix = made(kind, rows, inputs, rng)
+        table = packing.matrix(matrix)
+        assert table.since == packing.FORMAT == 4
+        block = packing.embedding(table, None, None, None, hidden=inputs).block()
+        step = step_words(rows, np.zeros(rows), np.zeros(rows), np.arange(rows))
+        found = operators.call("Embedding", step, BASE, block, shape=(rows, inputs))
+        assert found.tobytes() == theirs(matrix).tobytes()
+
+
+@pytest.mark.parametrize("kind", QUANTIZED_TYPES)
+def test_memory_is_that_of_the_file(kind: str) -> None:
+    matrix = made(kind, 320, 1024, np.random.default_rng(1))
+    nbytes = packing.matrix(matrix).block().nbytes
+    assert matrix.nbytes <= nbytes < 1.05 * matrix.nbytes + 256
+
+
+@pytest.mark.parametrize("kind", QUANTIZED_TYPES)
+def test_products(operators: Any, kind: str) -> None:
+    size = UNITS[Format[kind]][0]
+
+    @given(
+        rows=st.one_of(st.integers(1, 3), st.integers(1, 40)),
+        out=st.integers(1, 100),
+        units=st.integers(1, 5 if size == 256 else 20),
+        seed=st.integers(0, 1000),
+        bias=st.booleans(),
+    )
+    def check(rows: int, out: int, units: int, seed: int, bias: bool) -> None:
+        rng, inputs = np.random.default_rng(seed), size * units
+        matrix = made(kind, out, inputs, rng)
+        x = rng.standard_normal((rows, inputs), np.float32)
+        offset = rng.standard_normal(out, np.float32) if bias else None
+        block = packing.matrix(matrix, offset).block()
+        operators.set_threads(2)
+        result = operators.linear(block, out, x)
+        values, wide = theirs(matrix).astype(np.float64), rounded(x)
+        exact = wide @ values.T + (0 if offset is None else offset)
+        # Of parts that a minimum may cancel: at most what integers, scales and minimums are.
+        magnitude = abs(wide).sum(1)[:, None] * abs(values).max(1) * 4 + 1
+        assert (abs(result - exact) <= (inputs + 8) * UNIT * magnitude).all()
+        operators.set_threads(1)
+        alone = [operators.linear(block, out, x[i : i + 1])[0] for i in range(rows)]
+        np.testing.assert_array_equal(np.array(alone), result)
+
+    check()
+
+
+@pytest.mark.parametrize("by_turns", [False, True])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_matrices_of_several_types_are_one(operators: Any, rows: int, by_turns: bool) -> None:
+    rng = np.random.default_rng(rows)
+    x = rng.standard_normal((rows, 512), np.float32)
+    floats = rng.standard_normal((70, 512), np.float32)
+    if by_turns:
+        pair = [made(kind, 70, 512, rng) for kind in ("Q4_K", "Q6_K")]
+        block = packing.matrix(packing.Alternating(*pair)).block()
+        found = operators.linear(block, 192, x).reshape(rows, 3, 2, 32)
+        for index, one in enumerate(pair):
+            own = operators.linear(packing.matrix(one).block(), 70, x)
+            np.testing.assert_array_equal(found[:, :, index].reshape(rows, -1)[:, :70], own)
+        return
+    parts = [made("Q4_K", 64, 512, rng), made("Q6_K", 32, 512, rng), floats]
+    bias = rng.standard_normal(166, np.float32)
+    joined = packing.stacked(parts)
+    assert isinstance(joined, packing.Stacked)
+    found = operators.linear(packing.matrix(joined, bias).block(), 166, x)
+    own = [operators.linear(packing.matrix(one).block(), one.shape[0], x) for one in parts]
+    np.testing.assert_array_equal(found, np.concatenate(own, 1) + bias)
+    widened = packing.matrix(joined, bias, dequantize=True).block()
+    expected = np.concatenate([theirs(parts[0]), theirs(parts[1]), floats])
+    np.testing.assert_array_equal(widened, packing.matrix(expected, bias).block())
+
+
+def test_of_one_type_they_are_one_matrix() -> None:
+    rng = np.random.default_rng(2)
+    parts = [made("Q5_K", rows, 256, rng) for rows in (40, 8, 8)]
+    joined = packing.stacked(parts)
+    assert isinstance(joined, BlockMatrix)
+    np.testing.assert_array_equal(theirs(joined), np.concatenate([theirs(one) for one in parts]))
+
+
+def test_parts_that_are_no_whole_panels_become_floats() -> None:
+    rng = np.random.default_rng(3)
+    parts = [made(kind, 40, 256, rng) for kind in ("Q5_K", "Q6_K")]
+    block = packing.matrix(packing.stacked(parts)).block()
+    expected = packing.matrix(np.concatenate([theirs(one) for one in parts])).block()
+    np.testing.assert_array_equal(block, expected)
+
+
+def test_what_is_no_number_reaches_its_own_row(operators: Any) -> None:
+    rng = np.random.default_rng(4)
+    block = packing.matrix(made("Q4_K", 40, 256, rng)).block()
+    for rows in (1, 4, 20):
+        x = rng.standard_normal((rows, 256), np.float32)
+        before = operators.linear(block, 40, x)
+        for value in (np.nan, np.inf):
+            changed = x.copy()
+            changed[rows // 2, 17] = value
+            result = operators.linear(block, 40, changed)
+            others = np.arange(rows) != rows // 2
+            np.testing.assert_array_equal(result[others], before[others])
+            assert not np.isfinite(result[rows // 2]).any()
+
+
+def test_units_are_as_large_as_they_say() -> None:
+    sizes = {kind.name: 8 * nbytes / span / 32 for kind, (span, nbytes) in UNITS.items()}
+    assert sizes == {
+        **{"Q4_0": 4.5, "Q4_1": 5.0, "Q5_0": 5.5, "Q5_1": 6.0, "Q8_0": 8.5},
+        **{"Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125},
+    }
