@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.native import library, structs
+from lite_runner.native.block_panels import BlockPanels
 from lite_runner.native.lora_pool import PoolLayout
-from lite_runner.native.structs import INPUT_GROUP, PANEL, UNITS, Format, Kind, Order
+from lite_runner.native.structs import INPUT_GROUP, PANEL, Format, Kind, Order
 from lite_runner.weights.formats.gguf_blocks import BlockMatrix
 from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
@@ -171,31 +172,7 @@ class _Dequantized:
             )
 
 
-class _Blocks:
-    """Matrices in GGUF's blocks of one type and shape as panels of units, interleaved if there are
-    two: see BlockForm in src/layers.h."""
-
-    def __init__(self, parts: Sequence[BlockMatrix]) -> None:
-        self._parts = parts
-        self.format = Format[parts[0].type_name]
-        (rows, inputs), (span, nbytes) = parts[0].shape, UNITS[self.format]
-        self._panel = inputs // span * nbytes
-        self.nbytes = len(parts) * -(-rows // PANEL) * self._panel
-
-    def write(self, target: Block) -> None:
-        found = library()
-        for index, part in enumerate(self._parts):
-            data = np.ascontiguousarray(part.data)
-            found.lite_runner_pack_blocks(
-                ctypes.c_void_p(data.ctypes.data),
-                *(ctypes.c_int64(number) for number in (self.format, *part.shape)),
-                ctypes.c_int64(len(self._parts)),
-                ctypes.c_void_p(target.ctypes.data + index * self._panel),
-            )
-            drop_pages(data)
-
-
-_Part: TypeAlias = "_Blocks | _Dequantized | Layout | _Copy | _Panels"
+_Part: TypeAlias = "BlockPanels | _Dequantized | Layout | _Copy | _Panels"
 
 
 def stacked(parts: Sequence[Weight]) -> Weight | Stacked:
@@ -323,7 +300,7 @@ def matrix(
     layout = Layout(fields)
     if blocks:
         fields.format = Format[blocks[0].type_name]
-        fields.data = layout.add(_Blocks(blocks))
+        fields.data = layout.add(BlockPanels(blocks))
         layout.since = _SINCE_BLOCKS
         _add_bias(layout, fields, bias)
         return layout

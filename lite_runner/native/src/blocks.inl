@@ -158,6 +158,9 @@ struct Unpacked {
 };
 
 template <Format format>
+#if WIDTH == 4 && defined(__GNUC__) && !defined(__clang__)
+__attribute__((optimize("no-ivopts")))  // with it GCC 12.2 drops the whole loop for IQ4_XS
+#endif
 void unpack(const uint8_t* data, int64_t inputs, Unpacked& to) {
   for (int64_t first = 0; first < inputs; first += kForm<format>.span) {
     const uint8_t* unit = data + first / kForm<format>.span * kForm<format>.bytes();

@@ -23,7 +23,10 @@ from lite_runner.weights.memory_map import first_bytes
 from lite_runner.weights.tensor import DType, LazyBlocks, LazyIntegers, LazyTensor
 
 STORED_TYPES: dict[str, DType] = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
-QUANTIZED_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+QUANTIZED_TYPES = (
+    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS"),
+)
 # Of the types above, and of others, as the library has them, whose import takes 40 ms: GGML's
 # number, the name, the values of a block and its bytes.
 TYPES = {
