@@ -93,8 +93,10 @@ def test_of_the_real_model_they_equal_transformers(run: Run, smollm2_gguf: Path)
     text = REFERENCE["perplexity"]["text"]
     rows.append({"prompt": text, "prompt_logprobs": 0})
     Path("p.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    options = ["model=smollm2_135m", f"load_checkpoint={smollm2_gguf}", "max_new_tokens=1"]
-    *found, scored = run("verbosity=0", *options, "predict_data=p.jsonl")["results"]
+    options = ["model=smollm2_135m", "quant=none", f"load_checkpoint={smollm2_gguf}"]
+    *found, scored = run("verbosity=0", "max_new_tokens=1", *options, "predict_data=p.jsonl")[
+        "results"
+    ]
     for row, case in zip(found, cases, strict=True):
         top = row["logprobs"][0]["top"]
         assert [id for id, _ in top] == case["first_top5_ids"]
