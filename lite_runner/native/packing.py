@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lite_runner.native import library, structs
 from lite_runner.native.block_panels import BlockPanels
 from lite_runner.native.lora_pool import PoolLayout
-from lite_runner.native.structs import INPUT_GROUP, PANEL, Format, Kind, Order
+from lite_runner.native.structs import FEWER_BITS, INPUT_GROUP, PANEL, Format, Kind, Order
 from lite_runner.weights.formats.gguf_blocks import BlockMatrix
 from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
@@ -201,7 +201,8 @@ def stacked(parts: Sequence[Weight]) -> Weight | Stacked:
 def alike(matrices: Sequence[Weight]) -> Sequence[Weight]:
     """The matrices in forms whose inputs are rounded alike: all in blocks, all quantized with the
     same groups, or all floats."""
-    if all(isinstance(matrix, BlockMatrix) for matrix in matrices):
+    types = {one.type_name if isinstance(one, BlockMatrix) else "" for one in matrices}
+    if "" not in types and len({Format[one] in FEWER_BITS for one in types}) == 1:
         return matrices
     quantized, floats = _alike(matrices)
     return quantized or floats

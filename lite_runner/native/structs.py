@@ -52,6 +52,10 @@ UNITS = {
 }
 
 
+# What multiplies these is rounded to 15 bits, not 16: their scales are of 8 bits.
+FEWER_BITS = (Format.Q6_K, Format.IQ4_XS)
+
+
 class Order(IntEnum):
     """Order of the inputs in a word."""
 

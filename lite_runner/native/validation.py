@@ -225,7 +225,8 @@ class _Validator:
         self, name: str, at: int, out: int, inputs: int, *, bias: bool = False
     ) -> tuple[int, int, int]:
         """A matrix [out, inputs] at an offset, zero-padded to panels and to whole words; how what
-        it multiplies is rounded: whether at all, to 8 bits, and in which groups."""
+        it multiplies is rounded: whether at all (2: as for blocks), to 8 bits or for blocks to 15,
+        and in which groups."""
         size = ctypes.sizeof(structs.Matrix)
         fields = self._matrix_header(name, at)
         if fields.format == Format.JOINED:
@@ -270,7 +271,9 @@ class _Validator:
                 self._part(f"{name}.{part}", offset, nbytes, base=at)
             else:
                 self._equal(f"{name}.{part}", offset, 0)
-        return 2 if blocks else int(integers), fields.integer_input, group
+        if blocks:
+            return 2, int(fields.format in structs.FEWER_BITS), 0
+        return int(integers), fields.integer_input, group
 
     def _matrix_header(self, name: str, at: int) -> structs.Matrix:
         size = ctypes.sizeof(structs.Matrix)
@@ -293,7 +296,7 @@ class _Validator:
         fields, most = whole.plain, structs.MOST_PARTS
         if not 1 < whole.count <= most or whole.by_turns not in (0, 1):
             self._fail(f"{name}.count", whole.count, f"2 to {most} parts, by turns or not")
-        left = _panels(out)
+        left, fewer = _panels(out), 0
         for index in range(whole.count):
             start = at + whole.parts[index]
             part = self._matrix_header(f"{name}.{index}", start)
@@ -302,7 +305,8 @@ class _Validator:
             if part.format == Format.JOINED or part.out < 1 or (part.out % PANEL and not last):
                 self._fail(f"{name}.{index}.out", part.out, f"a multiple of {PANEL}")
             form = self._matrix(f"{name}.{index}", start, part.out, inputs)
-            if form not in ((0, 0, 0), (2, 0, 0)):
+            fewer = max(fewer, form[1])
+            if form[0] == 1:
                 self._fail(f"{name}.{index}.format", part.format, "floats, or GGUF's blocks")
             self._equal(f"panels of {name}.{index}", _panels(part.out), panels)
             left -= panels
@@ -313,7 +317,7 @@ class _Validator:
             self._part(f"{name}.bias", fields.bias, 4 * _panels(out) * PANEL, base=at)
         else:
             self._equal(f"{name}.bias", fields.bias, 0)
-        return 2, 0, 0
+        return 2, fewer, 0
 
     def _norm(self, name: str, fields: structs.Norm, norm: spec.Norm | None, size: int) -> None:
         """A norm over `size` values; None: there is none, and all its words are 0."""

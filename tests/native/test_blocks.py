@@ -19,7 +19,8 @@ from tests.native.in_numpy import BASE, step_words
 
 HALVES = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
 UNIT = 2.0**-24
-ROUNDED, MOST = 64, 8191  # inputs that are rounded with one scale, to integers up to this
+ROUNDED = 32  # inputs that are rounded with one scale
+FEWER_BITS = {"Q6_K": 16383, "IQ4_XS": 16383}  # else 32512
 
 
 def made(kind: str, rows: int, inputs: int, rng: np.random.Generator) -> BlockMatrix:
@@ -37,12 +38,13 @@ def theirs(matrix: BlockMatrix) -> NDArray[np.float32]:
     return np.asarray(gguf.quants.dequantize(matrix.data, kind), np.float32).reshape(matrix.shape)
 
 
-def rounded(x: NDArray[np.float32]) -> NDArray[np.float64]:
+def rounded(x: NDArray[np.float32], kind: str) -> NDArray[np.float64]:
     """What x [rows, inputs] is to the operators."""
+    most = np.float32(FEWER_BITS.get(kind, 32512))
     padded = np.pad(x, ((0, 0), (0, -x.shape[1] % ROUNDED))).reshape(len(x), -1, ROUNDED)
     bound = abs(padded).max(2, keepdims=True)
-    factor = np.divide(np.float32(MOST), bound, out=np.zeros_like(bound), where=bound > 0)
-    whole = np.rint(padded * factor) * (bound / np.float32(MOST)).astype(np.float64)
+    factor = np.divide(most, bound, out=np.zeros_like(bound), where=bound > 0)
+    whole = np.rint(padded * factor) * (bound / most).astype(np.float64)
     return whole.reshape(len(x), -1)[:, : x.shape[1]]
 
 
@@ -85,7 +87,7 @@ def test_products(operators: Any, kind: str) -> None:
         block = packing.matrix(matrix, offset).block()
         operators.set_threads(2)
         result = operators.linear(block, out, x)
-        values, wide = theirs(matrix).astype(np.float64), rounded(x)
+        values, wide = theirs(matrix).astype(np.float64), rounded(x, kind)
         exact = wide @ values.T + (0 if offset is None else offset)
         # Of parts that a minimum may cancel: at most what integers, scales and minimums are.
         magnitude = abs(wide).sum(1)[:, None] * abs(values).max(1) * 4 + 1

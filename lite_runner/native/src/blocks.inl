@@ -1,9 +1,9 @@
-// Products with GGUF's blocks as they are: see BlockForm. What multiplies them is rounded to 14
-// bits, 64 inputs by one scale: so the products of 64 inputs by weights times their integer scales
-// add up in 32 bits, whatever the weights are, and are exact up to there.
+// Products with GGUF's blocks as they are: see BlockForm. What multiplies them is rounded to 16
+// bits, 32 inputs by one scale; so the products of 32 inputs by weights times their integer scales
+// add up in 32 bits, and are exact up to there. Where those are too large, to 15 bits.
 
-constexpr int64_t kRounded = 64;             // inputs of a scale
-constexpr float kMostRounded = 8191.0f;      // 64 * 8191 * 32 * 128 is below 2^31
+constexpr float kMostRounded = 32512.0f;  // 32 * 32512 * 31 * 63 is below 2^31, as of Q5_K
+constexpr float kFewerBits = 16383.0f;    // 32 * 16383 * 32 * 128, as of Q6_K
 constexpr int64_t kUnpacked = 256;           // inputs that are unpacked for several rows
 constexpr int64_t kBlockTile = WIDTH == 16 ? 12 : WIDTH == 8 ? 3 : 4;
 
@@ -107,12 +107,12 @@ void multiply_blocks_by_row(const Matrix& m, const Rows& rows, int64_t panel, fl
     fetch<kForm<format>.words_at()>(unit + kAhead, false);
     Floats factor[kParts];
     for (int64_t p = 0; p < kParts; ++p) factor[p] = factor_of<format>(unit, p);
-    Ints scaled[kParts] = {};  // of 64 inputs
     for (int64_t chunk = 0; chunk < kForm<format>.span / 32; ++chunk) {
       const uint8_t* words = unit + kForm<format>.words_at() + chunk * kForm<format>.words_bytes();
       const int64_t k = first + 32 * chunk;
       const int16_t* x = rows.shorts + k;
       fetch<kForm<format>.words_bytes()>(words + kAhead, false);
+      Ints scaled[kParts] = {};
       unrolled<32 / kForm<format>.sub>([&](auto half) __attribute__((always_inline)) {
         Ints sum[chains][kParts] = {};
         if (kForm<format>.offset) {
@@ -136,15 +136,10 @@ void multiply_blocks_by_row(const Matrix& m, const Rows& rows, int64_t panel, fl
             scaled[p] = sum[0][p];
         }
       });
-      const bool whole = !kForm<format>.scales || chunk % 2;
-      for (int64_t p = 0; p < kParts && whole; ++p) {
+      for (int64_t p = 0; p < kParts; ++p) {
         add_products(total[p], scaled[p], factor[p], rows.scales[k / 32]);
-        scaled[p] = Ints{};
-        if constexpr (kForm<format>.minimums) {
-          if (kForm<format>.scales)
-            add_minimum(total[p], minimum_of<format>(unit, chunk - 1, p), rows.sums[k / 32 - 1]);
+        if constexpr (kForm<format>.minimums)
           add_minimum(total[p], minimum_of<format>(unit, chunk, p), rows.sums[k / 32]);
-        }
       }
     }
   }
@@ -195,12 +190,11 @@ void unpack(const uint8_t* data, int64_t inputs, Unpacked& to) {
 template <Format format, int64_t count>
 void multiply_unpacked(const Unpacked& from, const Rows& rows, int64_t row, int64_t k,
                        int64_t inputs, float* sums) {
-  constexpr int64_t groups = kForm<format>.scales ? 2 : 1;  // of 32 inputs that add up as integers
   const int64_t all = rows.stride / 32;
-  for (int64_t g = 0; g < inputs / 32; g += groups) {
+  for (int64_t g = 0; g < inputs / 32; ++g) {
     Ints sum[count][kParts] = {};
     const int16_t* x = rows.shorts + row * rows.stride + k + 32 * g;
-    for (int64_t i = 0; i < 16 * groups; ++i) {
+    for (int64_t i = 0; i < 16; ++i) {
       Ints weights[kParts];
 #pragma GCC unroll 8
       for (int64_t p = 0; p < kParts; ++p)
@@ -222,8 +216,7 @@ void multiply_unpacked(const Unpacked& from, const Rows& rows, int64_t row, int6
         Floats total = k + g ? load(target) : Floats{};
         add_products(total, sum[r][p], factor, rows.scales[at]);
         if constexpr (kForm<format>.minimums)
-          for (int64_t i = 0; i < groups; ++i)
-            add_minimum(total, load(from.minimum[g + i] + p * kLanes), rows.sums[at + i]);
+          add_minimum(total, load(from.minimum[g] + p * kLanes), rows.sums[at]);
         store(target, total);
       }
     }
@@ -257,32 +250,40 @@ inline void multiply_blocks(const Matrix& m, const Rows& rows, int64_t panel, fl
   with_format(m.format, [&](auto format) { multiply_blocks_of<format>(m, rows, panel, sums); });
 }
 
+// What the inputs of a matrix are rounded to.
+inline float most_rounded(const Matrix& m) {
+  if (m.format != Format::kJoined)
+    return m.format == Format::kQ6_K || m.format == Format::kIQ4_XS ? kFewerBits : kMostRounded;
+  const JoinedMatrix& joined = *reinterpret_cast<const JoinedMatrix*>(&m);
+  float most = kMostRounded;
+  for (int64_t i = 0; i < joined.count; ++i) most = smaller_of(most, most_rounded(joined.part(i)));
+  return most;
+}
+
 inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, int64_t stride) {
   const int64_t groups = m.input_groups();
+  const float most = most_rounded(m);
   int16_t* shorts = scratch<int16_t>(kShorts, count * stride);
   float* scales = scratch<float>(kScales, 2 * count * groups);
   float* sums = scales + count * groups;
   int32_t* totals = scratch<int32_t>(kTotals, count * stride / 16);
   over_rows(count, [=](int64_t row) {
-    for (int64_t first = 0; first < stride; first += kRounded) {
-      const int64_t end = smaller_of(first + kRounded, stride);
+    for (int64_t first = 0; first < stride; first += 32) {
       const float* from = x + row * stride;
       int16_t* to = shorts + row * stride;
-      const float bound = bound_of(from + first, end - first);
-      const float factor = integer_factor(bound, kMostRounded), scale = bound / kMostRounded;
-      for (int64_t k = first; k < end; k += 16) {
-        int32_t total = 0;
-        for (int64_t i = k; i < k + 16; ++i) {
+      const float bound = bound_of(from + first, 32);
+      const float factor = integer_factor(bound, most), scale = bound / most;
+      int32_t* total = totals + (row * stride + first) / 16;
+      for (int64_t half = 0; half < 2; ++half) {
+        int32_t sum = 0;
+        for (int64_t i = first + 16 * half; i < first + 16 * half + 16; ++i) {
           to[i] = static_cast<int16_t>(__builtin_rintf(from[i] * factor));
-          total += to[i];
+          sum += to[i];
         }
-        totals[(row * stride + k) / 16] = total;
+        total[half] = sum;
       }
-      for (int64_t k = first; k < end; k += 32) {
-        const int32_t* two = totals + (row * stride + k) / 16;
-        scales[row * groups + k / 32] = scale;
-        sums[row * groups + k / 32] = static_cast<float>(two[0] + two[1]) * scale;
-      }
+      scales[row * groups + first / 32] = scale;
+      sums[row * groups + first / 32] = static_cast<float>(total[0] + total[1]) * scale;
     }
   });
   return {x, count, stride, nullptr, shorts, scales, sums, totals};
