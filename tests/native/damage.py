@@ -60,7 +60,7 @@ def _words_of_experts(whole: NDArray[np.int64], fields: structs.ExpertsLayer) ->
         found += range(table, table + 8 * fields.experts, 8)
         starts += whole[table // 8 : table // 8 + fields.experts].tolist()
     for start in starts:
-        found += range(start, start + ctypes.sizeof(structs.Matrix), 8)
+        found += _words_of_matrix(whole, start)
     return found
 
 

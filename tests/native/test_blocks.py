@@ -106,14 +106,14 @@ def test_matrices_of_several_types_are_one(operators: Any, rows: int, by_turns: 
     x = rng.standard_normal((rows, 512), np.float32)
     floats = rng.standard_normal((70, 512), np.float32)
     if by_turns:
-        pair = [made(kind, 70, 512, rng) for kind in ("Q4_K", "Q6_K")]
+        pair = [made(kind, 70, 512, rng) for kind in ("Q4_K", "Q5_0")]
         block = packing.matrix(packing.Alternating(*pair)).block()
         found = operators.linear(block, 192, x).reshape(rows, 3, 2, 32)
         for index, one in enumerate(pair):
             own = operators.linear(packing.matrix(one).block(), 70, x)
             np.testing.assert_array_equal(found[:, :, index].reshape(rows, -1)[:, :70], own)
         return
-    parts = [made("Q4_K", 64, 512, rng), made("Q6_K", 32, 512, rng), floats]
+    parts = [made("Q4_K", 64, 512, rng), made("Q5_K", 32, 512, rng), floats]
     bias = rng.standard_normal(166, np.float32)
     joined = packing.stacked(parts)
     assert isinstance(joined, packing.Stacked)
@@ -123,6 +123,17 @@ def test_matrices_of_several_types_are_one(operators: Any, rows: int, by_turns: 
     widened = packing.matrix(joined, bias, dequantize=True).block()
     expected = np.concatenate([theirs(parts[0]), theirs(parts[1]), floats])
     np.testing.assert_array_equal(widened, packing.matrix(expected, bias).block())
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_inputs_are_rounded_for_the_part_with_the_largest_scales(operators: Any, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    x = np.repeat(np.float32([1, -1] * 256)[None], rows, 0)  # rounded to the most there is
+    parts = [made(kind, 32, 512, rng) for kind in ("Q4_K", "Q6_K", "Q8_0")]
+    joined = packing.matrix(packing.stacked(parts)).block()
+    exact = rounded(x, "Q6_K") @ np.concatenate([theirs(one) for one in parts]).T
+    found = operators.linear(joined, 96, x)
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-4 * abs(exact).max())
 
 
 def test_of_one_type_they_are_one_matrix() -> None:

@@ -6,24 +6,30 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.quantization import Quant
+from lite_runner.config.quantization import Held
 from lite_runner.errors import ArtifactError
+from lite_runner.native import packing
 from lite_runner.native.packed_model import pack
 from lite_runner.native.structs import PANEL
 from lite_runner.native.validation import check_layer, check_model
+from lite_runner.weights.formats.gguf_blocks import BlockMatrix
 from lite_runner.weights.read_ahead import QuantizedWeights
+from lite_runner.weights.tensor import widened
 from tests.native.damage import other_words, words
 from tests.native.in_numpy import BASE, NO_ROPE, step_words
 
 Block = NDArray[np.uint8]
 Reference = Callable[[str], Any]
 LENGTH = 128  # positions of the cache
-CASES: list[tuple[str, Quant]] = [
+CASES: list[tuple[str, Held]] = [
+    ("llama_biases", "file"),
+    ("mixtral", "file"),
     ("llama", "a16w8"),
     ("llama_biases", "a8w8"),
     ("bloom", "a16w4"),
@@ -44,13 +50,29 @@ CASES: list[tuple[str, Quant]] = [
 ]
 
 
+class InBlocks(QuantizedWeights):
+    """Matrices in blocks of GGUF, those that lie side by side in different ones."""
+
+    def matrix(self, name: str) -> packing.Weight:
+        floats = super().matrix(name)
+        assert isinstance(floats, np.ndarray)
+        if floats.shape[1] % 32:
+            return floats
+        kind = "Q5_0" if "w1" in name or "wq" in name else "Q8_0" if "wv" in name else "Q4_1"
+        data = gguf.quants.quantize(widened(floats), gguf.GGMLQuantizationType[kind])
+        return BlockMatrix(kind, data, floats.shape[1])
+
+
 @pytest.fixture(params=CASES, ids=lambda case: "-".join(case))
 def packed(
     request: pytest.FixtureRequest, reference: Reference
-) -> tuple[Decoder, Quant, list[Block]]:
+) -> tuple[Decoder, Held, list[Block]]:
     case, quant = request.param
     known = reference(case)
-    weights = QuantizedWeights(known.tensors(quant), known.config)
+    if quant == "file":
+        weights: QuantizedWeights = InBlocks(known.tensors("none"), known.config)
+    else:
+        weights = QuantizedWeights(known.tensors(quant), known.config)
     layers = pack(known.config, weights, integer_input=quant == "a8w8")
     return known.config, quant, [one.block for one in layers]
 
@@ -78,7 +100,7 @@ def compute(operators: Any, model: Decoder, blocks: list[Block]) -> NDArray[np.f
 
 
 def test_what_is_packed_passes_and_computes(
-    packed: tuple[Decoder, Quant, list[Block]], operators: Any
+    packed: tuple[Decoder, Held, list[Block]], operators: Any
 ) -> None:
     model, quant, blocks = packed
     check_model("it", model)
@@ -88,7 +110,7 @@ def test_what_is_packed_passes_and_computes(
 
 
 def test_no_word_leads_out_of_a_layer(
-    packed: tuple[Decoder, Quant, list[Block]], operators: Any
+    packed: tuple[Decoder, Held, list[Block]], operators: Any
 ) -> None:
     """Under the sanitizers too, where a layer that passes is computed with."""
     model, quant, blocks = packed
@@ -109,7 +131,7 @@ def test_no_word_leads_out_of_a_layer(
     assert refused > 500
 
 
-def test_a_layer_of_another_length_is_refused(packed: tuple[Decoder, Quant, list[Block]]) -> None:
+def test_a_layer_of_another_length_is_refused(packed: tuple[Decoder, Held, list[Block]]) -> None:
     model, quant, blocks = packed
     for index, block in enumerate(blocks):
         longer = np.concatenate([block, np.zeros(64, np.uint8)])
@@ -118,7 +140,7 @@ def test_a_layer_of_another_length_is_refused(packed: tuple[Decoder, Quant, list
                 check_layer("it", index, other, model, integer_input=quant == "a8w8")
 
 
-def test_a_layer_in_place_of_another_is_refused(packed: tuple[Decoder, Quant, list[Block]]) -> None:
+def test_a_layer_in_place_of_another_is_refused(packed: tuple[Decoder, Held, list[Block]]) -> None:
     model, quant, blocks = packed
     for index in range(4):
         for other in range(4):
@@ -127,7 +149,7 @@ def test_a_layer_in_place_of_another_is_refused(packed: tuple[Decoder, Quant, li
                     check_layer("it", index, blocks[other], model, integer_input=quant == "a8w8")
 
 
-def test_values_may_be_anything(packed: tuple[Decoder, Quant, list[Block]], operators: Any) -> None:
+def test_values_may_be_anything(packed: tuple[Decoder, Held, list[Block]], operators: Any) -> None:
     model, quant, blocks = packed
     rng = np.random.default_rng(3)
     # As sums of inputs, which int32 arithmetic holds; any others wrap, which sanitizers forbid.
@@ -146,7 +168,7 @@ def test_values_may_be_anything(packed: tuple[Decoder, Quant, list[Block]], oper
 
 
 def test_the_message_names_the_field_and_both_values(
-    packed: tuple[Decoder, Quant, list[Block]],
+    packed: tuple[Decoder, Held, list[Block]],
 ) -> None:
     model, quant, blocks = packed
     other = blocks[0].copy()

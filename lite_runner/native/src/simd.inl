@@ -24,6 +24,10 @@ inline float float_of_half(uint16_t half) {
     __builtin_memcpy(&value, &bits, 4);
     return value;
   }
+  if (rest < 0x400u) {  // subnormal, which as a float may count as 0 (MindSpore asks for that)
+    value = static_cast<float>(rest) * 5.9604644775390625e-8f;  // 2^-24
+    return sign ? -value : value;
+  }
   uint32_t bits = rest << 13;  // the exponent's bias is corrected by the product
   __builtin_memcpy(&value, &bits, 4);
   value *= 5.192296858534828e33f;  // 2^112
@@ -41,7 +45,9 @@ inline Floats load_half(const uint16_t* from) {
   const Ints raw = __builtin_convertvector(*reinterpret_cast<const Halves*>(from), Ints);
   const Ints rest = (raw & 0x7fff) << 13;  // the exponent's bias is corrected by the product
   const Ints finite = reinterpret_cast<Ints>(reinterpret_cast<Floats>(rest) * 5.192296858534828e33f);
-  const Ints magnitude = rest < 0x7c00 << 13 ? finite : rest | 0x7f800000;
+  const Ints small = reinterpret_cast<Ints>(to_float(raw & 0x7fff) * 5.9604644775390625e-8f);
+  const Ints known = rest < 0x400 << 13 ? small : finite;  // see float_of_half
+  const Ints magnitude = rest < 0x7c00 << 13 ? known : rest | 0x7f800000;
   return reinterpret_cast<Floats>(magnitude | (raw & 0x8000) << 16);
 #endif
 }
