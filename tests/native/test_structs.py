@@ -4,6 +4,7 @@ sides name."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from ctypes import Structure, c_double, sizeof
@@ -18,6 +19,7 @@ SOURCES = Path(native.__file__).parent / "src"
 COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")))
 STRUCTS = [one for one in Structure.__subclasses__() if one.__module__ == structs.__name__]
 # Names that differ by more than their style; `in` is a keyword of Python's.
+GGUF_TYPE = re.compile(r"I?Q\d_\w+")  # named as there, in both
 OTHER_NAMES = {"inputs": "in", "BFLOAT16": "kBFloat16"}
 
 
@@ -38,7 +40,10 @@ def expressions() -> dict[str, int]:
             found[f"std::is_floating_point_v<decltype({name}::{there})>"] = kind is c_double
     for enum in (structs.Format, structs.Order, structs.Kind):
         for member in enum:
-            there = OTHER_NAMES.get(member.name, "k" + member.name.title().replace("_", ""))
+            styled = member.name.title().replace("_", "")
+            if GGUF_TYPE.fullmatch(member.name):
+                styled = member.name
+            there = OTHER_NAMES.get(member.name, f"k{styled}")
             found[f"{enum.__name__}::{there}"] = member.value
     return found
 
