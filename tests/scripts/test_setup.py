@@ -102,7 +102,7 @@ def test_set_up_once(checkout: Path) -> None:
     assert first.returncode == 0, first.stderr
     assert first.stdout == "" and "making .venv with Python 3.11.1" in first.stderr
     assert len(installs(checkout)) == 2
-    assert installs(checkout)[1].endswith("--editable .[bench] requirements/lock.txt")
+    assert installs(checkout)[1].endswith("--editable .[bench,chat,serve] requirements/lock.txt")
 
     second = setup(checkout)
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
@@ -113,7 +113,7 @@ def test_what_tests_need_serves_jobs_but_not_the_reverse(checkout: Path) -> None
     setup(checkout, "run")
     setup(checkout, "dev")
     assert installs(checkout)[2:] == [
-        "-m pip install --no-input --progress-bar off --editable .[dev] requirements/lock.txt"
+        "-m pip install --no-input --progress-bar off --editable .[chat,dev,serve] requirements/lock.txt"
     ]
     assert setup(checkout, "run").stderr == ""
 
@@ -347,6 +347,7 @@ def test_tests_go_without_lite_where_there_is_no_python_for_it(
 
 def test_tests_without_a_network_are_named(checkout: Path, tmp_path: Path) -> None:
     tests = checkout / "tests"
+    shutil.rmtree(checkout / "lite_runner")  # else a part of the package that is imported
     shutil.copytree(ROOT / "conf", checkout / "conf")
     tests.mkdir()
     for name in ("conftest.py", "left_behind.py", "paths.py"):
@@ -369,6 +370,7 @@ def test_tests_without_a_network_are_named(checkout: Path, tmp_path: Path) -> No
 
 def test_tests_that_are_left_out_are_named(checkout: Path, no_python: dict[str, str]) -> None:
     tests = checkout / "tests"
+    shutil.rmtree(checkout / "lite_runner")
     tests.mkdir()
     for name in ("conftest.py", "left_behind.py", "paths.py"):
         shutil.copy(ROOT / "tests" / name, tests)
