@@ -76,6 +76,9 @@ ALLOWED: dict[str, set[str]] = {
         *("backends", "config", "errors", "generation", "model", "plan", "progress", "system"),
         "text",
     },
+    "chat": {
+        *("backends", "config", "errors", "generation", "plan", "progress", "system", "text"),
+    },
     "bench": {
         *("architectures", "backends", "config", "errors", "export", "generation", "model"),
         *("output", "plan", "plugins", "progress", "system", "weights"),
@@ -99,6 +102,7 @@ ALLOWED: dict[str, set[str]] = {
             "architectures",
             "backends",
             "bench",
+            "chat",
             "config",
             "conversion",
             "distributed",

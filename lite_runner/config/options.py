@@ -191,6 +191,15 @@ class SamplingOptions(RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SessionOptions(SamplingOptions, AdapterOptions, AdapterSlotOptions, ExportedOptions):
+    """A model and its adapters, loaded for prompts that come later."""
+
+    computes_here: ClassVar[bool] = True
+    on_ranks: ClassVar[bool] = False
+    takes_parallel: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerateOptions(
     PromptOptions,
     SamplingOptions,

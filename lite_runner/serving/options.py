@@ -5,21 +5,12 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from lite_runner.config.adapter_checks import adapter_faults
-from lite_runner.config.checks import strategy_faults
 from lite_runner.config.fields import Fault, Range, fault, show
-from lite_runner.config.ge import ge_faults
-from lite_runner.config.offline_checks import offline_faults
-from lite_runner.config.options import (
-    AdapterOptions,
-    AdapterSlotOptions,
-    ExportedOptions,
-    SamplingOptions,
-)
+from lite_runner.config.options import SessionOptions
 from lite_runner.config.ranges import Count, Index, Positive
-from lite_runner.config.sampling_checks import sampling_faults
+from lite_runner.config.session_checks import session_faults
 
 # Each request says these itself.
 _OF_REQUESTS = {
@@ -58,12 +49,8 @@ class Serve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions(SamplingOptions, AdapterOptions, AdapterSlotOptions, ExportedOptions):
+class ServeOptions(SessionOptions):
     """A server of one model and its adapters; sampling keys are the defaults of requests."""
-
-    computes_here: ClassVar[bool] = True
-    on_ranks: ClassVar[bool] = False
-    takes_parallel: ClassVar[bool] = False
 
     prefix_cache: Literal["auto", "none"]
     serve: Serve
@@ -80,9 +67,4 @@ def serve_faults(config: ServeOptions) -> Iterator[Fault]:
             f"serve.host={config.serve.host} can be reached from other machines, which needs"
             " serve.api_key=env:NAME (or a file that holds the key); or serve.host=127.0.0.1",
         )
-    yield from sampling_faults(config, config.generation(), {})
-    yield from adapter_faults(config, one=False)
-    if not config.runs_given_model:
-        yield from strategy_faults(config)
-    yield from offline_faults(config)
-    yield from ge_faults(config)
+    yield from session_faults(config)

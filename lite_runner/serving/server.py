@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import uvicorn
 
 from lite_runner import progress
 from lite_runner.backends.base import Backend
-from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.config.api_key import read_key
+from lite_runner.errors import EnvironmentFault
 from lite_runner.plan.loading import load
 from lite_runner.plan.plan import Plan
 from lite_runner.serving.app import application
@@ -25,7 +24,6 @@ from lite_runner.serving.options import ServeOptions
 from lite_runner.serving.state import Server
 from lite_runner.system.signals import offered
 
-MAX_KEY_BYTES = 4096
 _BACKLOG = 128  # connections that the kernel holds
 
 
@@ -33,7 +31,7 @@ def serve(plan: Plan) -> None:
     """Load the model and serve until SIGTERM or Ctrl-C. Raises RunnerError."""
     config = plan.config
     assert isinstance(config, ServeOptions)
-    key = read_key(config.serve.api_key)
+    key = read_key("serve.api_key", config.serve.api_key)
     # Before the weights are read: the port may be taken.
     with closing(listen(config.serve.host, config.serve.port)) as bound:
         backend = load(config, plan.model, plan.device, plan.work, plan.tokenizer, need=plan.memory)
@@ -127,31 +125,6 @@ def _stopping(
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, before)
-
-
-def read_key(given: str) -> bytes | None:
-    """The key that serve.api_key names: env:NAME, or a file; None for "". Raises ConfigError, which
-    never shows the key."""
-    if not given:
-        return None
-    kind, _, name = given.partition(":")
-    if kind == "env":
-        key = os.environ.get(name, "").encode()
-        if not key:
-            raise ConfigError(f"serve.api_key={given}: no environment variable {name}, or empty")
-        return key
-    path = Path(given.removeprefix("file:")).expanduser()
-    try:
-        with path.open("rb") as file:
-            key = file.read(MAX_KEY_BYTES + 1).strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"serve.api_key: cannot be read from the file it names: {type(error).__name__}",
-            "serve.api_key=env:NAME, or the path of a file that holds the key",
-        ) from None
-    if not 0 < len(key) <= MAX_KEY_BYTES:
-        raise ConfigError(f"serve.api_key: {path} is empty or has more than {MAX_KEY_BYTES} bytes")
-    return key
 
 
 def listen(host: str, port: int) -> socket.socket:

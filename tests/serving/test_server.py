@@ -14,8 +14,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.serving.server import listen, read_key
+from lite_runner.errors import EnvironmentFault
+from lite_runner.serving.server import listen
 from tests.paths import ROOT
 
 SERVE = ("run_mode=serve", "model=tiny_llama", "serve.port=0", "seed=1")
@@ -120,16 +120,3 @@ def test_a_port_that_is_taken() -> None:
         listen("no.such.host.invalid", 0)
     with closing(listen("localhost", 0)) as one:
         assert one.getsockname()[1] > 0
-
-
-def test_the_key_is_read_from_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SERVE_KEY", "one")
-    (tmp_path / "key").write_text("two\n")
-    assert read_key("") is None
-    assert read_key("env:SERVE_KEY") == b"one"
-    assert read_key("key") == read_key("file:key") == b"two"
-    (tmp_path / "empty").write_text("\n")
-    for given in ("env:NOT_THERE", "nothing", "empty", "sk-the-key-itself"):
-        with pytest.raises(ConfigError) as raised:
-            read_key(given)
-        assert "sk-" not in str(raised.value)

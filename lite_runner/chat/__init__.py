@@ -1,0 +1,1 @@
+"""run_mode=chat: a conversation in the terminal."""

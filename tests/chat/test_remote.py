@@ -1,0 +1,48 @@
+"""A conversation with a server."""
+
+from __future__ import annotations
+
+import pytest
+
+from lite_runner.chat.conversation import Conversation
+from lite_runner.chat.remote import RemoteModel
+from lite_runner.errors import EnvironmentFault, RunnerError
+from tests.serving.conftest import Start
+from tests.serving.test_completions import alone, text_of
+
+
+def test_it_says_what_the_model_says_and_goes_on(start: Start) -> None:
+    served = start()
+    model = RemoteModel(served.url)
+    assert (model.name, model.adapters) == ("base", ("a", "b"))
+    options = {"do_sample": False, "max_new_tokens": 9}
+    conversation = Conversation(model, options=options)
+    pieces: list[str] = []
+    first, _ = conversation.ask("hi", pieces.append)
+    expected = text_of(alone(b"[user]hi\n[assistant]", max_new_tokens=9))
+    assert first.text == "".join(pieces) == expected
+    conversation.choose("a")
+    other, _ = conversation.ask("hi", lambda _: None)
+    history = f"[user]hi\n[assistant]{expected}\n[user]hi\n[assistant]".encode()
+    assert other.text == text_of(alone(history, "a", max_new_tokens=9))
+    conversation.choose("base")
+    again, _ = conversation.ask("and?", lambda _: None)
+    assert again.cached_tokens > 0 and again.prompt_tokens > first.prompt_tokens
+
+
+def test_what_the_context_does_not_hold_is_dropped(start: Start) -> None:
+    conversation = Conversation(RemoteModel(start().url), options={"max_new_tokens": 4})
+    for number in range(6):
+        _, dropped = conversation.ask(f"{number}" * 60, lambda _: None)
+    assert dropped and len(conversation.turns) < 6
+
+
+def test_what_goes_wrong_is_told(start: Start) -> None:
+    served = start(key=b"secret")
+    with pytest.raises(EnvironmentFault, match="Bearer"):
+        RemoteModel(served.url)
+    model = RemoteModel(f"{served.url}/v1/", b"secret")
+    with pytest.raises(RunnerError, match="top_p"):
+        model.answer([{"role": "user", "content": "x"}], {"top_p": 7}, None, lambda _: None)
+    with pytest.raises(EnvironmentFault, match="is it running"):
+        RemoteModel("http://127.0.0.1:1")
