@@ -113,7 +113,8 @@ def test_what_tests_need_serves_jobs_but_not_the_reverse(checkout: Path) -> None
     setup(checkout, "run")
     setup(checkout, "dev")
     assert installs(checkout)[2:] == [
-        "-m pip install --no-input --progress-bar off --editable .[chat,dev,serve] requirements/lock.txt"
+        "-m pip install --no-input --progress-bar off --editable .[chat,dev,serve] "
+        "requirements/lock.txt"
     ]
     assert setup(checkout, "run").stderr == ""
 
