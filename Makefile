@@ -116,8 +116,8 @@ bench-experts:  ## measure a mixture of experts and a dense model of its active 
 	@rm -f build/gguf/sparse-* build/gguf/dense-*
 	@.venv/bin/python benchmarks/experts.py build/experts $(MODEL)
 	@.venv/bin/python benchmarks/bench.py --batches 1 \
-	--ours "$(FAST_OURS) quant=a8w8 model=build/experts/sparse.gguf" \
-	--peer "$(FAST_OURS) quant=a8w8 model=build/experts/dense.gguf" \
+	--ours "$(FAST_OURS) model=build/experts/sparse.gguf" \
+	--peer "$(FAST_OURS) model=build/experts/dense.gguf" \
 	--peer "$(LLAMA_CPP)/sparse.gguf" --peer "$(LLAMA_CPP)/dense.gguf" $(ARGS)
 
 bench-stall:  ## measure how long others wait while a prompt of 4,000 tokens is read
