@@ -82,6 +82,7 @@ setup(
     package_data={
         "lite_runner": ["py.typed"],
         "lite_runner.conf": ["**/*.yaml"],
+        "lite_runner.serving": ["static/*"],
         # The package compares its operators with their sources.
         "lite_runner.native": [f"src/*{suffix}" for suffix in FINGERPRINT["COMPILED"]],
     },

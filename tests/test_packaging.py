@@ -28,6 +28,7 @@ from tests.paths import ROOT
 # Of an extra, or of environments of their own.
 NOT_REQUIRED = {"lite_runner", "mindformers", "mindspore_lite", "matplotlib"}
 SOURCES = ROOT / "lite_runner/native/src"
+STATIC = ROOT / "lite_runner/serving/static"
 
 
 def run(*command: str | Path, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
@@ -95,6 +96,7 @@ def test_wheel_holds_every_module_and_yaml(wheel: Path) -> None:
         *(f"lite_runner/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")),
         *(str(path.relative_to(ROOT)) for path in (ROOT / "lite_runner").rglob("*.py")),
         *(str(path.relative_to(ROOT)) for path in SOURCES.iterdir()),
+        *(str(path.relative_to(ROOT)) for path in STATIC.iterdir()),
         "lite_runner/py.typed",
         "lite_runner/native/operators.so",
     }
@@ -134,15 +136,16 @@ def test_a_failed_build_leaves_no_library(source: Path, tmp_path: Path, compiler
     assert not list(tmp_path.glob("source/**/*.so"))
 
 
-def test_sdist_holds_what_is_compiled(source: Path, tmp_path: Path) -> None:
+def test_sdist_holds_what_is_compiled_and_served(source: Path, tmp_path: Path) -> None:
     build = (sys.executable, "setup.py", "-q", "sdist", "--dist-dir", tmp_path)
     done = run(*build, cwd=source)
     assert done.returncode == 0, done.stderr
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}
-    sources = {str(path.relative_to(ROOT)) for path in SOURCES.iterdir()}
-    assert len(sources) > 10 and sources <= names
+    for folder in (SOURCES, STATIC):
+        files = {str(path.relative_to(ROOT)) for path in folder.iterdir()}
+        assert len(files) > 5 and files <= names
     assert not any(name.endswith((".so", ".o")) for name in names)
 
 

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from lite_runner import __version__
 from lite_runner.errors import RunnerError
+from lite_runner.serving import static
 from lite_runner.serving.chat import ChatCompletion, plain_messages
 from lite_runner.serving.completions import Completions
 from lite_runner.serving.engine import Busy, Stopped
@@ -50,6 +51,7 @@ def application(server: Server) -> Guard:
             Route("/ready", ready),
             Route("/metrics", metrics),
             Route("/version", version),
+            *static.routes(),
         ],
         exception_handlers={
             Gone: left,

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 
 from lite_runner import progress
+from lite_runner.serving import static
 from lite_runner.serving.errors import ApiError
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
     from lite_runner.serving.state import Server
 
-OPEN = ("/health", "/ready")  # without a key
-_QUIET = (*OPEN, "/metrics")  # without a log line: they are asked for every few seconds
+OPEN = ("/health", "/ready", *static.FILES)  # without a key
+_QUIET = (*OPEN, "/metrics")  # without a log line: they are asked for often
 _ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 

@@ -88,9 +88,14 @@ def start() -> Iterator[Start]:
     """`start(backend, key=b"...", max_queue=2)`: a server over a backend, ended with the test."""
     ends: list[Callable[[], None]] = []
 
-    def run(backend: Any = None, key: bytes | None = None, **settings: Any) -> Served:
+    def run(
+        backend: Any = None,
+        key: bytes | None = None,
+        tokenizer: Tokenizer | None = None,
+        **settings: Any,
+    ) -> Served:
         backend = backend or MockBackend(letters, 4, 256, 4)
-        tokenizer = tokenizer_with_chat()
+        tokenizer = tokenizer or tokenizer_with_chat()
         loop = asyncio.new_event_loop()
 
         def post(outputs: Sequence[tuple[Put, Output]]) -> None:
