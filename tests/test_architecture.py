@@ -206,6 +206,7 @@ END_TO_END = {
     "native": "library sanitizers",
     "run_modes": "adapters chatglm export_packed export_quantized logprobs pretrained_folder",
     "scripts": "rank_tables",
+    "serving": "page",
     "system": "peaks",
     "weights": "combine_ckpt gguf_models",
 }
