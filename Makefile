@@ -61,7 +61,7 @@ bench: build/genai/smollm2_135m  ## measure float32, 8 and 4 bits against llama.
 	@set -e; model=$$(.venv/bin/python scripts/model_path.py smollm2_135m); \
 	table() { echo; .venv/bin/python benchmarks/bench.py "$$@" $(ARGS); }; \
 	for sizes in '128 --new-tokens 128' '512 --new-tokens 16'; do \
-	  table --prompt-tokens $$sizes --batches 1 --ours "$(FAST_OURS)" \
+	  table --prompt-tokens $$sizes --batches 1 --ours "$(FAST_OURS) quant=none" \
 	    --peer "$(LLAMA_CPP) F32" --peer "$(GENAI) fp32" --peer ".venv-bench/bin/python \
 	    benchmarks/peer_transformers.py --gguf '$$model' $(SIZES)"; \
 	  table --prompt-tokens $$sizes --batches 1 --ours "$(FAST_OURS) quant=a16w8" \
@@ -78,11 +78,10 @@ bench-scaling:  ## measure over batch and context, and draw docs/scaling.svg
 	@mkdir -p build docs
 	@model=$$(.venv/bin/python scripts/model_path.py smollm2_135m) && \
 	.venv/bin/python benchmarks/scaling.py --json build/scaling.json --svg docs/scaling.svg \
-	--engine "$(FAST_OURS)" --engine "$(FAST_OURS) quant=a16w8" \
+	--engine "$(FAST_OURS) quant=none" --engine "$(FAST_OURS) quant=a16w8" \
 	--engine "$(LLAMA_CPP) F32" --engine "$(LLAMA_CPP) Q8_0" $(ARGS)
 
-bench-offline: OURS = .venv/bin/python benchmarks/ours.py --prompts {prompts} \
-	--new-tokens {new_tokens} --threads {threads}
+bench-offline: OURS = $(FAST_OURS) quant=none
 bench-offline:  ## measure MindSpore Lite against the other engines and onnxruntime
 	@scripts/setup.sh run
 	@scripts/setup.sh lite

@@ -118,7 +118,8 @@ def make_adapters(folder: Path, count: int, rank: int) -> Path:
 def one_process(job: dict[str, Any], dtype: str) -> None:
     """Ours: a backend a case, stepped in turn; prints one line of JSON."""
     prompts, steps = job["prompts"], job["steps"]
-    overrides = ["model=smollm2_135m", "predict_data=ids", f"context.threads={job['threads']}"]
+    overrides = ["model=smollm2_135m", "quant=none", "predict_data=ids"]
+    overrides += [f"context.threads={job['threads']}"]
     config, _ = resolve(parse(overrides, heads()))
     config = replace(config, adapter_dtype=dtype)
     progress.configure(0)
