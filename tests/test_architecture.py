@@ -56,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "plan": {
         *("architectures", "backends", "config", "errors", "export", "generation", "model"),
-        *("native", "progress", "sizing", "system", "text", "weights"),
+        *("native", "plugins", "progress", "sizing", "system", "text", "weights"),
     },
     "output": {
         *("backends", "config", "errors", "generation", "plan", "progress", "system", "text"),
@@ -65,8 +65,8 @@ ALLOWED: dict[str, set[str]] = {
         *("architectures", "config", "errors", "model", "progress", "system", "weights"),
     },
     "prediction": {
-        *("backends", "config", "errors", "generation", "model", "output", "plan", "plugins"),
-        *("progress", "sizing", "system", "text"),
+        *("backends", "config", "errors", "generation", "model", "output", "plan", "progress"),
+        *("sizing", "system", "text"),
     },
     "evaluation": {
         *("architectures", "backends", "config", "errors", "generation", "model", "output"),

@@ -1,4 +1,4 @@
-"""Validation errors of run_mode=predict: those of generation, and of comparing two backends."""
+"""Validation errors of comparing two backends, and of run_mode=predict, which does so."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Literal
 from lite_runner.config.fields import Fault, fault
 from lite_runner.config.generate_checks import generate_faults
 from lite_runner.config.mindformers_run_checks import mindformers_run_faults, without_mindformers
+from lite_runner.config.options import CompareOptions, ExportedOptions
 from lite_runner.config.predict_options import PredictOptions
 
 KEY = "compare_backend"
@@ -23,14 +24,29 @@ def predict_faults(config: PredictOptions) -> Iterator[Fault]:
         yield from _compare_faults(config, config.compare_backend)
 
 
-def _compare_faults(
-    config: PredictOptions, other: Literal["ms", "mslite", "mindformers"]
-) -> Iterator[Fault]:
+def pair_faults(config: CompareOptions) -> Iterator[Fault]:
+    """Two backends that are none: the same, or one without weights."""
+    other = config.compare_backend
+    if other is None:
+        return
     if config.backend in (other, "auto"):
         yield fault(
             (KEY, "backend"),
             f"{KEY}={other}: got backend={config.backend}, expected another one by name",
         )
+    given = isinstance(config, ExportedOptions) and config.runs_given_model
+    if given and config.backend == "mslite" and not config.checkpoint_source:
+        yield fault(
+            (KEY, "load_checkpoint", "infer.model_dir"),
+            f"{KEY}={other} computes with the weights that the exported model was made from;"
+            " load_checkpoint= names them",
+        )
+
+
+def _compare_faults(
+    config: PredictOptions, other: Literal["ms", "mslite", "mindformers"]
+) -> Iterator[Fault]:
+    yield from pair_faults(config)
     if config.use_parallel:
         yield fault((KEY, "use_parallel"), f"{KEY}={other} is for one process: use_parallel=false")
     if config.only_save_strategy:

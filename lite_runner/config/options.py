@@ -89,6 +89,13 @@ class ExportedOptions(ComputeOptions):
         """Whether the exported model is packed layers for engine=native, not a graph."""
         return self.engine == "native" or self.export.layout == "packed"
 
+    def without_given_model(self: Exported) -> Exported:
+        """The config of a run from the checkpoint, whatever exported model is named."""
+        infer = dataclasses.replace(
+            self.infer, model_dir="", prefill_model_path="", increment_model_path=""
+        )
+        return dataclasses.replace(self, infer=infer)
+
     def without_secrets(self: Exported) -> Exported:
         infer = dataclasses.replace(self.infer, enc_key=hidden(self.infer.enc_key))
         return dataclasses.replace(self, infer=infer)
@@ -248,6 +255,11 @@ class CompareOptions(RunConfig):
         """How far logits of the same may be apart."""
         given = self.compare_tolerance
         return DEFAULT_TOLERANCE if given is None else given
+
+    @property
+    def names_mindformers(self) -> bool:
+        """Whether MindFormers computes, alone or to compare with."""
+        return "mindformers" in (self.backend, self.compare_backend)
 
 
 def _or(given: Any, default: Any) -> Any:

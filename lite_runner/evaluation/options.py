@@ -1,4 +1,4 @@
-"""The keys of an evaluation, their validation errors, and the text to score."""
+"""The keys of an evaluation, its windows, and the text to score."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.adapter_checks import adapter_faults
-from lite_runner.config.checks import fits_model, strategy_faults
+from lite_runner.config.checks import fits_model
 from lite_runner.config.fields import Fault, Range, fault, raise_faults
 from lite_runner.config.lengths import beyond_context
-from lite_runner.config.mindformers_run_checks import mindformers_model_faults, without_mindformers
-from lite_runner.config.offline_checks import offline_faults
-from lite_runner.config.options import AdapterOptions, ExportedOptions, MindFormersOptions
+from lite_runner.config.options import (
+    AdapterOptions,
+    CompareOptions,
+    ExportedOptions,
+    MindFormersOptions,
+)
 from lite_runner.config.prefixes import no_likelihood
-from lite_runner.config.prompts import MAX_PROMPT_BYTES, decoded, is_file
+from lite_runner.config.prompts import MAX_PROMPT_BYTES, decoded
 from lite_runner.config.ranges import Count
 from lite_runner.errors import ConfigError
 
@@ -25,7 +27,7 @@ DEFAULT_WINDOW = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalOptions(AdapterOptions, ExportedOptions, MindFormersOptions):
+class EvalOptions(AdapterOptions, ExportedOptions, MindFormersOptions, CompareOptions):
     """The text, and how it is cut into windows."""
 
     computes_here: ClassVar[bool] = True
@@ -49,36 +51,6 @@ class EvalOptions(AdapterOptions, ExportedOptions, MindFormersOptions):
         """Tokens of a window, and from the start of one window to that of the next."""
         window = self.eval_window or min(model.seq_length, DEFAULT_WINDOW)
         return window, self.eval_stride or window
-
-
-def eval_faults(config: EvalOptions) -> Iterator[Fault]:
-    """Validation errors of an evaluation."""
-    if not config.eval_data:
-        yield fault(
-            "eval_data", "eval_data is empty; give a text file (no MindRecord): eval_data=TEXT.txt"
-        )
-    elif "\0" not in config.eval_data and not is_file(config.text_file):
-        yield fault("eval_data", f"eval_data: no file {config.eval_data}")
-    if config.backend == "mslite" and not (config.takes_packed or config.infer.model_dir):
-        yield fault(
-            ("backend", "run_mode"),
-            "backend=mslite is not available with run_mode=eval: an exported graph gives the"
-            " logits of the last token alone; expected engine=native, or backend=ms",
-        )
-    if config.adapter_path and config.runs_given_model:
-        yield fault(
-            ("adapter_path", "infer.model_dir"),
-            "adapter_path: no adapter can be merged into an exported model; leave infer.model_dir"
-            " out, or export the model with adapter_path=",
-        )
-    yield from offline_faults(config)
-    yield from mindformers_model_faults(config)
-    if (release := config.mindformers_release) is not None and config.backend != "mindformers":
-        yield without_mindformers(release)
-    yield from adapter_faults(config, one=True)
-    yield from strategy_faults(config)
-    if (model := config.model_config()) is not None:
-        yield from window_faults(config, model)
 
 
 def window_faults(config: EvalOptions, model: Decoder) -> Iterator[Fault]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
@@ -77,6 +77,10 @@ class Window:
     end: int
 
 
+# A window, and the log-likelihood of each token that counts in it [end - first].
+OnWindow: TypeAlias = "Callable[[Window, NDArray[np.float64]], None]"
+
+
 def windows(tokens: int, size: int, stride: int) -> Iterator[Window]:
     """Windows over a text of so many tokens: every token counts once, in the first window that has
     one before it. Without an overlap the first token of a window is context and never counts.
@@ -94,8 +98,14 @@ def windows(tokens: int, size: int, stride: int) -> Iterator[Window]:
             return
 
 
-def evaluate(scorer: Scorer, ids: NDArray[np.int32], size: int, stride: int) -> Evaluation:
-    """The perplexity of a text in token ids [n], n >= 2.
+def evaluate(
+    scorer: Scorer,
+    ids: NDArray[np.int32],
+    size: int,
+    stride: int,
+    on_window: OnWindow | None = None,
+) -> Evaluation:
+    """The perplexity of a text in token ids [n], n >= 2; `on_window` gets each window that is done.
 
     Ctrl-C ends it with the windows that are done, or is raised where there are none. Raises
     RunnerError where a likelihood is not a number.
@@ -118,6 +128,8 @@ def evaluate(scorer: Scorer, ids: NDArray[np.int32], size: int, stride: int) -> 
                 scored += len(counted)
                 computed += window.end - window.start
                 done += 1
+                if on_window is not None:
+                    on_window(window, counted)
                 step.advance(len(counted) + (window.first == window.start + 1))
     except KeyboardInterrupt:
         if not done:

@@ -66,7 +66,7 @@ class Comparison:
             )
             for one in self.texts
         ]
-        return [*_aligned([heads, *sides]), *_aligned([columns, *texts])]
+        return [*aligned([heads, *sides]), *aligned([columns, *texts])]
 
 
 def _verdict(text: ComparedText) -> str:
@@ -79,7 +79,8 @@ def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table, its columns as wide as their longest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

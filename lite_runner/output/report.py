@@ -26,6 +26,7 @@ import yaml
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.output.comparison import Comparison
+from lite_runner.output.score_comparison import ScoreComparison
 from lite_runner.system import memory
 from lite_runner.system.files import GROUP_MAY_READ, make_folder, temporary_folder
 from lite_runner.system.versions import versions
@@ -132,7 +133,7 @@ class Result:
     adapters: AdapterReport | None = None  # omitted without adapters
     evaluation: Evaluation | None = None  # of run_mode=eval
     bench: Mapping[str, Any] | None = None  # of run_mode=bench
-    comparison: Comparison | None = None  # of compare_backend
+    comparison: Comparison | ScoreComparison | None = None  # of compare_backend
     timing: Timing
     peak_rss_mib: float = field(default_factory=peak_rss_mib)
 

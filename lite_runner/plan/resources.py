@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from lite_runner.config.options import ComputeOptions
+from lite_runner.config.options import CompareOptions, ComputeOptions
 from lite_runner.plan.describe import described
 from lite_runner.plan.footprint import planned_dtype
 from lite_runner.plan.job import Job
 from lite_runner.plan.memory import job_memory, memory_hints
 from lite_runner.plan.mindformers import plan_mindformers
 from lite_runner.plan.operators import operators_line
+from lite_runner.plan.other_backend import other_config
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.preflight import check_machine
 
@@ -20,10 +21,12 @@ def with_resources(plan: Plan, share: Job) -> Plan:
     """The plan with operators, dtype and memory; with dry_run=true also the lines to print.
 
     `share` is the largest job of a replica. Raises EnvironmentFault where this machine cannot hold
-    its ranks.
+    its ranks, and as `plan_mindformers` where the run is to be compared with MindFormers.
     """
     if plan.backend == "mindformers":
         return plan_mindformers(plan, share)
+    if isinstance(plan.config, CompareOptions) and plan.config.compare_backend == "mindformers":
+        plan_mindformers(replace(plan, config=other_config(plan.config)), share)
     config, device, ranks, files = plan.config, plan.device, plan.ranks, plan.model
     assert isinstance(config, ComputeOptions)
     online = files.exported is None and config.backend == "ms"

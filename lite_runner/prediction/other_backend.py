@@ -1,7 +1,6 @@
-"""compare_backend=: the same prompts with another backend, in a process of its own, so that its
-memory and speed are its own.
+"""compare_backend=: the same prompts with another backend, in a process of its own.
 
-    python -m lite_runner.prediction.other_backend < job.json
+python -m lite_runner.prediction.other_backend < job.json
 """
 
 from __future__ import annotations
@@ -9,17 +8,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lite_runner import progress
 from lite_runner.config.predict_options import PredictOptions
-from lite_runner.errors import RunnerError
 from lite_runner.output.merge import RankResult
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.generating import plan_generation
-from lite_runner.plugins import register_plugins, registered
+from lite_runner.plan.other_backend import ask_other, start
 from lite_runner.prediction.comparison import Compared
 from lite_runner.prediction.kept_logits import KeptLogits
 from lite_runner.prediction.replica import complete_share
@@ -31,26 +27,14 @@ PROGRAM = "lite_runner.prediction.other_backend"
 def other_backend(config: PredictOptions, folder: Path, logits: KeptLogits) -> Compared:
     """What compare_backend= makes of the prompts. Raises RunnerError where it fails."""
     assert config.compare_backend is not None
-    folder.mkdir()
-    other = replace(config, backend=config.compare_backend, compare_backend=None)
-    job = {
-        "config": other.to_dict(),
-        "plugins": registered(),
-        "folder": str(folder),
-        "logits": str(logits.folder),
-    }
-    with progress.step(f"compare with {config.compare_backend}"):
-        answer = own_process.ask(PROGRAM, job)
-    if "error" in answer:
-        raise RunnerError(f"compare_backend={config.compare_backend}: {answer['error']}")
+    answer = ask_other(PROGRAM, config, folder, logits=str(logits.folder))
     return config.compare_backend, RankResult.from_bytes(answer["result"]), logits
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     """The result of a job, whose logits are written to its folder. Raises RunnerError."""
     began = time.perf_counter()
-    progress.configure(verbosity=0)
-    register_plugins(job["plugins"])
+    start(job)
     config = PredictOptions.from_dict(job["config"])
     plan = plan_generation(config)
     assert plan.tokenizer is not None

@@ -8,6 +8,7 @@ import pytest
 
 from lite_runner.config.predict_options import PredictOptions
 from lite_runner.config.schema import RunConfig
+from lite_runner.evaluation.options import EvalOptions
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]
@@ -53,6 +54,51 @@ def test_the_defaults(resolve: Resolve) -> None:
     assert isinstance(given, PredictOptions) and given.tolerance == 0
 
 
-def test_it_is_for_predict(faults: Faults) -> None:
-    said = faults("run_mode=eval", "model=tiny_llama", "eval_data=x", "compare_backend=ms")
-    assert "compare_backend" in said and "run_mode=predict" in said
+EVAL = ("run_mode=eval", "model=tiny_llama", f"eval_data={__file__}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["compare_backend=ms"], "compare_backend=ms: got backend=ms, expected another one"),
+        (["backend=auto", "compare_backend=ms"], "got backend=auto, expected another one by name"),
+        (
+            ["compare_backend=mslite"],
+            "compare_backend=mslite: an exported graph gives the logits of the last token alone;"
+            " expected backend=mslite engine=native, with the other one as compare_backend",
+        ),
+        (
+            ["compare_backend=mindformers", "quant=a16w8"],
+            "compare_backend=mindformers: quant: backend=mindformers has no quantized weights",
+        ),
+        (
+            ["compare_backend=mindformers", "context.mode=1"],
+            "compare_backend=mindformers: context.mode: backend=mindformers has no pynative mode",
+        ),
+        (
+            [
+                *("backend=mslite", "infer.model_dir=x", "compare_backend=ms"),
+                "model.model_config.checkpoint_name_or_path=",
+            ],
+            "compare_backend=ms computes with the weights that the exported model was made from;"
+            " load_checkpoint= names them",
+        ),
+    ],
+)
+def test_what_does_not_score_the_same(faults: Faults, settings: list[str], expected: str) -> None:
+    assert expected in faults(*EVAL, *settings)
+
+
+def test_what_does(resolve: Resolve) -> None:
+    """The release is that of the other backend, too."""
+    config = resolve(*EVAL, "compare_backend=mindformers", "mindformers.release=1.9.0")
+    assert isinstance(config, EvalOptions) and config.names_mindformers
+    packed = ("backend=mslite", "engine=native", "compare_backend=ms")
+    assert isinstance(resolve(*EVAL, *packed), EvalOptions)
+
+
+@pytest.mark.parametrize("run_mode", ["slora", "bench", "export", "serve"])
+def test_other_run_modes_compare_nothing(faults: Faults, run_mode: str) -> None:
+    said = faults(f"run_mode={run_mode}", "model=tiny_llama", "compare_backend=mslite")
+    assert f"compare_backend has no effect with run_mode={run_mode}" in said
+    assert "run_mode=eval" in said and "predict" in said

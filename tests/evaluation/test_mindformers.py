@@ -46,6 +46,40 @@ def test_windows_of_a_text() -> None:
     assert "seq_length: 16" in written and "use_past: false" in written
 
 
+@pytest.mark.usefixtures("stand_in")
+def test_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    """The stand-in knows nothing of the weights: all windows differ, and the run's files say so."""
+    words = ["model=tiny_bloom", THEIRS, "compare_backend=ms", "eval_window=32"]
+    assert main([*EVAL, *words, "compare_tolerance=1e-6"]) == 1
+    said = capsys.readouterr().err
+    assert (
+        "compare_backend=ms: 2 of 2 windows differ from backend=mindformers by more than"
+        " compare_tolerance=1e-06 in a token's log-likelihood"
+    ) in said
+    assert "DIFFERS" in said
+    result: dict[str, Any] = json.loads(Path("outputs/latest/result.json").read_text("utf-8"))
+    comparison = result["comparison"]
+    assert [side["backend"] for side in comparison["sides"]] == ["mindformers", "ms"]
+    assert comparison["sides"][0]["perplexity"] == result["evaluation"]["perplexity"]
+    assert [(one["first"], one["differs"]) for one in comparison["windows"]] == [
+        (1, True),
+        (33, True),
+    ]
+    assert main([*EVAL, *words, "compare_tolerance=9"]) == 0
+
+
+def test_a_comparison_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the first backend found is written."""
+    monkeypatch.setenv("LITE_RUNNER_MINDFORMERS_PYTHON", str(python_of(tmp_path, score="die")))
+    assert main([*EVAL, "model=tiny_bloom", "compare_backend=mindformers"]) == 1
+    said = capsys.readouterr().err
+    assert "compare_backend=mindformers: scoring: MindFormers 1.0.2 was killed by SIGKILL" in said
+    result = json.loads(Path("outputs/latest/result.json").read_text("utf-8"))
+    assert result["evaluation"]["perplexity"] > 1 and "comparison" not in result
+
+
 def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     bloom = [*EVAL, "model=tiny_bloom", THEIRS]
     for words, expected in (
@@ -53,6 +87,10 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         (["context.mode=1"], "context.mode: backend=mindformers has no pynative mode"),
         (["mindformers.release=1.9.0"], "MindFormers 1.9.0 cannot compute tiny_bloom"),
         (["backend=ms", "mindformers.release=1.9.0"], "only with backend=mindformers"),
+        (
+            ["backend=ms", "compare_backend=mindformers", "mindformers.release=1.9.0"],
+            "MindFormers 1.9.0 cannot compute tiny_bloom",
+        ),
     ):
         assert main([*bloom, *words]) == 2
         assert expected in capsys.readouterr().err
@@ -72,9 +110,11 @@ def test_the_real_one(
     monkeypatch.setenv("LITE_RUNNER_MINDFORMERS_PYTHON", str(mindformers_python))
     monkeypatch.setenv("LITE_RUNNER_MINDFORMERS_1_9_PYTHON", str(mindformers_1_9_python))
     words = [f"model={model}", "eval_window=24", "eval_stride=16"]
-    ours, theirs = run(*words), run(*words, THEIRS)
+    result = run(*words, THEIRS, "compare_backend=ms", "compare_tolerance=0.02")
     release = "1.9.0, argmax stand-in" if model == "tiny_qwen2" else "1.0.2"
-    assert theirs["engine"] == f"mindformers-{release}"
-    expected = ours["evaluation"]["perplexity"]
-    assert theirs["evaluation"]["perplexity"] == pytest.approx(expected, rel=tolerance)
-    assert theirs["evaluation"]["scored_tokens"] == ours["evaluation"]["scored_tokens"]
+    theirs, ours = result["comparison"]["sides"]
+    assert theirs["engine"] == result["engine"] == f"mindformers-{release}"
+    assert theirs["perplexity"] == pytest.approx(ours["perplexity"], rel=tolerance)
+    counted = sum(window["tokens"] for window in result["comparison"]["windows"])
+    assert counted == result["evaluation"]["scored_tokens"]
+    assert theirs["peak_rss_mib"] > 200  # with MindFormers' process
