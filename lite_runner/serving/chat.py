@@ -15,6 +15,7 @@ from lite_runner.serving.errors import ApiError
 from lite_runner.serving.sampling import adjustments, generation_options
 from lite_runner.serving.schemas import ChatRequest, Message
 from lite_runner.serving.state import Server
+from lite_runner.serving.structured import grammar_of
 from lite_runner.serving.text_logprobs import chat_entry
 
 
@@ -26,6 +27,7 @@ class ChatCompletion:
         self._server, self._body = server, body
         self._adapter = server.adapter_of(body.model)
         self._adjustments = adjustments(body, server.engine.info.vocab_size)
+        self._grammar = grammar_of(body)
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
@@ -47,6 +49,7 @@ class ChatCompletion:
         )
         context = server.engine.info.max_length
         self._options = generation_options(body, server.defaults, len(self._prompt), context)
+        self._adjustments = await server.restricted(self._adjustments, self._grammar)
         self.progress = Progress(server, [len(self._prompt)], body.n or 1)
 
     async def whole(self) -> dict[str, Any]:

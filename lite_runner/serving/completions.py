@@ -17,6 +17,7 @@ from lite_runner.serving.errors import ApiError
 from lite_runner.serving.sampling import adjustments, generation_options
 from lite_runner.serving.schemas import CompletionRequest
 from lite_runner.serving.state import Server, Usage
+from lite_runner.serving.structured import grammar_of
 from lite_runner.serving.text_logprobs import CompletionLogprobs
 
 MAX_PROMPTS = 1024
@@ -30,6 +31,7 @@ class Completions:
         self._server, self._body = server, body
         self._adapter = server.adapter_of(body.model)
         self._adjustments = adjustments(body, server.engine.info.vocab_size)
+        self._grammar = grammar_of(body)
         self._head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -47,6 +49,7 @@ class Completions:
         self._options = [
             generation_options(body, server.defaults, len(ids), context) for ids in self._prompts
         ]
+        self._adjustments = await server.restricted(self._adjustments, self._grammar)
         self.progress = Progress(server, [len(ids) for ids in self._prompts], body.n or 1)
         # What stands before the first new token, where it is asked for.
         self._echoes = [server.tokenizer.decode(ids) if body.echo else "" for ids in self._prompts]

@@ -51,6 +51,15 @@ class ApiError(Exception):
         }
 
 
+class GrammarError(ConfigError):
+    """An answer cannot go on: its grammar takes too much, or leaves no token."""
+
+    def __init__(self, field: str, message: str) -> None:
+        """`field`: of the request that has the grammar."""
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
 def of_exception(error: Exception) -> ApiError:
     """What a client is told of an error of the engine or of a runner's part."""
     if isinstance(error, Busy):
@@ -59,6 +68,8 @@ def of_exception(error: Exception) -> ApiError:
         return ApiError(503, str(error), code="unavailable")
     if isinstance(error, TimeoutError):
         return ApiError(504, "the request took longer than serve.request_timeout", code="timeout")
+    if isinstance(error, GrammarError):
+        return ApiError(400, error.message, error.field, "invalid_value")
     if isinstance(error, ConfigError):
         return ApiError(400, error.message)
     if isinstance(error, RunnerError):

@@ -41,6 +41,37 @@ class StreamOptions(_Body):
     continuous_usage_stats: Literal[False] | None = None
 
 
+class JsonSchema(_Body):
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None  # it always is
+
+
+class ResponseFormat(_Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema: with type=json_schema, and only there")
+        return self
+
+
+Schema = dict[str, Any] | str  # or its JSON
+Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+
+
+class StructuredOutputs(_Body):
+    """vLLM's form."""
+
+    json_: Schema | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+
+
 class Sampling(_Described):
     """What completions and chat completions share. null: the server's default."""
 
@@ -64,6 +95,12 @@ class Sampling(_Described):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     priority: int | None = None  # the smaller, the earlier
+    # At most one of these: see structured.py.
+    response_format: ResponseFormat | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    structured_outputs: StructuredOutputs | None = None
     # Not supported but for the values that change nothing.
     use_beam_search: Literal[False] | None = None
     store: Literal[False] | None = None
@@ -148,7 +185,6 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     modalities: list[Literal["text"]] | None = None
-    response_format: ResponseFormat | None = None
     parallel_tool_calls: Literal[True] | None = None
     verbosity: Literal["medium"] | None = None
 
@@ -157,10 +193,6 @@ class ChatRequest(Sampling):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: only with logprobs=true")
         return self
-
-
-class ResponseFormat(_Body):
-    type: Literal["text"]
 
 
 class TokenizeRequest(_Described):
@@ -184,6 +216,3 @@ class DetokenizeRequest(_Described):
 
     model: str | None = None
     tokens: list[TokenId]
-
-
-ChatRequest.model_rebuild()

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -17,12 +17,13 @@ from lite_runner.generation import Adjustments
 from lite_runner.generation import Request as GenerationRequest
 from lite_runner.serving.engine import Engine, Output
 from lite_runner.serving.errors import ApiError
+from lite_runner.serving.grammars import Grammar, Grammars
 from lite_runner.serving.metrics import Metrics
 from lite_runner.serving.options import Serve
 from lite_runner.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
-_ENCODING = 2  # texts that are tokenized at a time: more would take the engine's cores
+_ASIDE = 2  # texts and grammars that are prepared at a time: more would take the engine's cores
 
 
 @dataclass
@@ -48,7 +49,11 @@ class Server:
     metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
-    _encoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_ENCODING))
+    _aside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_ASIDE))
+
+    def __post_init__(self) -> None:
+        info, ends = self.engine.info, self.defaults.eos_token_id
+        self._grammars = Grammars(self.tokenizer, info.vocab_size, ends)
 
     def adapter_of(self, name: str | None) -> str | None:
         """The adapter that a request means with `model`; None: the base model. Raises ApiError."""
@@ -63,9 +68,19 @@ class Server:
 
     async def encode(self, encode: Callable[[], list[int]]) -> list[int]:
         """The token ids that `encode` gives, computed in another thread."""
-        async with self._encoding:
+        async with self._aside:
             ids = await asyncio.to_thread(encode)
         return with_ending(self.engine.info.prefix, ids)
+
+    async def restricted(
+        self, adjustments: Adjustments | None, grammar: Grammar | None
+    ) -> Adjustments | None:
+        """`adjustments` with a grammar, compiled in another thread. Raises ApiError."""
+        if grammar is None:
+            return adjustments
+        async with self._aside:
+            guide = await asyncio.to_thread(self._grammars.compile, grammar)
+        return replace(adjustments or Adjustments(), guide=guide)
 
     @asynccontextmanager
     async def answer(

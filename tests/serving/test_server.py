@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,15 +11,22 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Annotated, Literal
 
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from lite_runner.errors import EnvironmentFault
 from lite_runner.serving.server import listen
 from tests.paths import ROOT
 
 SERVE = ("run_mode=serve", "model=tiny_llama", "serve.port=0", "seed=1")
+SCHEMA = json.loads(
+    '{"type": "object", "required": ["city", "days", "by_train"], "additionalProperties": false,'
+    ' "properties": {"city": {"enum": ["Oslo", "Rome"]}, "by_train": {"type": "boolean"},'
+    ' "days": {"type": "integer", "minimum": 1, "maximum": 30}}}'
+)
 Launch = Callable[..., tuple["subprocess.Popen[str]", str]]
 
 
@@ -67,6 +75,26 @@ def test_it_serves_and_ends_with_what_runs(launch: Launch, tmp_path: Path) -> No
     assert process.wait(60) == 0
     log = next((tmp_path / "outputs").glob("*/*serve*/run.log"))
     assert "POST path=/v1/completions status=200" in log.read_text()
+
+
+class Trip(BaseModel):
+    """What a client wants to know."""
+
+    city: Literal["Oslo", "Rome"]
+    days: Annotated[int, Field(ge=1, le=30)]
+    by_train: bool
+
+
+def test_structured_output(launch: Launch) -> None:
+    _, url = launch("model.model_config.seq_length=1024")
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    for seed in range(3):
+        asked = {"model": "tiny_llama", "prompt": "x", "seed": seed, "temperature": 5}
+        form = {"type": "json_schema", "json_schema": {"name": "t", "schema": SCHEMA}}
+        answer = client.completions.create(
+            **asked, max_tokens=500, extra_body={"response_format": form}
+        )
+        Trip.model_validate_json(answer.choices[0].text)
 
 
 def test_ctrl_c_twice_ends_at_once(launch: Launch) -> None:
