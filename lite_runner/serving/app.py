@@ -18,7 +18,7 @@ from starlette.routing import Route
 from lite_runner import __version__
 from lite_runner.errors import RunnerError
 from lite_runner.serving import static
-from lite_runner.serving.chat import ChatCompletion, plain_messages
+from lite_runner.serving.chat import ChatCompletion
 from lite_runner.serving.completions import Completions
 from lite_runner.serving.engine import Busy, Stopped
 from lite_runner.serving.errors import ApiError, of_exception, of_validation
@@ -30,6 +30,7 @@ from lite_runner.serving.schemas import (
     TokenizeRequest,
 )
 from lite_runner.serving.state import Gone, Server, or_gone
+from lite_runner.serving.tools import plain_messages
 
 logger = logging.getLogger(__name__)
 MAX_BODY = 8 << 20  # bytes
@@ -146,7 +147,7 @@ async def tokenize(request: Request) -> Response:
     server.adapter_of(body.model)
     tokenizer = server.tokenizer
     if body.messages is not None:
-        messages = plain_messages(body.messages)
+        messages = plain_messages(body.messages, tokenizer)
         generates = body.add_generation_prompt is not False
         ids = await server.encode(lambda: tokenizer.encode_chat(messages, generates))
     else:

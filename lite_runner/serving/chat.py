@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -13,10 +13,11 @@ from lite_runner.serving.completions import prompt_logprobs, usage_of
 from lite_runner.serving.engine import Ended, Piece
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.sampling import adjustments, generation_options
-from lite_runner.serving.schemas import ChatRequest, Message
+from lite_runner.serving.schemas import ChatRequest
 from lite_runner.serving.state import Server
 from lite_runner.serving.structured import grammar_of
 from lite_runner.serving.text_logprobs import chat_entry
+from lite_runner.serving.tools import CallReader, ToolUse, plain_messages
 
 
 class ChatCompletion:
@@ -27,7 +28,6 @@ class ChatCompletion:
         self._server, self._body = server, body
         self._adapter = server.adapter_of(body.model)
         self._adjustments = adjustments(body, server.engine.info.vocab_size)
-        self._grammar = grammar_of(body)
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
@@ -38,14 +38,23 @@ class ChatCompletion:
             raise ApiError(
                 400, f"model: {server.name} has no chat template; use /v1/completions", "model"
             )
+        self._grammar = grammar_of(body)
+        self._tools: ToolUse | None = None
+        if body.tools and body.tool_choice != "none":
+            self._tools = ToolUse(body, server.tokenizer, self._grammar)
+            self._grammar = self._tools.grammar
+        self._readers: list[CallReader] = []  # of each answer, where there are tools
+        if self._tools is not None:
+            self._readers = [self._tools.reader() for _ in range(body.n or 1)]
 
     async def prepare(self) -> None:
         """Render and tokenize the messages. Raises ApiError where they do not fit."""
         body, server = self._body, self._server
-        messages = plain_messages(body.messages)
+        messages = plain_messages(body.messages, server.tokenizer)
         generates = body.add_generation_prompt is not False
+        tools = self._tools.definitions if self._tools is not None else None
         self._prompt = await server.encode(
-            lambda: server.tokenizer.encode_chat(messages, generates)
+            lambda: server.tokenizer.encode_chat(messages, generates, tools)
         )
         context = server.engine.info.max_length
         self._options = generation_options(body, server.defaults, len(self._prompt), context)
@@ -59,7 +68,8 @@ class ChatCompletion:
         ended: dict[int, Ended] = {}
         async with aclosing(self._outputs()) as outputs:
             async for output in outputs:
-                texts[output.index] = texts.get(output.index, "") + output.text
+                text, _ = self._read(output)
+                texts[output.index] = texts.get(output.index, "") + text
                 if isinstance(output, Ended):
                     ended[output.index] = output
                 elif output.logprobs is not None:
@@ -68,11 +78,11 @@ class ChatCompletion:
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": texts[index], "refusal": None},
+                "message": self._message(index, texts[index]),
                 "logprobs": {"content": content.get(index, []), "refusal": None}
                 if self._body.logprobs
                 else None,
-                "finish_reason": ended[index].finish_reason,
+                "finish_reason": self._reason(ended[index]),
             }
             for index in sorted(ended)
         ]
@@ -92,40 +102,53 @@ class ChatCompletion:
                     begun = True
                     for index in range(body.n or 1):
                         yield self._chunk(index, {"role": "assistant", "content": ""})
+                text, calls = self._read(output)
+                delta: dict[str, Any] = {"content": text}
+                if calls:
+                    delta["tool_calls"] = calls
                 if isinstance(output, Piece):
                     found = None
                     if output.logprobs is not None:
                         entry = chat_entry(self._server.tokenizer, output.token, output.logprobs)
                         found = {"content": [entry], "refusal": None}
-                    yield self._chunk(output.index, {"content": output.text}, found)
+                    yield self._chunk(output.index, delta, found)
                     continue
-                if output.text:
-                    yield self._chunk(output.index, {"content": output.text})
-                yield self._chunk(output.index, {}, reason=output.finish_reason)
+                if text or calls:
+                    yield self._chunk(output.index, delta)
+                yield self._chunk(output.index, {}, reason=self._reason(output))
         if body.stream_options is not None and body.stream_options.include_usage:
             yield self._head | {"choices": [], "usage": usage_of(self.progress.usage)}
 
     async def _outputs(self) -> AsyncGenerator[Piece | Ended, None]:
         work = [(self._prompt, self._options)]
         priority = self._body.priority or 0
-        answer = self._server.answer(work, self._adapter, self._adjustments, priority)
+        special = self._tools is not None and self._tools.keeps_special
+        answer = self._server.answer(
+            work, self._adapter, self._adjustments, priority, special_tokens=special
+        )
         async with answer as outputs, aclosing(self.progress.follow(outputs)) as followed:
             async for _, output in followed:
                 yield output
+
+    def _read(self, output: Piece | Ended) -> tuple[str, list[dict[str, Any]]]:
+        """The text of an output, and the calls in it, which are not text."""
+        if not self._readers:
+            return output.text, []
+        reader = self._readers[output.index]
+        return reader.put(output.text, last=isinstance(output, Ended))
+
+    def _message(self, index: int, text: str) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self._readers and (calls := self._readers[index].calls):
+            message |= {"content": text or None, "tool_calls": calls}
+        return message
+
+    def _reason(self, ended: Ended) -> str:
+        called = bool(self._readers) and bool(self._readers[ended.index].calls)
+        return "tool_calls" if called and ended.finish_reason == "stop" else ended.finish_reason
 
     def _chunk(
         self, index: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return self._head | {"choices": [choice]}
-
-
-def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """As chat templates take them."""
-    return [
-        {
-            "role": "system" if message.role == "developer" else message.role,
-            "content": message.text,
-        }
-        for message in messages
-    ]

@@ -136,10 +136,14 @@ class Engine:
     def idle(self) -> bool:
         return self._sequences == 0
 
-    def submit(self, request: Request, stop: Sequence[str], put: Put) -> Handle:
-        """Queue a request; `put` gets Accepted or Failed first. Raises Busy, Stopped."""
-        width = request.options.num_return_sequences
-        transcripts = [Transcript(self._tokenizer, stop) for _ in range(width)]
+    def submit(self, request: Request, put: Put, *, special_tokens: bool = False) -> Handle:
+        """Queue a request; `put` gets Accepted or Failed first; `special_tokens`: they are text,
+        too. Raises Busy, Stopped."""
+        stop, width = request.options.stop, request.options.num_return_sequences
+        transcripts = [
+            Transcript(self._tokenizer, stop, skip_special_tokens=not special_tokens)
+            for _ in range(width)
+        ]
         handle = Handle(request, put, transcripts, width)
         with self._changed:
             if self._closing or self._failure is not None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 MAX_RETURNS = 128
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
+MAX_TOOLS = 128
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=1)]
@@ -176,6 +177,27 @@ class Message(_Body):
         return self.content or ""
 
 
+class Function(_Body):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # a JSON schema; null: none
+    strict: bool | None = None  # forced calls always are
+
+
+class Tool(_Body):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(_Body):
+    name: str
+
+
+class NamedTool(_Body):
+    type: Literal["function"]
+    function: FunctionName
+
+
 class ChatRequest(Sampling):
     """/v1/chat/completions"""
 
@@ -185,13 +207,27 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     modalities: list[Literal["text"]] | None = None
-    parallel_tool_calls: Literal[True] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None  # null: auto
+    parallel_tool_calls: bool | None = None
     verbosity: Literal["medium"] | None = None
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: only with logprobs=true")
+        return self
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> ChatRequest:
+        names = [tool.function.name for tool in self.tools or ()]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"tools: two tools have the name {name}")
+        if self.tool_choice not in (None, "none") and not names:
+            raise ValueError("tool_choice: only with tools")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError(f"tool_choice: no tool has the name {self.tool_choice.function.name}")
         return self
 
 

@@ -89,6 +89,8 @@ class Server:
         adapter: str | None,
         adjustments: Adjustments | None,
         priority: int = 0,
+        *,
+        special_tokens: bool = False,
     ) -> AsyncIterator[AsyncIterator[tuple[int, Output]]]:
         """(prompt's place, output) of each prompt with its options, as they come. What still runs
         at the end is cancelled. Raises Busy, Stopped, and TimeoutError out of the iterator."""
@@ -119,7 +121,8 @@ class Server:
                 def put(output: Output, place: int = place) -> None:
                     outputs.put_nowait((place, output))
 
-                handles.append(self.engine.submit(request, options.stop, put))
+                handle = self.engine.submit(request, put, special_tokens=special_tokens)
+                handles.append(handle)
             yield each()
         finally:
             for handle in handles:

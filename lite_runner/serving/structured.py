@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.grammars import Grammar, of_choices, of_regex, of_schema
 from lite_runner.serving.schemas import Sampling, Schema
+from lite_runner.system.json_file import parse_json
 
 _OBJECT = {"type": "object"}
 
@@ -63,8 +63,8 @@ def _schema(given: Schema, field: str) -> dict[str, Any]:
     if isinstance(given, dict):
         return given
     try:
-        found = json.loads(given)
-    except (ValueError, RecursionError) as error:
+        found = parse_json(given)
+    except ValueError as error:
         raise ApiError(400, f"{field}: not JSON: {error}", field, "invalid_value") from None
     if not isinstance(found, dict):
         raise ApiError(400, f"{field}: expected a JSON object", field, "invalid_value")

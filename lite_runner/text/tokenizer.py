@@ -84,9 +84,13 @@ class Tokenizer:
         return ids
 
     def encode_chat(
-        self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[dict[str, Any]] | None = None,
     ) -> list[int]:
-        """Token ids of a rendered chat. The template writes bos itself, so none is added."""
+        """Token ids of a rendered chat. The template writes bos itself, so none is added; it gets
+        `tools` as OpenAI's protocol has them."""
         if self.chat_form is not None and self._chat_template is None:
             return [
                 id
@@ -95,7 +99,7 @@ class Tokenizer:
                     self._ids_of(part) if isinstance(part, Tag) else self.encode(part, False)
                 )
             ]
-        return self.encode(self.render_chat(messages, add_generation_prompt), False)
+        return self.encode(self.render_chat(messages, add_generation_prompt, tools=tools), False)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; ids beyond the vocabulary (embedding padding) are skipped.
@@ -124,6 +128,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """Render chat `messages` ({"role", "content"} each) with `template` or the model's own."""
         source = self.source if template else self._template_source
@@ -142,6 +147,7 @@ class Tokenizer:
             {
                 "messages": [dict(message) for message in messages],
                 "add_generation_prompt": add_generation_prompt,
+                **({"tools": [dict(tool) for tool in tools]} if tools else {}),
                 **self.named_tokens(),
             },
             source=source,

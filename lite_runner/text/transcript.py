@@ -12,12 +12,17 @@ class Transcript:
     """Takes tokens, emits final text, and detects stop strings."""
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, continues: bool = False
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        *,
+        continues: bool = False,
+        skip_special_tokens: bool = True,
     ) -> None:
         """`continues`: see StreamDecoder."""
         self.text = ""
         self.stopped = False
-        self._decoder = StreamDecoder(tokenizer, continues=continues)
+        self._decoder = StreamDecoder(tokenizer, skip_special_tokens, continues=continues)
         self._stop = tuple(stop)
         self._buffer = ""  # may be the start of a stop string
 

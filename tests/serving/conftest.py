@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+import tokenizers
 import uvicorn
 from numpy.typing import NDArray
+from tokenizers import AddedToken
 
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.serving.app import application
@@ -22,7 +24,7 @@ from lite_runner.serving.metrics import Metrics
 from lite_runner.serving.options import Serve
 from lite_runner.serving.server import listen
 from lite_runner.serving.state import Server
-from lite_runner.text.tokenizer import Tokenizer, byte_tokenizer
+from lite_runner.text.tokenizer import SpecialTokens, Tokenizer, byte_tokenizer
 from tests.generation.mock import MockBackend
 
 TEMPLATE = (
@@ -79,8 +81,15 @@ SETTINGS = Serve(
 Start = Callable[..., Served]
 
 
-def tokenizer_with_chat() -> Tokenizer:
-    return byte_tokenizer().with_special(chat_template=TEMPLATE)
+def tokenizer_with_chat(template: str = TEMPLATE, special: Sequence[str] = ()) -> Tokenizer:
+    """The byte tokenizer, with more special tokens."""
+    tokenizer = byte_tokenizer().with_special(chat_template=template)
+    if not special:
+        return tokenizer
+    backend = tokenizers.Tokenizer.from_str(tokenizer.files()["tokenizer.json"])
+    backend.add_special_tokens([AddedToken(one, special=True) for one in special])
+    named = SpecialTokens(bos="<s>", eos=("</s>",), pad="<pad>")
+    return Tokenizer(backend, named, source="a test's tokenizer", chat_template=template)
 
 
 @pytest.fixture

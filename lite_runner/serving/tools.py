@@ -1,0 +1,167 @@
+"""Tools of a chat: what the template is given, and how calls are read or forced."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from lite_runner.serving.errors import ApiError
+from lite_runner.serving.grammars import Grammar
+from lite_runner.serving.schemas import ChatRequest, Function, Message, NamedTool
+from lite_runner.serving.structured import check_free_end
+from lite_runner.serving.tool_formats import Call, Format, Part, format_of
+from lite_runner.system.json_file import parse_json
+from lite_runner.text.tokenizer import Tokenizer
+
+_NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class ToolUse:
+    """The tools of one request."""
+
+    def __init__(self, body: ChatRequest, tokenizer: Tokenizer, grammar: Grammar | None) -> None:
+        """`grammar`: of structured output. Raises ApiError for what cannot be done."""
+        self._format = _format(tokenizer, "tools")
+        self._functions = [tool.function for tool in body.tools or ()]
+        self._several = body.parallel_tool_calls is not False
+        self.definitions = [
+            tool.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+            for tool in body.tools or ()
+        ]
+        known = {id: text for text in self._format.marks if (id := tokenizer.id_of(text))}
+        self._special = {text: id for id, text in known.items() if id in tokenizer.special_ids}
+        self.keeps_special = bool(self._special)  # else the marks of calls are not in the text
+        if grammar is not None:
+            raise ApiError(400, f"{grammar.field}: not with tools", grammar.field)
+        self.grammar = self._forced(body)
+
+    def reader(self) -> CallReader:
+        """Reads one answer."""
+        names = [function.name for function in self._functions]
+        return CallReader(self._format, names, several=self._several)
+
+    def _forced(self, body: ChatRequest) -> Grammar | None:
+        """Of calls that must be made."""
+        chosen, functions = body.tool_choice, self._functions
+        if chosen in (None, "auto"):
+            return None
+        check_free_end(body, "tool_choice")
+        if isinstance(chosen, NamedTool):
+            functions = [one for one in functions if one.name == chosen.function.name]
+        schemas = [(one.name, _schema(one)) for one in functions]
+        several = self._several and chosen == "required"
+        lark = self._format.grammar(schemas, self._spell, several)
+        return Grammar(lark, "tools", tuple(schema for _, schema in schemas))
+
+    def _spell(self, text: str) -> str:
+        """A text in Lark; marks that are special tokens by their ids."""
+        marks = "|".join(map(re.escape, self._special))
+        parts = re.split(f"({marks})", text) if marks else [text]
+        spelled = (
+            f"<[{self._special[part]}]>" if part in self._special else json.dumps(part)
+            for part in parts
+            if part
+        )
+        return " ".join(spelled)
+
+
+class CallReader:
+    """Separates the text of an answer from the calls in it."""
+
+    def __init__(self, form: Format, names: Sequence[str], *, several: bool) -> None:
+        self._parser, self._several = form.parser(names), several
+        self._short = form.name == "list"
+        self.calls: list[dict[str, Any]] = []  # so far, as message.tool_calls has them
+
+    def put(self, text: str, *, last: bool) -> tuple[str, list[dict[str, Any]]]:
+        """The text that is certain now, and calls as deltas have them; `last`: no more follows."""
+        parts: list[Part] = self._parser.put(text)
+        if last:
+            parts += self._parser.finish()
+        content = "".join(part for part in parts if isinstance(part, str))
+        deltas = []
+        for part in parts:
+            if isinstance(part, Call) and (self._several or not self.calls):
+                made = self._made(part)
+                deltas.append({"index": len(self.calls), **made})
+                self.calls.append(made)
+        return content, deltas
+
+    def _made(self, call: Call) -> dict[str, Any]:
+        # Mistral's template takes ids of nine characters only.
+        id = secrets.token_hex(5)[:9] if self._short else f"call_{secrets.token_hex(12)}"
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"id": id, "type": "function", "function": function}
+
+
+def plain_messages(messages: Sequence[Message], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """As chat templates take them. Raises ApiError for calls where the template knows none."""
+    plain: list[dict[str, Any]] = []
+    for place, message in enumerate(messages):
+        role = "system" if message.role == "developer" else message.role
+        made: dict[str, Any] = {"role": role, "content": message.text}
+        if not message.tool_calls and role != "tool":
+            plain.append(made)
+            continue
+        form = _format(tokenizer, f"messages.{place}.{'role' if role == 'tool' else 'tool_calls'}")
+        calls = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(call.function.arguments, place, number),
+                },
+            }
+            for number, call in enumerate(message.tool_calls or ())
+        ]
+        if form.name == "lines":
+            plain += _as_lines(made, calls)
+        elif role == "tool":
+            named = {"name": message.name} if message.name else {}
+            plain.append({**made, "tool_call_id": message.tool_call_id, **named})
+        else:
+            plain.append({**made, "tool_calls": calls})
+    return plain
+
+
+def _as_lines(made: dict[str, Any], calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Calls are the assistant's messages with the tool's name as metadata."""
+    if made["role"] == "tool":
+        return [{**made, "role": "observation"}]
+    said = [made] if made["content"] else []
+    return said + [
+        {
+            "role": "assistant",
+            "metadata": call["function"]["name"],
+            "content": json.dumps(call["function"]["arguments"], ensure_ascii=False),
+        }
+        for call in calls
+    ]
+
+
+def _format(tokenizer: Tokenizer, field: str) -> Format:
+    found = format_of(tokenizer.chat_template)
+    if found is None:
+        why = "the model's chat template has no tools, or none in a form that is known"
+        raise ApiError(400, f"{field}: not supported: {why}", field, "unsupported_parameter")
+    return found
+
+
+def _schema(function: Function) -> dict[str, Any]:
+    """Of the arguments."""
+    return _NOTHING if function.parameters is None else {"type": "object", **function.parameters}
+
+
+def _arguments(text: str, place: int, number: int) -> dict[str, Any]:
+    try:
+        found = parse_json(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        field = f"messages.{place}.tool_calls.{number}.function.arguments"
+        raise ApiError(400, f"{field}: expected a JSON object", field, "invalid_value")
+    return found

@@ -1,0 +1,298 @@
+"""Tools: given to the template, calls read from answers, and forced by a grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import openai
+import pytest
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field, TypeAdapter
+
+from lite_runner.serving.tool_formats import FORMATS, Call, Part, format_of
+from tests.generation.mock import MockBackend
+from tests.serving.conftest import END, VOCAB, Served, Start, tokenizer_with_chat
+from tests.serving.test_structured import chaos
+
+BODY = (
+    "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}[{{ m.role }}]"
+    "{{ m.metadata }}{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
+    "{{ m.tool_call_id }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+TEMPLATES = {
+    "tags": BODY + "{# <tool_call> #}",
+    "objects": BODY + "{# <|start_header_id|> #}",
+    "list": BODY + "{# [TOOL_CALLS] #}",
+    "lines": BODY + "{# [gMASK] <|observation|> #}",
+}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Oslo", "Rome"]},
+                "days": {"$ref": "#/$defs/days"},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+            "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+ASKED: dict[str, Any] = {
+    "model": "base",
+    "messages": [{"role": "user", "content": "hi"}],
+    "tools": [WEATHER, CLOCK],
+}
+
+
+class Weather(BaseModel):
+    city: Literal["Oslo", "Rome"]
+    days: Annotated[int, Field(ge=1, le=9)]
+
+
+def says(text: str) -> MockBackend:
+    """A model that always answers the same."""
+    script = [*text.encode(), END]
+
+    def logits(history: list[int], _: int) -> NDArray[np.float32]:
+        said = bytes(history).rpartition(b"[assistant]")[2] if max(history) < 256 else script
+        scores = np.zeros(VOCAB, np.float32)
+        scores[script[min(len(said), len(script) - 1)]] = 50
+        return scores
+
+    return MockBackend(logits, 4, 4096, 4)
+
+
+# What a model says, the text and the calls in it.
+SAID: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
+    ("tags", "no <tool, sorry", "no <tool, sorry", []),
+    (
+        "tags",
+        'Sure:\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
+        '<tool_call>{"name": "clock", "arguments": {}}</tool_call>\n',
+        "Sure:",
+        [("get_weather", {"city": "Oslo"}), ("clock", {})],
+    ),
+    ("tags", '<tool_call>{"name": "clock", "arguments": {}}', "", [("clock", {})]),
+    ("tags", "a <tool_call>nothing</tool_call> b", "a <tool_call>nothing</tool_call> b", []),
+    ("objects", '{"name": "clock", "parameters": {"a": "ü;"}}', "", [("clock", {"a": "ü;"})]),
+    (
+        "objects",
+        '<|python_tag|>{"name": "clock", "parameters": {}}; {"name": "x", "parameters": {"b": 1}}',
+        "",
+        [("clock", {}), ("x", {"b": 1})],
+    ),
+    ("objects", '{"temperature": 3}', '{"temperature": 3}', []),
+    ("objects", "It is {warm}.", "It is {warm}.", []),
+    (
+        "list",
+        '[TOOL_CALLS][{"name": "clock", "arguments": {}}, {"name": "x", "arguments": {"b": [1]}}]',
+        "",
+        [("clock", {}), ("x", {"b": [1]})],
+    ),
+    (
+        "list",
+        '[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}[TOOL_CALLS]clock{}',
+        "",
+        [("get_weather", {"city": "Rome"}), ("clock", {})],
+    ),
+    ("list", "[TOOL] [TOOL_CALLS][]", "[TOOL] [TOOL_CALLS][]", []),
+    ("lines", 'get_weather\n{"city": "Rome"}', "", [("get_weather", {"city": "Rome"})]),
+    ("lines", "get_weather is a tool.", "get_weather is a tool.", []),
+    ("lines", "clock\nis a tool.", "clock\nis a tool.", []),
+]
+
+
+@pytest.mark.parametrize(("form", "said", "text", "calls"), SAID)
+def test_calls_are_read_however_the_text_is_cut(
+    form: Any, said: str, text: str, calls: list[tuple[str, dict[str, Any]]]
+) -> None:
+    def read(pieces: Sequence[str]) -> tuple[str, list[tuple[str, Any]]]:
+        parser = FORMATS[form].parser(["get_weather", "clock"])
+        parts: list[Part] = [part for piece in pieces for part in parser.put(piece)]
+        parts += parser.finish()
+        found = [
+            (part.name, json.loads(part.arguments)) for part in parts if isinstance(part, Call)
+        ]
+        return "".join(part for part in parts if isinstance(part, str)), found
+
+    assert read([said]) == (text, calls)
+    assert read(list(said)) == (text, calls)
+    for place in range(len(said)):
+        assert read([said[:place], said[place:]]) == (text, calls)
+
+
+@pytest.mark.parametrize(("form", "said", "text", "calls"), SAID)
+def test_an_answer_and_its_stream(
+    start: Start, form: str, said: str, text: str, calls: list[tuple[str, dict[str, Any]]]
+) -> None:
+    client = start(says(said), tokenizer=tokenizer_with_chat(TEMPLATES[form])).client
+    answer = client.chat.completions.create(**ASKED, temperature=0)
+    (choice,) = answer.choices
+    assert choice.finish_reason == ("tool_calls" if calls else "stop")
+    assert (choice.message.content or "") == text
+    made = choice.message.tool_calls or []
+    assert [(one.function.name, json.loads(one.function.arguments)) for one in made] == calls
+    assert len({one.id for one in made}) == len(made)
+    with client.chat.completions.stream(**ASKED, temperature=0) as stream:
+        (streamed,) = stream.get_final_completion().choices
+    assert streamed.finish_reason == choice.finish_reason
+    assert (streamed.message.content or "") == text
+    found = streamed.message.tool_calls or []
+    assert [one.function.model_dump(include={"name", "arguments"}) for one in found] == [
+        one.function.model_dump(include={"name", "arguments"}) for one in made
+    ]
+
+
+@pytest.mark.parametrize("form", TEMPLATES)
+def test_a_call_is_forced_whatever_the_model(start: Start, form: str) -> None:
+    client = start(
+        MockBackend(chaos, 4, 4096, 4), tokenizer=tokenizer_with_chat(TEMPLATES[form])
+    ).client
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    checked = TypeAdapter(Weather)
+    for seed in range(3):
+        answer = client.chat.completions.create(
+            **ASKED, tool_choice=named, seed=seed, temperature=2
+        )
+        (choice,) = answer.choices
+        (made,) = choice.message.tool_calls
+        assert choice.finish_reason == "tool_calls" and not choice.message.content
+        assert made.function.name == "get_weather"
+        checked.validate_json(made.function.arguments, strict=True)
+    names = set()
+    for seed in range(6):
+        answer = client.chat.completions.create(
+            **ASKED, tool_choice="required", seed=seed, temperature=2, parallel_tool_calls=False
+        )
+        (made,) = answer.choices[0].message.tool_calls
+        names.add(made.function.name)
+        if made.function.name == "clock":
+            assert made.function.arguments == "{}"
+    assert names == {"get_weather", "clock"}
+
+
+def test_none_is_no_tools_and_one_call_is_one(start: Start) -> None:
+    said = SAID[1][1]
+    client = start(says(said), tokenizer=tokenizer_with_chat(TEMPLATES["tags"])).client
+    asked = {**ASKED, "temperature": 0}
+    answer = client.chat.completions.create(**asked, tool_choice="none")
+    assert answer.choices[0].message.content == said and answer.usage.prompt_tokens == 20
+    answer = client.chat.completions.create(**asked, parallel_tool_calls=False)
+    assert [one.function.name for one in answer.choices[0].message.tool_calls] == ["get_weather"]
+
+
+def test_the_turns_before_reach_the_template(start: Start) -> None:
+    called = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "x", "arguments": '{"a": 1}'}}
+        ],
+    }
+    messages = [called, {"role": "tool", "tool_call_id": "1", "content": "warm"}]
+
+    def prompt(form: str) -> str:
+        served = start(tokenizer=tokenizer_with_chat(TEMPLATES[form]))
+        body = {"messages": messages}
+        found: Any = served.client.post(f"{served.url}/tokenize", body=body, cast_to=object)
+        return bytes(found["tokens"]).decode()
+
+    function = '{"name": "x", "arguments": {"a": 1}}'
+    call = f'{{"id": "1", "type": "function", "function": {function}}}'
+    assert prompt("tags") == f"[assistant][{call}]\n[tool]warm1\n[assistant]"
+    assert prompt("lines") == '[assistant]x{"a": 1}\n[observation]warm\n[assistant]'
+
+
+def test_marks_that_are_special_tokens_are_read_too(start: Start) -> None:
+    def logits(history: list[int], adapter: int) -> NDArray[np.float32]:
+        return np.append(chaos([min(one, 255) for one in history], adapter), np.float32(0))
+
+    backend = MockBackend(logits, 4, 4096, 4)
+    client = start(
+        backend, tokenizer=tokenizer_with_chat(TEMPLATES["list"], ["[TOOL_CALLS]"])
+    ).client
+    answer = client.chat.completions.create(**ASKED, tool_choice="required", seed=1)
+    assert {one.function.name for one in answer.choices[0].message.tool_calls} <= {
+        "get_weather",
+        "clock",
+    }
+    assert len(answer.choices[0].message.tool_calls[0].id) == 9
+
+
+def test_templates_that_know_no_tools() -> None:
+    assert format_of("{% for m in messages %}tools <tool_call>{{ m['tools'] }}{% endfor %}") is None
+    assert format_of("{% if tools is defined %}unknown{% endif %}") is None
+    assert format_of("{% if tools %}<tool_call><arg_key>{% endif %}") is None
+    assert format_of(None) is None
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"tools": []}, "tools", "at least 1"),
+    ({"tools": [WEATHER, WEATHER]}, None, "two tools have the name get_weather"),
+    ({"tools": [{"type": "custom", "custom": {}}]}, "tools.0.type", "'function'"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", ""),
+    ({"tools": None, "tool_choice": "required"}, None, "tool_choice: only with tools"),
+    ({"tool_choice": "any"}, "tool_choice", ""),
+    (
+        {"tool_choice": {"type": "function", "function": {"name": "x"}}},
+        None,
+        "tool_choice: no tool has the name x",
+    ),
+    ({"response_format": {"type": "json_object"}}, "response_format", "not with tools"),
+    ({"tool_choice": "required", "min_tokens": 3}, "min_tokens", "not with tool_choice"),
+    (
+        {
+            "tool_choice": "required",
+            "tools": [{"type": "function", "function": {"name": "x", "parameters": {"not": {}}}}],
+        },
+        "tools",
+        "not",
+    ),
+    (
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"id": "1", "function": {"name": "x", "arguments": "["}}],
+                }
+            ]
+        },
+        "messages.0.tool_calls.0.function.arguments",
+        "expected a JSON object",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "param", "said"), REFUSED, ids=lambda one: str(one)[:50])
+def test_what_cannot_be_done_is_refused_by_its_name(
+    start: Start, changes: dict[str, Any], param: str | None, said: str
+) -> None:
+    served: Served = start(tokenizer=tokenizer_with_chat(TEMPLATES["tags"]))
+    with pytest.raises(openai.BadRequestError) as raised:
+        served.client.post("/chat/completions", body={**ASKED, **changes}, cast_to=object)
+    assert raised.value.body["param"] == param
+    assert said in raised.value.body["message"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({}, "tools"),
+        ({"tools": None, "messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+    ],
+)
+def test_a_template_without_tools_is_told(
+    start: Start, changes: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match="chat template has no tools") as raised:
+        start().client.post("/chat/completions", body={**ASKED, **changes}, cast_to=object)
+    assert raised.value.body["param"] == param
