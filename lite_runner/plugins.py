@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.system import packages
+from lite_runner.system.user_cache import remembered
 
 _registered: list[str] = []
 GROUP = "lite_runner.plugins"  # of entry points: a module, which registers when it is imported
@@ -21,6 +22,21 @@ GROUP = "lite_runner.plugins"  # of entry points: a module, which registers when
 def register_plugins(paths: Sequence[str] = ()) -> None:
     """Import what is installed as a plugin, then the Python files of `paths`, which call
     lite_runner.register. Raises EnvironmentFault, ConfigError where one fails."""
+    if remembered(f"plugins of {sys.prefix}", packages.state(), _are_installed):
+        _register_installed()
+    for path in paths:
+        register_from(path)
+
+
+def _are_installed() -> bool:
+    from importlib.metadata import entry_points  # with its imports 20 ms
+
+    return bool(entry_points(group=GROUP))
+
+
+def _register_installed() -> None:
+    from importlib.metadata import entry_points
+
     for point in entry_points(group=GROUP):
         try:
             point.load()
@@ -30,8 +46,6 @@ def register_plugins(paths: Sequence[str] = ()) -> None:
                 f"the plugin {point.name} of {package} fails: {type(error).__name__}: {error}",
                 "upgrade it, or uninstall it",
             ) from error
-    for path in paths:
-        register_from(path)
 
 
 def register_from(path: str) -> None:

@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "progress": set(),
     "system": {"errors"},
-    "plugins": {"errors"},
+    "plugins": {"errors", "system"},
     "architectures": {"errors"},
     "config": {"architectures", "errors", "progress", "system"},
     "weights": {"architectures", "config", "errors", "progress", "system"},

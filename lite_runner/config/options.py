@@ -1,6 +1,7 @@
 """Groups of keys that run modes share: a run mode's config is composed of them.
 
-Each group is a RunConfig with keys of its own; conf/keys/ has their defaults.
+Each group is a RunConfig with keys of its own; conf/keys/ has their defaults. Objects are made of
+the run modes' configs alone: of a group no methods are generated, which takes most of its import.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ Exported = TypeVar("Exported", bound="ExportedOptions")
 DEFAULT_TOLERANCE = 0.05
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class StrategyOptions(RunConfig):
     """Reading sharded checkpoints."""
 
     src_strategy_path_or_dir: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ComputeOptions(StrategyOptions):
     """Computing with a model's weights."""
 
@@ -46,14 +47,14 @@ class ComputeOptions(StrategyOptions):
     kv_cache: CacheType
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class SaveStrategyOptions(RunConfig):
     """Writing the strategy files of a parallel group alone."""
 
     only_save_strategy: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class AdapterOptions(RunConfig):
     """LoRA adapters: their folders, and the one of each prompt."""
 
@@ -62,7 +63,7 @@ class AdapterOptions(RunConfig):
     adapter_id: str | tuple[str | None, ...] | None  # for all prompts, or one for each
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ExportedOptions(ComputeOptions):
     """Exported models: writing them, or running them in an engine."""
 
@@ -101,14 +102,14 @@ class ExportedOptions(ComputeOptions):
         return dataclasses.replace(self, infer=infer)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class BatchOptions(RunConfig):
     """How many rows are computed together."""
 
     predict_batch_size: Count | None  # null: the run mode decides
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class AdapterSlotOptions(RunConfig):
     """How LoRA adapters are held on the device."""
 
@@ -116,14 +117,14 @@ class AdapterSlotOptions(RunConfig):
     adapter_dtype: Literal["auto", "bf16"]  # auto: without a loss
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class OverwriteOptions(RunConfig):
     """Writing files that outlive the run."""
 
     overwrite: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class PromptOptions(RunConfig):
     """Prompts, and how completions are printed."""
 
@@ -135,7 +136,7 @@ class PromptOptions(RunConfig):
     output_format: Literal["text", "jsonl"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class SamplingOptions(RunConfig):
     """Sampling and lengths; null: as the model's model_config has it."""
 
@@ -197,7 +198,7 @@ class SamplingOptions(RunConfig):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class SessionOptions(SamplingOptions, AdapterOptions, AdapterSlotOptions, ExportedOptions):
     """A model and its adapters, loaded for prompts that come later."""
 
@@ -206,7 +207,7 @@ class SessionOptions(SamplingOptions, AdapterOptions, AdapterSlotOptions, Export
     takes_parallel: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class GenerateOptions(
     PromptOptions,
     SamplingOptions,
@@ -224,7 +225,7 @@ class GenerateOptions(
     prefix_cache: Literal["auto", "none"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class MindFormersOptions(RunConfig):
     """Computing with the real MindFormers."""
 
@@ -243,7 +244,7 @@ class MindFormersOptions(RunConfig):
         return self.use_past
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class CompareOptions(RunConfig):
     """Comparing two backends."""
 

@@ -32,7 +32,7 @@ class PetSettings:
     target_modules: str | tuple[str, ...]  # a regular expression, or names
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class Settings:
     """What `model.model_config` holds whatever the model."""
 
@@ -61,7 +61,7 @@ class AutoSettings(Settings):
         """The checkpoint has the sizes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class DecoderSettings(Settings):
     """Of every model whose sizes are in conf/."""
 
@@ -80,7 +80,7 @@ class DecoderSettings(Settings):
         return from_settings(kind, given | {"eos_token_id": token_ids(self.eos_token_id)})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class RotarySettings(DecoderSettings):
     """Of what has rotary positions under Llama's names."""
 
@@ -96,7 +96,7 @@ class RotarySettings(DecoderSettings):
     sliding_window: Count | None = None  # latest tokens that one sees, itself among them
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class LlamaLikeSettings(RotarySettings):
     """Of what is built like a Llama, with experts or without."""
 

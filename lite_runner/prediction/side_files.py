@@ -7,7 +7,6 @@ from dataclasses import replace
 from lite_runner import progress
 from lite_runner.config.ge import FILE_NAME, ge_config, render
 from lite_runner.config.options import GenerateOptions
-from lite_runner.model.strategy_files import write_strategy_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 
@@ -15,6 +14,8 @@ from lite_runner.plan.plan import Plan
 def save_strategy(plan: Plan, folder: RunFolder, began: float) -> None:
     """only_save_strategy=true: the strategy files alone. Raises ConfigError where other files are
     in the way."""
+    from lite_runner.model.strategy_files import write_strategy_files
+
     written = write_strategy_files(plan.config, plan.decoder)
     source, size = plan.config.checkpoint_source, len(written)
     folder.write_result(Result.of_files(plan.config, source, began, world_size=size))
@@ -27,6 +28,8 @@ def write_side_files(plan: Plan, folder: RunFolder) -> Plan:
     config = plan.config
     assert isinstance(config, GenerateOptions)
     if config.parallel.strategy_ckpt_save_file and plan.ranks.rank == 0:
+        from lite_runner.model.strategy_files import write_strategy_files
+
         write_strategy_files(config, plan.decoder)
     ge = ge_config(config)
     if ge is None or not ge.sections or config.infer.ge_preset is not None:

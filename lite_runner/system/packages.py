@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from lite_runner.errors import EnvironmentFault
+from lite_runner.system.user_cache import remembered
 
 _OWN = "lite-runner"
 _CHECKOUT = Path(__file__).resolve().parents[2]
@@ -59,11 +59,22 @@ def required_python() -> Requirement:
 
 def installed(name: str) -> str | None:
     """The version of a package; None where it is not installed or has no version."""
+    from importlib import metadata  # with its imports 20 ms
+
     try:
         # Not metadata.version(): parsing the whole file takes longer than all that is done here.
         return next(_fields(name, "Version"), None)
     except metadata.PackageNotFoundError:
         return None
+
+
+def state() -> str:
+    """Changes when a package is installed, replaced or removed where this Python looks."""
+    found = [f"{sys.prefix} {sys.version}"]
+    for folder in sys.path:
+        with suppress(OSError):
+            found.append(f"{folder} {Path(folder).stat().st_mtime_ns}")
+    return "\n".join(found)
 
 
 def unmet(extra: str = "") -> dict[Requirement, str | None]:
@@ -74,7 +85,10 @@ def unmet(extra: str = "") -> dict[Requirement, str | None]:
 
 def check(extra: str = "") -> None:
     """Raises EnvironmentFault, with the install line, where a required package, or one of an
-    extra, is missing or of another version. Takes a few milliseconds."""
+    extra, is missing or of another version. It is looked at anew when packages have changed."""
+    wanted = "\n".join([state(), *map(str, required(extra))])
+    if remembered(f"packages {extra} of {sys.prefix}", wanted, lambda: not unmet(extra)):
+        return
     wrong = unmet(extra)
     if not wrong:
         return
@@ -106,8 +120,7 @@ def _lines(option: str, field: str) -> Iterator[str]:
     if parser is not None:
         yield from _values(parser.get("options", option, fallback=""))
         return
-    with suppress(metadata.PackageNotFoundError):
-        yield from (line for line in _fields(_OWN, field) if "extra ==" not in line)
+    yield from (line for line in _own_fields(field) if "extra ==" not in line)
 
 
 def _extra_lines(extra: str) -> Iterator[str]:
@@ -116,11 +129,10 @@ def _extra_lines(extra: str) -> Iterator[str]:
     if parser is not None:
         yield from _values(parser.get("options.extras_require", extra, fallback=""))
         return
-    with suppress(metadata.PackageNotFoundError):
-        for line in _fields(_OWN, "Requires-Dist"):
-            requirement, _, condition = line.partition(";")
-            if re.fullmatch(rf"\s*extra == ['\"]{re.escape(extra)}['\"]\s*", condition):
-                yield requirement
+    for line in _own_fields("Requires-Dist"):
+        requirement, _, condition = line.partition(";")
+        if re.fullmatch(rf"\s*extra == ['\"]{re.escape(extra)}['\"]\s*", condition):
+            yield requirement
 
 
 def _setup() -> configparser.ConfigParser | None:
@@ -137,8 +149,18 @@ def _values(text: str) -> Iterator[str]:
     yield from (line for line in text.splitlines() if line.strip() and line.strip()[0] != "#")
 
 
+def _own_fields(name: str) -> Iterator[str]:
+    """Those of the installed lite-runner; none where it is not installed."""
+    from importlib import metadata
+
+    with suppress(metadata.PackageNotFoundError):
+        yield from _fields(_OWN, name)
+
+
 def _fields(package: str, name: str) -> Iterator[str]:
     """The values of a field of an installed package's metadata; PackageNotFoundError without it."""
+    from importlib import metadata
+
     found = metadata.distribution(package)
     texts = (found.read_text(file) for file in ("METADATA", "PKG-INFO", ""))  # new, old, oldest
     head = next(filter(None, texts), "").partition("\n\n")[0]  # behind it stands the description
