@@ -19,7 +19,7 @@ from lite_runner.config.manifest_file import FileName, FilePath, Sha256, write_m
 from lite_runner.config.model_dir import MANIFEST as MANIFEST
 from lite_runner.config.quantization import CacheType, Held, Quantization
 from lite_runner.errors import ArtifactError
-from lite_runner.native.packing import FORMAT
+from lite_runner.native.packing import FORMAT, UNREADABLE
 from lite_runner.system.files import sha256_of
 
 SCHEMA = 1
@@ -163,10 +163,10 @@ def read_manifest(folder: Path, *, check_files: bool = True) -> Manifest:
 def _check_consistent(manifest: Manifest) -> None:
     """Raise ValueError where the numbers of a manifest contradict each other."""
     graphs, operators = manifest.graphs, manifest.operators
-    if operators and operators.format > FORMAT:
+    if operators and (operators.format > FORMAT or operators.format in UNREADABLE):
         raise ValueError(
             f"weights packed in format {operators.format}, but the operators here read formats 1 "
-            f"to {FORMAT}"
+            f"to {FORMAT} (not {UNREADABLE[0]})"
         )
     expected = {"prefill", "increment"} if manifest.layout == "static_pair" else {"model"}
     if graphs.keys() != expected:

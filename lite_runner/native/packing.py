@@ -28,7 +28,8 @@ _SINCE = {
     Kind.GENERAL_FEED_FORWARD: 3,
     Kind.EXPERTS: 3,
 }
-_SINCE_BLOCKS = 4  # that introduced matrices of GGUF's blocks
+_SINCE_BLOCKS = 5  # that introduced matrices of GGUF's blocks
+UNREADABLE = (4,)  # had them with their words in another order
 FORMAT = max(*_SINCE.values(), _SINCE_BLOCKS)  # newest version; the kernels read older ones too
 ALIGNMENT = 64  # bytes: a cache line
 

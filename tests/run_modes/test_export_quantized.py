@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lite_runner import native
-from lite_runner.native.packing import FORMAT
+from lite_runner.native.packing import FORMAT, UNREADABLE
 from tests.refusals import refused
 
 Run = Callable[..., dict[str, Any]]
@@ -84,6 +84,10 @@ def test_operators_of_another_format_end_in_4(run: Run, capsys: pytest.CaptureFi
         f"packed in format {FORMAT + 1}, but the operators here read formats 1 to {FORMAT}" in error
     )
     assert "export the model again" in error
+    manifest["operators"]["format"] = UNREADABLE[0]
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    refused(GIVEN, 4)
+    assert f"formats 1 to {FORMAT} (not {UNREADABLE[0]})" in capsys.readouterr().err
     manifest["operators"] |= {"format": FORMAT, "capacity": 1 << 40}
     path.write_text(json.dumps(manifest), encoding="utf-8")
     refused(GIVEN, 4)

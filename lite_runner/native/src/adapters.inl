@@ -22,7 +22,7 @@ inline void products(const T* a, int64_t rank, const float* x, int64_t stride, i
     int64_t i = 0;
     for (; i + kLanes <= in; i += kLanes)
       for (int64_t r = 0; r < count; ++r) {
-        fetch<1>(own + (r + count) * in + i, true);
+        fetch<1>(own + (r + count) * in + i);
         const Floats one = widened(own + r * in + i);
         for (int64_t row = 0; row < rows; ++row) total[row][r] += one * load(x + row * stride + i);
       }
@@ -44,7 +44,7 @@ inline void add_panel_of(const float* factors, int64_t stride, int64_t rank, con
     for (int64_t p = 0; p < kParts; ++p) total.at[row][p] = load(to + row * kPanel + p * kLanes);
   for (int64_t r = 0; r < rank; ++r)
     for (int64_t p = 0; p < kParts; ++p) {
-      fetch<1>(b + (rank + r) * kPanel + p * kLanes, true);
+      fetch<1>(b + (rank + r) * kPanel + p * kLanes);
       const Floats one = widened(b + r * kPanel + p * kLanes);
       for (int64_t row = 0; row < rows; ++row)
         total.at[row][p] += splat(factors[row * stride + r]) * one;

@@ -45,7 +45,7 @@ inline void product(float* sums, const float* x, int64_t rows, int64_t stride, c
                     int64_t depth) {
   in_tiles<kTile>(rows, [&](auto count, int64_t row) {
     accumulate<count, F>(sums + row * kPanel, x + row * stride, stride,
-                         static_cast<const uint8_t*>(panel), depth, true, rows > kTile);
+                         static_cast<const uint8_t*>(panel), depth, true);
   });
 }
 

@@ -43,32 +43,72 @@ inline Ints in_table(Ints pair) {
 #endif
 }
 
-// The integers q of 32 inputs, of `lanes` outputs from `part` on: pair i is of inputs 2 i, 2 i + 1.
+#if WIDTH == 16
+// kTable as unsigned bytes, 128 more than it says.
+inline Ints in_lifted_table(Ints indices) {
+  constexpr auto lifted = [] {
+    struct { alignas(16) uint8_t at[16]; } made{};
+    for (int i = 0; i < 16; ++i) made.at[i] = static_cast<uint8_t>(kTable[i] + 128);
+    return made;
+  };
+  static constexpr auto table = lifted();
+  const __m512i all =
+      _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table.at)));
+  return (Ints)_mm512_shuffle_epi8(all, (__m512i)indices);
+}
+#endif
+
+// The integers q of 32 inputs, of the outputs of a part.
 template <Format format>
 struct Quants {
   static Ints word(const uint8_t* words, int64_t index, int64_t part) {
     return load(reinterpret_cast<const int32_t*>(words) + index * kPanel + part * kLanes);
   }
 
+  // What q has above 4 bits of quad `quad`, moved to where its bytes `right` bits further have it.
+  template <int64_t quad, int64_t right>
+  static Ints high(const uint8_t* words, int64_t part) {
+    constexpr int64_t bits = kForm<format>.bits - 4, quads = 8 / bits;  // of a word
+    constexpr int64_t at = quad % quads * bits + right;
+    const Ints all = word(words, 4 + quad / quads, part);
+    return at < 4 ? all << (at < 4 ? 4 - at : 0) : all >> (at < 4 ? 0 : at - 4);
+  }
+  static constexpr int32_t kHigh = kForm<format>.bits == 5 ? 0x10101010 : 0x30303030;
+
+  // Of inputs 2 i and 2 i + 1, in the halves of words.
   template <int64_t i>
   static Ints pair(const uint8_t* words, int64_t part) {
     if constexpr (kForm<format>.bits == 8) {
       return Int8::pair<i % 2>(word(words, i / 2, part));
     } else {
-      const Ints low = word(words, i / 4, part);
-      if constexpr (kForm<format>.table) {
-        return in_table(low >> (4 * (i % 4)));
-      } else if constexpr (kForm<format>.bits == 4) {
-        return Int4::pair<i % 4>(low);
-      } else {
-        constexpr int64_t bits = kForm<format>.bits - 4, each = 16 / bits, at = i % each * bits;
-        constexpr int32_t mask = bits == 1 ? 0x00100010 : 0x00300030;
-        const Ints high = word(words, 4 + i / each, part);
-        const Ints moved = at < 4 ? high << (at < 4 ? 4 - at : 0) : high >> (at < 4 ? 0 : at - 4);
-        return Int4::pair<i % 4>(low) | (moved & mask);
-      }
+      const Ints low = word(words, i / 4, part) >> (i % 4 / 2 * 4 + i % 2 * 8);
+      if constexpr (kForm<format>.table)
+        return in_table(low);
+      else if constexpr (kForm<format>.bits == 4)
+        return low & 0x000f000f;
+      else
+        return (low & 0x000f000f) | (high<i / 2, i % 2 * 8>(words, part) & (kHigh & 0x00ff00ff));
     }
   }
+
+#if WIDTH == 16
+  // Of inputs 4 i, 4 i + 2, 4 i + 1, 4 i + 3, as unsigned bytes, and how much more those say.
+  static constexpr int64_t lifted = kForm<format>.bits == 8 || kForm<format>.table ? 128 : 0;
+  template <int64_t i>
+  static Ints quad(const uint8_t* words, int64_t part) {
+    if constexpr (kForm<format>.bits == 8) {
+      return word(words, i, part) ^ static_cast<int32_t>(0x80808080);
+    } else {
+      const Ints low = word(words, i / 2, part) >> (i % 2 * 4) & 0x0f0f0f0f;
+      if constexpr (kForm<format>.table)
+        return in_lifted_table(low);
+      else if constexpr (kForm<format>.bits == 4)
+        return low;
+      else
+        return low | (high<i, 0>(words, part) & kHigh);
+    }
+  }
+#endif
 };
 
 // Of a unit: what the scale of outputs is multiplied with, and the minimums of each 32 inputs.
@@ -97,44 +137,76 @@ inline void add_products(Floats& total, Ints sum, Floats factor, float scale) {
 }
 inline void add_minimum(Floats& total, Floats minimum, float sum) { total += minimum * splat(sum); }
 
+// sums [32] of the inputs that share the scale `index` of 32, from k on, by their q - offset.
+template <Format format, int64_t index>
+inline __attribute__((always_inline)) void multiply_sub(const uint8_t* words, const Rows& rows,
+                                                        int64_t k, Ints (&sums)[kParts]) {
+  constexpr int64_t sub = kForm<format>.sub;
+#if WIDTH == 16
+  constexpr int64_t offset = kForm<format>.offset + Quants<format>::lifted;
+#else
+  constexpr int64_t offset = kForm<format>.offset;
+#endif
+  int32_t inputs = 0;
+  for (int64_t i = 0; i < sub / 16; ++i) inputs += rows.totals[k / 16 + index * (sub / 16) + i];
+#pragma GCC unroll 8
+  for (int64_t p = 0; p < kParts; ++p)
+    sums[p] = offset ? splat_int(static_cast<int32_t>(-offset) * inputs) : Ints{};
+#if WIDTH == 16
+  const uint8_t* x = rows.bytes + 2 * k;
+  Ints high[2][kParts] = {}, low[2][kParts] = {};  // one sum alone would have to be waited for
+  unrolled<sub / 4>([&](auto i) __attribute__((always_inline)) {
+    constexpr int64_t quad = index * (sub / 4) + i;
+    const Ints above = broadcast_word(x + 4 * quad), below = broadcast_word(x + 32 + 4 * quad);
+#pragma GCC unroll 8
+    for (int64_t p = 0; p < kParts; ++p) {
+      const __m512i q = (__m512i)Quants<format>::template quad<quad>(words, p);
+      Ints &upper = high[i % 2][p], &lower = low[i % 2][p];
+      upper = (Ints)_mm512_dpbusd_epi32((__m512i)upper, q, (__m512i)above);
+      lower = (Ints)_mm512_dpbusd_epi32((__m512i)lower, q, (__m512i)below);
+    }
+  });
+#pragma GCC unroll 8
+  for (int64_t p = 0; p < kParts; ++p)
+    sums[p] += low[0][p] + low[1][p] + ((high[0][p] + high[1][p]) << 8);
+#else
+  const int16_t* x = rows.shorts + k;
+  Ints chain[4][kParts] = {};
+  unrolled<sub / 2>([&](auto i) __attribute__((always_inline)) {
+    constexpr int64_t pair = index * (sub / 2) + i;
+    const Ints two = broadcast_word(x + 2 * pair);
+    for (int64_t p = 0; p < kParts; ++p)
+      chain[i % 4][p] =
+          add_pairs(chain[i % 4][p], two, Quants<format>::template pair<pair>(words, p));
+  });
+  for (int64_t p = 0; p < kParts; ++p)
+    sums[p] += chain[0][p] + chain[1][p] + (chain[2][p] + chain[3][p]);
+#endif
+}
+
 // One row by one panel, the blocks unpacked in registers.
 template <Format format>
 void multiply_blocks_by_row(const Matrix& m, const Rows& rows, int64_t panel, float* to) {
-  constexpr int64_t chains = 4;  // one sum alone would have to be waited for
   const uint8_t* unit = m.at(m.data) + panel * m.panel_bytes();
   Floats total[kParts] = {};
   for (int64_t first = 0; first < m.in; first += kForm<format>.span, unit += kForm<format>.bytes()) {
-    fetch<kForm<format>.words_at()>(unit + kAhead, false);
+    fetch<kForm<format>.words_at()>(unit + kAhead);
     Floats factor[kParts];
     for (int64_t p = 0; p < kParts; ++p) factor[p] = factor_of<format>(unit, p);
     for (int64_t chunk = 0; chunk < kForm<format>.span / 32; ++chunk) {
       const uint8_t* words = unit + kForm<format>.words_at() + chunk * kForm<format>.words_bytes();
       const int64_t k = first + 32 * chunk;
-      const int16_t* x = rows.shorts + k;
-      fetch<kForm<format>.words_bytes()>(words + kAhead, false);
+      fetch<kForm<format>.words_bytes()>(words + kAhead);
       Ints scaled[kParts] = {};
-      unrolled<32 / kForm<format>.sub>([&](auto half) __attribute__((always_inline)) {
-        Ints sum[chains][kParts] = {};
-        if (kForm<format>.offset) {
-          int32_t inputs = 0;
-          for (int64_t i = 0; i < kForm<format>.sub / 16; ++i) inputs += rows.totals[k / 16 + half + i];
-          for (int64_t p = 0; p < kParts; ++p)
-            sum[0][p] = splat_int(static_cast<int32_t>(-kForm<format>.offset) * inputs);
-        }
-        unrolled<kForm<format>.sub / 2>([&](auto i) __attribute__((always_inline)) {
-          constexpr int64_t index = half * (kForm<format>.sub / 2) + i;
-          const Ints two = broadcast_word(x + 2 * index);
-          for (int64_t p = 0; p < kParts; ++p)
-            sum[i % chains][p] = add_pairs(
-                sum[i % chains][p], two, Quants<format>::template pair<index>(words, p));
-        });
-        for (int64_t p = 0; p < kParts; ++p) {
-          sum[0][p] += sum[1][p] + (sum[2][p] + sum[3][p]);
+      unrolled<32 / kForm<format>.sub>([&](auto index) __attribute__((always_inline)) {
+        Ints sums[kParts];
+        multiply_sub<format, index>(words, rows, k, sums);
+        for (int64_t p = 0; p < kParts; ++p)
           if constexpr (kForm<format>.scales)
-            scaled[p] += sum[0][p] * scale_of<format>(unit, chunk * (32 / kForm<format>.sub) + half, p);
+            scaled[p] +=
+                sums[p] * scale_of<format>(unit, chunk * (32 / kForm<format>.sub) + index, p);
           else
-            scaled[p] = sum[0][p];
-        }
+            scaled[p] = sums[p];
       });
       for (int64_t p = 0; p < kParts; ++p) {
         add_products(total[p], scaled[p], factor[p], rows.scales[k / 32]);
@@ -159,11 +231,11 @@ __attribute__((optimize("no-ivopts")))  // with it GCC 12.2 drops the whole loop
 void unpack(const uint8_t* data, int64_t inputs, Unpacked& to) {
   for (int64_t first = 0; first < inputs; first += kForm<format>.span) {
     const uint8_t* unit = data + first / kForm<format>.span * kForm<format>.bytes();
-    fetch<kForm<format>.words_at()>(unit + kAhead, false);
+    fetch<kForm<format>.words_at()>(unit + kAhead);
     for (int64_t chunk = 0; chunk < kForm<format>.span / 32; ++chunk) {
       const int64_t group = first / 32 + chunk;
       const uint8_t* words = unit + kForm<format>.words_at() + chunk * kForm<format>.words_bytes();
-      fetch<kForm<format>.words_bytes()>(words + kAhead, false);
+      fetch<kForm<format>.words_bytes()>(words + kAhead);
       for (int64_t p = 0; p < kParts; ++p) {
         store(to.factor[group] + p * kLanes, factor_of<format>(unit, p));
         if (kForm<format>.minimums)
@@ -260,6 +332,21 @@ inline float most_rounded(const Matrix& m) {
   return most;
 }
 
+#if WIDTH == 16
+// 32 integers as 256 * above + below, both signed bytes, in the order of Quants::quad: to [2][32].
+inline void split_bytes(const int16_t* from, uint8_t* to) {
+  const __m256i order = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
+  const __m512i all = _mm512_loadu_si512(from);
+  const __m512i rounded = _mm512_add_epi16(all, _mm512_set1_epi16(128));
+  const __m256i above = _mm512_cvtepi16_epi8(_mm512_srai_epi16(rounded, 8));
+  const __m256i below = _mm512_cvtepi16_epi8(all);
+  __m256i* target = reinterpret_cast<__m256i*>(to);
+  _mm256_storeu_si256(target, _mm256_shuffle_epi8(above, order));
+  _mm256_storeu_si256(target + 1, _mm256_shuffle_epi8(below, order));
+}
+#endif
+
 inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, int64_t stride) {
   const int64_t groups = m.input_groups();
   const float most = most_rounded(m);
@@ -267,6 +354,7 @@ inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, 
   float* scales = scratch<float>(kScales, 2 * count * groups);
   float* sums = scales + count * groups;
   int32_t* totals = scratch<int32_t>(kTotals, count * stride / 16);
+  uint8_t* bytes = WIDTH == 16 ? scratch<uint8_t>(kBytes, 2 * count * stride) : nullptr;
   over_rows(count, [=](int64_t row) {
     for (int64_t first = 0; first < stride; first += 32) {
       const float* from = x + row * stride;
@@ -284,9 +372,12 @@ inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, 
       }
       scales[row * groups + first / 32] = scale;
       sums[row * groups + first / 32] = static_cast<float>(total[0] + total[1]) * scale;
+#if WIDTH == 16
+      split_bytes(to + first, bytes + 2 * (row * stride + first));
+#endif
     }
   });
-  return {x, count, stride, nullptr, shorts, scales, sums, totals};
+  return {x, count, stride, bytes, shorts, scales, sums, totals};
 }
 
 template <Format format>
@@ -299,17 +390,16 @@ void read_row_of(const Matrix& m, int64_t row, float* to) {
     for (int64_t i = 0; i < kForm<format>.span; ++i) {
       const uint32_t* words =
           reinterpret_cast<const uint32_t*>(unit + kForm<format>.words_at() + i / 32 * kForm<format>.words_bytes());
-      const int64_t in = i % 32;
-      const auto word = [&](int64_t at) { return words[at * kPanel + column]; };
+      const int64_t in = i % 32, byte = in % 2 * 2 + in % 4 / 2;
+      const auto word = [&](int64_t at) { return words[at * kPanel + column] >> 8 * byte; };
       int32_t q;
       if (kForm<format>.bits == 8) {
-        q = static_cast<int8_t>(word(in / 4) >> 8 * (in % 2 * 2 + in % 4 / 2));
+        q = static_cast<int8_t>(word(in / 4));
       } else {
-        q = word(in / 8) >> 4 * (in % 2 * 4 + in % 8 / 2) & 15;
-        constexpr int64_t bits = kForm<format>.bits - 4, each = bits > 0 ? 32 / bits : 1;  // inputs of a word
+        q = word(in / 8) >> in % 8 / 4 * 4 & 15;
+        constexpr int64_t bits = kForm<format>.bits - 4, quads = bits > 0 ? 8 / bits : 1;
         if (bits > 0)
-          q |= (word(4 + in / each) >> (16 * (in % 2) + in % each / 2 * bits) & ((1 << bits) - 1))
-               << 4;
+          q |= (word(4 + in / 4 / quads) >> in / 4 % quads * bits & ((1 << bits) - 1)) << 4;
         if (kForm<format>.table) q = kTable[q];
       }
       float factor = float_of_half(halves[0]);

@@ -82,45 +82,30 @@ inline void take_apart(const uint8_t* from, Parts& to) {
   }
 }
 
-inline uint64_t eight(const uint8_t* from) {
-  uint64_t bytes;
-  __builtin_memcpy(&bytes, from, 8);
-  return bytes;
-}
-
-// The lowest `bits` bits of the bytes 0, 2, 4, 6, side by side.
-template <int64_t bits>
-inline uint32_t even_bytes(uint64_t bytes) {
-  constexpr uint64_t mask = 0x0001000100010001u * ((1u << bits) - 1);
-  bytes &= mask;
-  bytes |= bytes >> (16 - bits);  // two in each half of it
-  bytes = (bytes & 0xffffffffu) | bytes >> (32 - 2 * bits);
-  return static_cast<uint32_t>(bytes & ((1u << 4 * bits) - 1));
+// Four bytes as a word in the order of kBytePairs.
+inline uint32_t byte_pairs(const uint8_t* from) {
+  uint32_t word;
+  __builtin_memcpy(&word, from, 4);
+  return (word & 0xff0000ffu) | (word >> 8 & 0xff00u) | (word << 8 & 0xff0000u);
 }
 
 // The words of 32 inputs of one output: see BlockForm.
 template <Format format>
 inline void put_words(const uint8_t* q, uint32_t* to) {
-  if constexpr (kForm<format>.bits == 8) {
-    for (int64_t i = 0; i < 8; ++i) {
-      uint32_t word;
-      __builtin_memcpy(&word, q + 4 * i, 4);
-      to[i * kPanel] = (word & 0xff0000ffu) | (word >> 8 & 0xff00u) | (word << 8 & 0xff0000u);
+  constexpr int64_t bits = kForm<format>.bits - 4;
+  uint32_t high[4] = {};
+  for (int64_t quad = 0; quad < 8; ++quad) {
+    const uint32_t word = byte_pairs(q + 4 * quad);
+    if constexpr (bits == 4) {
+      to[quad * kPanel] = word;
+      continue;
     }
-  } else {
-    constexpr int64_t bits = kForm<format>.bits == 4 ? 1 : kForm<format>.bits - 4;
-    uint32_t high[2] = {};
-    for (int64_t i = 0; i < 4; ++i) {
-      const uint64_t bytes = eight(q + 8 * i);
-      to[i * kPanel] = even_bytes<4>(bytes) | even_bytes<4>(bytes >> 8) << 16;
-      if constexpr (kForm<format>.bits > 4) {
-        constexpr int64_t each = 4 / bits;  // eights of inputs in a word
-        high[i / each] |= (even_bytes<bits>(bytes >> 4) | even_bytes<bits>(bytes >> 12) << 16)
-                          << 4 * bits * (i % each);
-      }
-    }
-    for (int64_t i = 0; i < kForm<format>.bits - 4; ++i) to[(4 + i) * kPanel] = high[i];
+    uint32_t& low = to[quad / 2 * kPanel];
+    low = quad % 2 ? low | (word & 0x0f0f0f0fu) << 4 : word & 0x0f0f0f0fu;
+    if constexpr (bits > 0)
+      high[quad * bits / 8] |= (word >> 4 & 0x0f0f0f0fu) << quad * bits % 8;
   }
+  for (int64_t i = 0; bits < 4 && i < bits; ++i) to[(4 + i) * kPanel] = high[i];
 }
 
 template <Format format>

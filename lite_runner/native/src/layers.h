@@ -36,10 +36,11 @@ enum class Format : int64_t {
 // float16. With a table q is an index into kTable.
 //
 // A panel consists of units of `span` inputs: d [32], the second float16 [32], scales [span / sub]
-// [32], minimums [span / 32][32], then for each 32 inputs words of 32 bits [words][32]. Those of up
-// to 4 bits are ordered as in Order (8 bits: kBytePairs, else kNibblePairs). What q has above 4 bits
-// comes behind them, 5 bits in one word: bits j and 16 + j are of the inputs 2 j and 2 j + 1; 6 bits
-// in two of 16 inputs each: bits 2 j and 16 + 2 j.
+// [32], minimums [span / 32][32], then for each 32 inputs words of 32 bits [words][32]. Quads of
+// inputs lie in the bytes of words in the order of kBytePairs: of 8 bits each in a word of its own,
+// else one quad in the lower nibbles and the next in the upper. What q has above 4 bits comes behind
+// them: 1 bit of eight quads in one word, that of quad j is bit j of the bytes; 2 bits of four quads
+// in each of two words, bits 2 j.
 struct BlockForm {
   int64_t bits, span, sub;
   bool scales, minimums;

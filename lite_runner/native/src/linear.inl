@@ -94,13 +94,13 @@ inline __attribute__((always_inline)) void store_tile(const Tile<count>& tile, f
 // ahead too little while it multiplies several rows. Measured with 1, 8 and 32 rows.
 constexpr int64_t kAhead = 4096;
 
-// tile [rows][32] += x [rows][depth] * panel [depth][32]; `again`: other rows need the panel too.
+// tile [rows][32] += x [rows][depth] * panel [depth][32].
 template <int64_t rows, class F>
 inline __attribute__((always_inline)) void multiply(Tile<rows>& tile, const float* x,
                                                     int64_t stride, const uint8_t* panel,
-                                                    int64_t depth, bool again) {
+                                                    int64_t depth) {
   for (int64_t k = 0; k < depth; ++k, panel += F::bytes) {
-    fetch<F::bytes>(panel + kAhead, again);
+    fetch<F::bytes>(panel + kAhead);
     const typename F::Raw column = F::read(panel);
 #pragma GCC unroll 16
     for (int64_t r = 0; r < rows; ++r) {
@@ -114,15 +114,14 @@ inline __attribute__((always_inline)) void multiply(Tile<rows>& tile, const floa
 // The same over memory: sums [rows][32] grow by the product, or begin with it.
 template <int64_t rows, class F>
 __attribute__((noinline)) void accumulate(float* sums, const float* x, int64_t stride,
-                                          const uint8_t* panel, int64_t depth, bool begin,
-                                          bool again) {
+                                          const uint8_t* panel, int64_t depth, bool begin) {
   Tile<rows> tile;
 #pragma GCC unroll 16
   for (int64_t r = 0; r < rows; ++r)
 #pragma GCC unroll 8
     for (int64_t p = 0; p < kParts; ++p)
       tile.at[r][p] = begin ? Floats{} : load(sums + r * kPanel + p * kLanes);
-  multiply<rows, F>(tile, x, stride, panel, depth, again);
+  multiply<rows, F>(tile, x, stride, panel, depth);
   store_tile(tile, sums);
 }
 
@@ -145,7 +144,7 @@ constexpr int64_t kBlock = 256;            // inputs whose panel stays in the L1
 struct Rows {
   const float* x;  // [count, stride]; zeros up to the matrix's depth
   int64_t count, stride;
-  const uint8_t* bytes;    // [count, depth]: rounded to 8 bits, 128 added
+  const uint8_t* bytes;    // [count, depth]: rounded to 8 bits, 128 added; for blocks see split_bytes
   const int16_t* shorts;   // [count, depth]: rounded to 16 bits
   const float *scales, *sums;  // [count, input groups] of the integers; sums times scale
   const int32_t* totals;       // [count, depth / 16]: sums of the integers, for blocks
@@ -157,7 +156,7 @@ inline void multiply_block(const Rows& rows, const uint8_t* block, int64_t k, in
                            float* sums) {
   in_tiles<kTile>(rows.count, [&](auto count, int64_t row) {
     accumulate<count, F>(sums + row * kPanel, rows.x + row * rows.stride + k, rows.stride, block,
-                         depth, k == 0, rows.count > kTile);
+                         depth, k == 0);
   });
 }
 
@@ -172,7 +171,7 @@ void multiply_floats(const Matrix& m, const Rows& rows, int64_t panel, float* su
     } else {  // widened once for all tiles
       alignas(64) float wide[kBlock * kPanel];
       for (int64_t i = 0; i < depth; ++i) {
-        fetch<F::bytes>(data + i * F::bytes + kAhead, false);
+        fetch<F::bytes>(data + i * F::bytes + kAhead);
         const typename F::Raw column = F::read(data + i * F::bytes);
         for (int64_t p = 0; p < kParts; ++p) store(wide + i * kPanel + p * kLanes, column.part[p]);
       }
@@ -222,7 +221,7 @@ void multiply_bytes(const Matrix& m, const Rows& rows, int64_t row, int64_t pane
     Ints sum[count][kParts] = {};
     const int64_t end = smaller_of((g + 1) * group, m.depth());
     for (int64_t k = g * group; k < end; k += 4, data += Words::bytes) {
-      fetch<Words::bytes>(data + kAhead, rows.count > kIntegerTile);
+      fetch<Words::bytes>(data + kAhead);
       const Words words = Words::read(data);
 #pragma GCC unroll 16
       for (int64_t r = 0; r < count; ++r) {
@@ -279,7 +278,7 @@ void multiply_shorts(const Matrix& m, const Rows& rows, int64_t row, int64_t pan
     Ints sum[chains][count][kParts] = {};
     const int64_t end = smaller_of((g + 1) * group, m.depth());
     for (int64_t k = g * group; k < end; k += W::step, data += Words::bytes) {
-      fetch<Words::bytes>(data + kAhead, rows.count > kIntegerTile);
+      fetch<Words::bytes>(data + kAhead);
       const Words words = Words::read(data);
       unrolled<pairs>([&](auto i) __attribute__((always_inline)) {
         Ints weights[kParts];

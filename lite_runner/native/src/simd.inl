@@ -97,14 +97,12 @@ inline Floats load_int8(const int8_t* from) {
 #endif
 }
 
-// Asks for what will be read soon; `again`: more than once, so that it has to stay in the caches.
+// Asks for what will be read soon. Into all caches: with the hint that it is read only once, an
+// Emerald Rapids core reads memory at 8 GB/s, else at 27.
 template <int64_t bytes>
-inline __attribute__((always_inline)) void fetch(const void* from, bool again) {
+inline __attribute__((always_inline)) void fetch(const void* from) {
 #pragma GCC unroll 8
-  for (int64_t i = 0; i < bytes; i += 64) {
-    const char* line = static_cast<const char*>(from) + i;
-    again ? __builtin_prefetch(line) : __builtin_prefetch(line, 0, 0);
-  }
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i);
 }
 
 inline float sum(Floats value) {
