@@ -12,12 +12,12 @@ from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lite_runner import __version__
 from lite_runner.errors import RunnerError
-from lite_runner.serving import static
+from lite_runner.serving import adapters, static
 from lite_runner.serving.chat import ChatCompletion
 from lite_runner.serving.completions import Completions
 from lite_runner.serving.engine import Busy, Stopped
@@ -27,7 +27,9 @@ from lite_runner.serving.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    LoadAdapter,
     TokenizeRequest,
+    UnloadAdapter,
 )
 from lite_runner.serving.state import Gone, Server, or_gone
 from lite_runner.serving.tools import plain_messages
@@ -46,6 +48,8 @@ def application(server: Server) -> Guard:
             Route("/v1/models/{name:path}", model),
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+            Route("/v1/load_lora_adapter", load_adapter, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", unload_adapter, methods=["POST"]),
             Route("/tokenize", tokenize, methods=["POST"]),
             Route("/detokenize", detokenize, methods=["POST"]),
             Route("/health", health),
@@ -140,6 +144,16 @@ def card(server: Server, name: str) -> dict[str, Any]:
         "parent": None if name == server.name else server.name,
         "max_model_len": server.engine.info.max_length,
     }
+
+
+async def load_adapter(request: Request) -> Response:
+    body = await body_of(request, LoadAdapter)
+    return PlainTextResponse(await adapters.load(server_of(request), body))
+
+
+async def unload_adapter(request: Request) -> Response:
+    body = await body_of(request, UnloadAdapter)
+    return PlainTextResponse(await adapters.unload(server_of(request), body))
 
 
 async def tokenize(request: Request) -> Response:

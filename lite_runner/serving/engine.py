@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from lite_runner.backends.base import Backend
@@ -102,13 +103,14 @@ class Engine:
     ) -> None:
         """`post` is called from the engine's thread with the outputs of a step, to be put where
         they belong. Raises ConfigError for a budget that does not fit the backend."""
-        self.info = backend.info
+        self.info, self.adapters = backend.info, backend.adapters
         self._tokenizer, self._post = tokenizer, post
         self._scheduler = Scheduler(backend, token_budget, prefix_cache=prefix_cache)
         self._most = backend.info.slots + max_queue
         self._changed = threading.Condition()
         # Guarded by _changed:
         self._inbox: deque[tuple[Handle, bool]] = deque()  # True: submitted, False: cancelled
+        self._calls: deque[tuple[Callable[[], None], Future[None]]] = deque()
         self._sequences = 0  # submitted and not over
         self._closing = False
         self._failure: BaseException | None = None
@@ -146,8 +148,7 @@ class Engine:
         ]
         handle = Handle(request, put, transcripts, width)
         with self._changed:
-            if self._closing or self._failure is not None:
-                raise Stopped("the server is shutting down" if self._closing else "out of order")
+            self._check_open()
             if self._sequences and self._sequences + width > self._most:
                 raise Busy
             self._sequences += width
@@ -161,6 +162,15 @@ class Engine:
             self._inbox.append((handle, False))
             self._changed.notify()
 
+    def between_steps(self, work: Callable[[], None]) -> Future[None]:
+        """Have the thread do something, such as to `adapters`. Raises Stopped."""
+        future: Future[None] = Future()
+        with self._changed:
+            self._check_open()
+            self._calls.append((work, future))
+            self._changed.notify()
+        return future
+
     def close(self) -> None:
         """End the thread; what still runs has Failed."""
         with self._changed:
@@ -168,6 +178,10 @@ class Engine:
             self._changed.notify()
         if self._thread.ident is not None:
             self._thread.join()
+
+    def _check_open(self) -> None:
+        if self._closing or self._failure is not None:
+            raise Stopped("the server is shutting down" if self._closing else "out of order")
 
     def _run(self) -> None:
         try:
@@ -184,15 +198,23 @@ class Engine:
     def _wait(self) -> bool:
         """Wait for work; False: to be closed."""
         with self._changed:
-            while not (self._closing or self._inbox or not self._scheduler.idle):
+            while not (self._closing or self._inbox or self._calls or not self._scheduler.idle):
                 self._changed.wait()
             return not self._closing
 
     def _take(self) -> None:
         """Hand submitted and cancelled requests to the scheduler."""
         with self._changed:
-            taken = list(self._inbox)
+            taken, calls = list(self._inbox), list(self._calls)
             self._inbox.clear()
+            self._calls.clear()
+        for work, future in calls:
+            try:
+                work()
+            except RunnerError as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
         for handle, submitted in taken:
             if not submitted:
                 self._forget(handle)
@@ -269,6 +291,10 @@ class Engine:
             self._closing = True
             waiting = [handle for handle, submitted in self._inbox if submitted]
             self._inbox.clear()
+            calls = list(self._calls)
+            self._calls.clear()
+        for _, future in calls:
+            future.set_exception(Stopped("the server is shutting down"))
         for handle in [*self._handles.values(), *waiting]:
             if handle.open:
                 self._outputs.append((handle.put, Failed(Stopped("the server is shutting down"))))

@@ -35,6 +35,7 @@ class Serve:
     max_queue: Index  # sequences that wait; more are refused
     max_length: Count | None  # tokens of a prompt and its completion; null: the model's context
     token_budget: Count | None  # of a step; null: the backend's preference
+    load_adapters: bool  # clients may load and unload adapters below adapter_root
     request_timeout: Positive  # seconds
     drain_timeout: Positive  # seconds for running requests after SIGTERM
     log_format: Literal["text", "json"]
@@ -67,4 +68,11 @@ def serve_faults(config: ServeOptions) -> Iterator[Fault]:
             f"serve.host={config.serve.host} can be reached from other machines, which needs"
             " serve.api_key=env:NAME (or a file that holds the key); or serve.host=127.0.0.1",
         )
+    for key in ("adapter_root", "adapter_path") if config.serve.load_adapters else ():
+        if not getattr(config, key):
+            why = "below which they are" if key == "adapter_root" else "whose sizes make room"
+            yield fault(
+                ("serve.load_adapters", key),
+                f"serve.load_adapters=true needs {key}=, {why} for those that clients load",
+            )
     yield from session_faults(config)

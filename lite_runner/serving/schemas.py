@@ -231,6 +231,21 @@ class ChatRequest(Sampling):
         return self
 
 
+class LoadAdapter(_Body):
+    """/v1/load_lora_adapter"""
+
+    lora_name: Annotated[str, Field(min_length=1)]
+    lora_path: Annotated[str, Field(min_length=1)]  # a folder, relative to adapter_root
+    load_inplace: Literal[False] | None = None
+
+
+class UnloadAdapter(_Body):
+    """/v1/unload_lora_adapter"""
+
+    lora_name: str
+    lora_int_id: int | None = None  # of vLLM's; the name says it
+
+
 class TokenizeRequest(_Described):
     """/tokenize: of a text, or of a chat."""
 

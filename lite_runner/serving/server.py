@@ -8,21 +8,25 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from lite_runner import progress
-from lite_runner.backends.base import Backend
 from lite_runner.config.api_key import read_key
 from lite_runner.errors import EnvironmentFault
 from lite_runner.plan.loading import load
 from lite_runner.plan.plan import Plan
+from lite_runner.serving.adapters import opener
 from lite_runner.serving.app import application
 from lite_runner.serving.engine import Engine, Output, Put
 from lite_runner.serving.metrics import Metrics
 from lite_runner.serving.options import ServeOptions
 from lite_runner.serving.state import Server
 from lite_runner.system.signals import offered
+
+if TYPE_CHECKING:
+    from lite_runner.backends.base import Backend
 
 _BACKLOG = 128  # connections that the kernel holds
 
@@ -71,6 +75,7 @@ async def _serve(
         config.serve,
         key,
         Metrics(config.model_name, lambda: engine.load),
+        open_adapter=opener(plan, backend.adapters),
     )
     http = _Http(
         uvicorn.Config(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,8 @@ from lite_runner.serving.options import Serve
 from lite_runner.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+# Opens (name, folder); what it gives registers the adapter, in the engine's thread.
+OpenAdapter = Callable[[str, str], Callable[[], None]]
 _ASIDE = 2  # texts and grammars that are prepared at a time: more would take the engine's cores
 
 
@@ -42,13 +45,16 @@ class Server:
     engine: Engine
     tokenizer: Tokenizer
     name: str  # of the base model
-    adapters: tuple[str, ...]
+    adapters: tuple[str, ...]  # as they are now
     defaults: GenerationConfig
     settings: Serve
     key: bytes | None
     metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
+    open_adapter: OpenAdapter | None = None  # None: adapters stay as they are
+    adapter_uses: Counter[str] = field(default_factory=Counter)  # requests that are not over
+    changing_adapters: set[str] = field(default_factory=set)  # names that come or go now
     _aside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_ASIDE))
 
     def __post_init__(self) -> None:
@@ -68,9 +74,12 @@ class Server:
 
     async def encode(self, encode: Callable[[], list[int]]) -> list[int]:
         """The token ids that `encode` gives, computed in another thread."""
+        return with_ending(self.engine.info.prefix, await self.aside(encode))
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """The result of `work`, done in another thread."""
         async with self._aside:
-            ids = await asyncio.to_thread(encode)
-        return with_ending(self.engine.info.prefix, ids)
+            return await asyncio.to_thread(work)
 
     async def restricted(
         self, adjustments: Adjustments | None, grammar: Grammar | None
@@ -78,8 +87,7 @@ class Server:
         """`adjustments` with a grammar, compiled in another thread. Raises ApiError."""
         if grammar is None:
             return adjustments
-        async with self._aside:
-            guide = await asyncio.to_thread(self._grammars.compile, grammar)
+        guide = await self.aside(lambda: self._grammars.compile(grammar))
         return replace(adjustments or Adjustments(), guide=guide)
 
     @asynccontextmanager
@@ -106,6 +114,9 @@ class Server:
                 except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
                     raise TimeoutError from None
 
+        if adapter is not None:
+            self.adapter_of(adapter)  # it may have gone since the request came
+            self.adapter_uses[adapter] += 1
         try:
             for place, (tokens, options) in enumerate(prompts):
                 request = GenerationRequest(
@@ -127,6 +138,8 @@ class Server:
         finally:
             for handle in handles:
                 self.engine.cancel(handle)
+            if adapter is not None:
+                self.adapter_uses[adapter] -= 1
 
 
 class Gone(Exception):

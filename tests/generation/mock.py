@@ -40,6 +40,19 @@ class MockSlots:
         self.known[name] = max(self.known.values()) + 1
         self.held = {slot: held for slot, held in self.held.items() if held != name}
 
+    def add(self, name: str) -> None:
+        """Another adapter."""
+        assert name not in self.known
+        self.known[name] = max(self.known.values()) + 1
+
+    def remove(self, name: str) -> None:
+        """It is gone, unless it is pinned."""
+        if self.pins.get(name):
+            raise ConfigError(f"adapter {name} is in use")
+        self.version(name)
+        del self.known[name]
+        self.held = {slot: held for slot, held in self.held.items() if held != name}
+
     def version(self, name: str) -> int:
         if name not in self.known:
             raise ConfigError(f"no adapter {name}")

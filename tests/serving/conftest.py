@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +30,7 @@ from lite_runner.serving.server import listen
 from lite_runner.serving.state import Server
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer, byte_tokenizer
 from tests.generation.mock import MockBackend
+from tests.paths import ROOT
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
@@ -74,11 +79,14 @@ SETTINGS = Serve(
     max_queue=64,
     max_length=None,
     token_budget=None,
+    load_adapters=False,
     request_timeout=60,
     drain_timeout=5,
     log_format="text",
 )
 Start = Callable[..., Served]
+Launch = Callable[..., tuple["subprocess.Popen[str]", str]]
+SERVE = ("run_mode=serve", "model=tiny_llama", "serve.port=0", "seed=1")
 
 
 def tokenizer_with_chat(template: str = TEMPLATE, special: Sequence[str] = ()) -> Tokenizer:
@@ -153,3 +161,29 @@ def start() -> Iterator[Start]:
     yield run
     for end in ends:
         end()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """`launch("serve.max_queue=2")`: a server of a tiny model in a process, and its address."""
+    processes = []
+
+    def run(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen(
+            [sys.executable, ROOT / "run_lite.py", *SERVE, *arguments],
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if found := re.search(r"serving \S+ on (http://\S+)", line):
+                return process, found[1]
+        raise AssertionError(f"it ended with {process.wait()}")
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.communicate()

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,41 +16,13 @@ from pydantic import BaseModel, Field
 
 from lite_runner.errors import EnvironmentFault
 from lite_runner.serving.server import listen
-from tests.paths import ROOT
+from tests.serving.conftest import Launch
 
-SERVE = ("run_mode=serve", "model=tiny_llama", "serve.port=0", "seed=1")
 SCHEMA = json.loads(
     '{"type": "object", "required": ["city", "days", "by_train"], "additionalProperties": false,'
     ' "properties": {"city": {"enum": ["Oslo", "Rome"]}, "by_train": {"type": "boolean"},'
     ' "days": {"type": "integer", "minimum": 1, "maximum": 30}}}'
 )
-Launch = Callable[..., tuple["subprocess.Popen[str]", str]]
-
-
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Launch]:
-    """`launch("serve.max_queue=2")`: a server of a tiny model in a process, and its address."""
-    processes = []
-
-    def run(*arguments: str) -> tuple[subprocess.Popen[str], str]:
-        process = subprocess.Popen(
-            [sys.executable, ROOT / "run_lite.py", *SERVE, *arguments],
-            cwd=tmp_path,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        processes.append(process)
-        assert process.stderr is not None
-        for line in process.stderr:
-            if found := re.search(r"serving \S+ on (http://\S+)", line):
-                return process, found[1]
-        raise AssertionError(f"it ended with {process.wait()}")
-
-    yield run
-    for process in processes:
-        process.kill()
-        process.communicate()
 
 
 def test_it_serves_and_ends_with_what_runs(launch: Launch, tmp_path: Path) -> None:

@@ -57,26 +57,31 @@ def adapter_folders(path: Path, root: Path | None = None) -> dict[str, Path]:
     listed = read_json_object(path)
     if not listed:
         raise ArtifactError(f"{path}: lists no adapter, expected {{name: folder}}")
-    return {name: _folder(path, name, entry, root) for name, entry in listed.items()}
+    base, where = path.parent, str(path)
+    return {name: folder_of(name, entry, base, root, where) for name, entry in listed.items()}
 
 
-def _folder(listing: Path, name: str, entry: object, root: Path | None) -> Path:
+def folder_of(name: str, entry: object, base: Path, root: Path | None, where: str) -> Path:
+    """The folder of an adapter: `entry`, relative to `base` or absolute, inside `root`.
+
+    Raises ArtifactError, which begins with `where`, for a name or a path that cannot be one.
+    """
     if not _NAME.fullmatch(name) or adapter_name(name) is None:
         raise ArtifactError(
-            f"{listing}: {name!r} cannot be the name of an adapter",
+            f"{where}: {name!r} cannot be the name of an adapter",
             "use letters, digits and . _ - + @; base, none and null mean the base model",
         )
     if not isinstance(entry, str) or not entry or "\0" in entry:
-        raise ArtifactError(f"{listing}: {name}: got {entry!r}, expected the path of a folder")
-    folder = listing.parent / entry  # an absolute path stays as it is
+        raise ArtifactError(f"{where}: {name}: got {entry!r}, expected the path of a folder")
+    folder = base / entry  # an absolute path stays as it is
     try:
         inside = _is_inside(folder, root)
         folder.is_dir()  # to resolve a name that is too long is no error
     except (OSError, RuntimeError) as error:  # a name too long, a link to itself
-        raise ArtifactError(f"{listing}: {name}: {entry}: {error}") from error
+        raise ArtifactError(f"{where}: {name}: {entry}: {error}") from error
     if not inside:
         raise ArtifactError(
-            f"{listing}: {name}: {folder} lies outside adapter_root={root}",
+            f"{where}: {name}: {folder} lies outside adapter_root={root}",
             "move the adapter there, or name the folder that all of them are in: adapter_root=DIR",
         )
     return folder

@@ -18,7 +18,12 @@ from lite_runner.weights.lora.adapter_file import (
     open_weights,
     tensors_by_module,
 )
-from lite_runner.weights.lora.adapter_listing import adapter_folders, check_inside, check_listed
+from lite_runner.weights.lora.adapter_listing import (
+    adapter_folders,
+    check_inside,
+    check_listed,
+    folder_of,
+)
 from lite_runner.weights.lora.target_modules import HEAD, TargetModule, by_module, sites
 from lite_runner.weights.tensor import LazyTensor
 
@@ -39,6 +44,12 @@ def open_adapters(
     wanted = list(folders) if names is None else list(dict.fromkeys(names))
     check_listed(wanted, folders, path)
     return {name: _open(name, folders[name], model, root) for name in wanted}
+
+
+def open_adapter(name: str, folder: str, model: Decoder, root: Path) -> Adapter:
+    """One adapter, of a `folder` inside `root`, to which it is relative. Raises ArtifactError as
+    `open_adapters`."""
+    return _open(name, folder_of(name, folder, root, root, "adapter"), model, root)
 
 
 def _open(name: str, folder: Path, model: Decoder, root: Path | None) -> Adapter:
