@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite mindformers lint reference reference-mindformers bench bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-stall bench-prefix bench-loop fuzz lock clean
+.PHONY: help run test lite mindformers lint reference reference-mindformers bench bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-loop fuzz lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -108,16 +108,27 @@ bench-slora:  ## measure mixed LoRA adapters against the base, and against peft
 	$(ARGS)
 
 bench-experts: LLAMA_CPP = .venv-bench/bin/python benchmarks/peer_llama_cpp.py --made build/gguf \
-	$(SIZES) --type Q8_0 --gguf build/experts
+	$(SIZES) --type file --gguf build/experts
 bench-experts:  ## measure a mixture of experts and a dense model of its active size against llama.cpp
 	@scripts/setup.sh dev
 	@scripts/setup.sh peers
-	@rm -f build/gguf/sparse-* build/gguf/dense-*
 	@.venv/bin/python benchmarks/experts.py build/experts $(MODEL)
 	@.venv/bin/python benchmarks/bench.py --batches 1 \
 	--ours "$(FAST_OURS) model=build/experts/sparse.gguf" \
 	--peer "$(FAST_OURS) model=build/experts/dense.gguf" \
 	--peer "$(LLAMA_CPP)/sparse.gguf" --peer "$(LLAMA_CPP)/dense.gguf" $(ARGS)
+
+bench-gguf: FILE = build/published/$$size-Q4_K_M.gguf
+bench-gguf:  ## measure Q4_K_M files of published sizes, random weights, against llama.cpp
+	@scripts/setup.sh run
+	@scripts/setup.sh peers
+	@.venv/bin/python benchmarks/published.py build/published
+	@set -e; for size in qwen2.5_0.5b llama_7b; do \
+	  .venv/bin/python benchmarks/bench.py --batches 1 --new-tokens 32 \
+	    --ours "$(FAST_OURS) model=$(FILE) backend=mslite engine=native" \
+	    --peer "$(FAST_OURS) model=$(FILE)" \
+	    --peer ".venv-bench/bin/python benchmarks/peer_llama_cpp.py --gguf $(FILE) \
+	    --made build/gguf $(SIZES) --type file" $(ARGS); done
 
 bench-stall:  ## measure how long others wait while a prompt of 4,000 tokens is read
 	@scripts/setup.sh run

@@ -15,12 +15,10 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-
-from lite_runner.text.spelling import byte_alphabet
+from random_gguf import Type, add_tokenizer, random_blocks
 
 VOCABULARY = 49152
 HEAD_DIM = 64
-BLOCK = 32  # numbers that share a scale
 
 
 def main() -> None:
@@ -53,9 +51,8 @@ def write(path: Path, sizes: argparse.Namespace, *, sparse: bool) -> tuple[int, 
     counts = [0, 0]
 
     def add(name: str, *shape: int, used: float = 1.0) -> None:
-        writer.add_tensor(
-            f"{name}.weight", random_q8(generator, shape), raw_dtype=gguf.GGMLQuantizationType.Q8_0
-        )
+        blocks = random_blocks(generator, shape, Type.Q8_0)
+        writer.add_tensor(f"{name}.weight", blocks, raw_dtype=Type.Q8_0)
         count = int(np.prod(shape))
         counts[0] += int(count * used)
         counts[1] += count
@@ -94,7 +91,6 @@ def write(path: Path, sizes: argparse.Namespace, *, sparse: bool) -> tuple[int, 
 
 
 def describe(writer: gguf.GGUFWriter, sizes: argparse.Namespace, width: int) -> None:
-    """Sizes, and a tokenizer of bytes."""
     writer.add_block_count(sizes.layers)
     writer.add_context_length(4096)
     writer.add_embedding_length(sizes.hidden)
@@ -105,25 +101,7 @@ def describe(writer: gguf.GGUFWriter, sizes: argparse.Namespace, width: int) -> 
     writer.add_value_length(HEAD_DIM)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(1e6)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    tokens = [*byte_alphabet(), "<|end|>", "th"]
-    unused = [f"<unused {id}>" for id in range(len(tokens), VOCABULARY)]
-    writer.add_token_list(tokens + unused)
-    writer.add_token_types([1] * 256 + [3] + [1] * (VOCABULARY - 257))
-    writer.add_token_merges(["t h"])
-    writer.add_eos_token_id(256)
-
-
-def random_q8(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Blocks of a matrix [.., out, in], as bytes: a float16 scale and 32 integers each."""
-    blocks = (*shape[:-1], shape[-1] // BLOCK)
-    data = np.empty((*blocks, 2 + BLOCK), np.uint8)
-    scale = np.float16(1 / (73 * shape[-1] ** 0.5))  # numbers of a deviation of 1 / sqrt(in)
-    data[..., :2] = np.frombuffer(scale.tobytes(), np.uint8)
-    numbers = generator.integers(-127, 128, (*blocks, BLOCK), np.int8)
-    data[..., 2:] = numbers.view(np.uint8)
-    return data.reshape(*shape[:-1], -1)
+    add_tokenizer(writer, VOCABULARY)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""One process of llama.cpp on SmolLM2; prints one line of JSON.
+"""One process of llama.cpp; prints one line of JSON.
 
 The first run of a type has llama.cpp itself requantize the GGUF, and checks the float32 one against
-the gguf package. Token ids in and out, through llama.cpp's batches: the whole prompts of all rows
-are one call, then each step is one; logits of the last tokens alone, greedy by NumPy.
+the gguf package; `--type file` computes with the file as it is. Token ids in and out, through
+llama.cpp's batches: the whole prompts of all rows are one call, then each step is one; logits of
+the last tokens alone, greedy by NumPy.
 
 Its defaults, for nothing tried was clearly faster on two threads: a half precision cache, fused
 attention, parts of 512 tokens, a cache for each row (one for all rows costs a quarter of the
@@ -28,7 +29,9 @@ TYPES = {
     "F16": llama_cpp.LLAMA_FTYPE_MOSTLY_F16,
     "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
     "Q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "Q4_K_M": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
 }
+AS_IT_IS = "file"
 
 Ids = NDArray[np.int64]
 
@@ -118,14 +121,16 @@ class Model:
 def main() -> None:
     parser = engine_parser(__doc__)
     parser.add_argument("--gguf", type=Path, required=True)
-    parser.add_argument("--type", choices=TYPES, default="F32")
+    parser.add_argument("--type", choices=[*TYPES, AS_IT_IS], default="F32")
     parser.add_argument("--made", type=Path, required=True, help="folder to keep GGUF files in")
     arguments = parser.parse_args()
     llama_cpp.llama_log_set(log, ctypes.c_void_p())
 
     key = hashlib.sha256(str(arguments.gguf.resolve()).encode()).hexdigest()[:8]
     path = arguments.made / f"{arguments.gguf.stem}-{key}-{arguments.type}.gguf"
-    if not path.exists():
+    if arguments.type == AS_IT_IS:
+        path = arguments.gguf
+    elif not path.exists():
         requantize(arguments.gguf, path, arguments.type)
         restart()
 
