@@ -6,11 +6,8 @@ measured on CPU with MindSpore 2.10.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.step_sizes import (
@@ -23,6 +20,7 @@ from lite_runner.backends.step_sizes import (
 from lite_runner.config.options import ComputeOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import RunnerError
+from lite_runner.export.memory import packed_weights
 from lite_runner.model.files import ModelFiles
 from lite_runner.plan.operators import uses_integer_matmul, uses_native_operators
 from lite_runner.sizing.need import (
@@ -35,8 +33,8 @@ from lite_runner.sizing.need import (
     weight_bytes,
 )
 from lite_runner.sizing.scaling import rank_parameters
-from lite_runner.weights.read_ahead import AHEAD_BYTES
 from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights.tensor_bytes import loading_peak, mindspore_bytes, native_bytes
 
 MIB = 1 << 20
 # Graphs: a constant, and what each layer adds.
@@ -45,17 +43,6 @@ NATIVE_PROCESS = 110 * MIB  # Python with NumPy, the tokenizer and Hydra
 MINDSPORE_GRAPHS, MINDSPORE_LAYER = 90 * MIB, 15 * MIB  # prefill and decode together
 TENSOR_PARALLEL, TENSOR_PARALLEL_LAYER = 60 * MIB, 12 * MIB  # their collectives
 WORTHWHILE = 0.95  # a hint must save 5 % at least
-_LAYER = re.compile(r"\.(\d+)\.")
-
-
-@dataclass(frozen=True)
-class _TensorBytes:
-    """Bytes of one tensor while it is loaded."""
-
-    temporary: int  # buffers while it is read
-    loaded: int  # read, waiting to be packed
-    resident: int  # in the network
-    copied: bool  # packing copies it; else the network takes the loaded array
 
 
 def process_memory(
@@ -78,9 +65,9 @@ def process_memory(
     tensors = _tensors(config, files, ranks)
     dequantize = files.quantization.quant == "none"
     tensor_bytes = {
-        name: _native_bytes(tensor, dequantize=dequantize)
+        name: native_bytes(tensor, dequantize=dequantize)
         if native
-        else _mindspore_bytes(tensor, copied=slots > 1)
+        else mindspore_bytes(tensor, copied=slots > 1)
         for name, tensor in tensors.items()
     }
     weights = sum(one.resident for one in tensor_bytes.values())
@@ -101,7 +88,7 @@ def process_memory(
         cache,
         adapters,
         process=PROCESS,
-        loading=max(0, _loading_peak(tensor_bytes) - weights),
+        loading=max(0, loading_peak(tensor_bytes) - weights),
         work=graphs + steps + 3 * 4 * logits * files.model.vocab_size,
     )
 
@@ -143,13 +130,11 @@ def packed_memory(
 ) -> Memory:
     """Memory of a run of packed layers, whose file is mapped, or packed and verified first.
     `adapters`: bytes of the LoRA pool; `logits`: rows of logits that a step returns."""
-    model, quantization = files.model, files.quantization
-    if files.exported is not None and (operators := files.exported.manifest.operators):
-        quantization = operators.quantization
-    weights = weight_bytes(model, "float32", quantization)
-    if quantization.quant == "file":  # blocks, as the checkpoint or the packed layers
-        stored = files.stored_bytes() if files.exported is None else files.exported.nbytes
-        weights = stored * 33 // 32
+    model = files.model
+    if files.exported is None:
+        weights = packed_weights(replace(files, rounded=config.rounded_dtype("CPU")))
+    else:
+        weights = files.exported.nbytes
     positions = cache_length(length, model.seq_length)
     return Memory(
         weights,
@@ -242,64 +227,6 @@ def _changes(
         yield Change("predict_batch_size=1", config, files, single_row=True)
     if length > 2 * SMALLEST_CACHE:
         yield Change(f"max_length={length // 2}", config, files, half_length=True)
-
-
-def _native_bytes(tensor: LazyTensor, *, dequantize: bool) -> _TensorBytes:
-    """Packed for the native operators: quantized, 16 bits or float32."""
-    count = math.prod(tensor.shape)
-    if tensor.own is not None:  # scales of 6 bits take 8
-        size = 4 * count if dequantize else tensor.own.nbytes * 33 // 32
-        return _TensorBytes(0, tensor.own.nbytes, size, True)
-    if tensor.integers is not None:
-        loaded = tensor.integers.scheme.nbytes(*tensor.shape[-2:])
-        temporary = 0 if tensor.integers.stored or tensor.part is not None else 4 * count
-        return _TensorBytes(temporary, loaded, 4 * count if dequantize else loaded, True)
-    if len(tensor.shape) == 1:
-        return _TensorBytes(0, 4 * count, 4 * count, True)
-    return _TensorBytes(_rounding_bytes(tensor), tensor.nbytes, tensor.nbytes, True)
-
-
-def _mindspore_bytes(tensor: LazyTensor, *, copied: bool) -> _TensorBytes:
-    """For MindSpore's operators on a CPU: float32; `copied`: matrices are transposed."""
-    size = 4 * math.prod(tensor.shape)
-    integers, temporary = tensor.integers, _rounding_bytes(tensor)
-    if integers is not None:
-        temporary = integers.scheme.nbytes(*tensor.shape[-2:])
-    if tensor.dtype != "F32":
-        temporary += tensor.nbytes
-    return _TensorBytes(temporary, size, size, copied and len(tensor.shape) > 1)
-
-
-def _rounding_bytes(tensor: LazyTensor) -> int:
-    """A float32 copy, of tensors that are rounded as a whole."""
-    rounded = tensor.part is None and tensor.dtype != "F32"
-    return 4 * math.prod(tensor.shape) if rounded else 0
-
-
-def _loading_peak(tensor_bytes: Mapping[str, _TensorBytes]) -> int:
-    """Peak bytes while tensors are read in order and packed by layer: the loaded tensors of a layer
-    are freed once it is packed, and the next ones are read ahead."""
-    layers = [
-        list(some) for _, some in groupby(tensor_bytes.items(), lambda item: _layer_of(item[0]))
-    ]
-    most = packed = 0
-    waiting = [one for layer in layers for _, one in layer]
-    for layer in layers:
-        mine = [one for _, one in layer]
-        del waiting[: len(mine)]
-        sources = sum(one.loaded for one in mine if one.copied)
-        temporary = max((one.temporary for one in waiting[:2]), default=0)  # two threads read
-        most = max(most, packed + max(one.temporary + one.loaded for one in mine))
-        packed += sum(one.resident for one in mine)
-        largest = max(one.loaded for one in mine)
-        ahead = min(sum(one.loaded for one in waiting), max(0, AHEAD_BYTES - largest))
-        most = max(most, packed + sources + ahead + temporary)
-    return most
-
-
-def _layer_of(name: str) -> str:
-    found = _LAYER.search(name)
-    return found[1] if found else name
 
 
 def _native_step_bytes(model: Decoder, slots: int, length: int) -> int:
