@@ -10,7 +10,6 @@ from lite_runner.plan.describe import described
 from lite_runner.plan.footprint import planned_dtype
 from lite_runner.plan.job import Job
 from lite_runner.plan.memory import job_memory, memory_hints
-from lite_runner.plan.mindformers import plan_mindformers
 from lite_runner.plan.operators import operators_line
 from lite_runner.plan.other_backend import other_config
 from lite_runner.plan.plan import Plan
@@ -24,6 +23,8 @@ def with_resources(plan: Plan, share: Job) -> Plan:
     its ranks, and as `plan_mindformers` where the run is to be compared with MindFormers.
     """
     if plan.backend == "mindformers":
+        from lite_runner.plan.mindformers import plan_mindformers
+
         return plan_mindformers(plan, share)
     if isinstance(plan.config, CompareOptions) and plan.config.compare_backend == "mindformers":
         plan_mindformers(replace(plan, config=other_config(plan.config)), share)

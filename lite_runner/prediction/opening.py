@@ -7,9 +7,7 @@ from lite_runner.generation import Generator, ScheduledGenerator
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.job import Job
 from lite_runner.plan.loading import load
-from lite_runner.plan.open_mindformers import open_mindformers
 from lite_runner.plan.plan import Plan
-from lite_runner.prediction.mindformers import MindFormersGenerator
 from lite_runner.text.tokenizer import Tokenizer
 
 
@@ -18,6 +16,9 @@ def open_generator(plan: Plan, job: Job, tokenizer: Tokenizer, folder: RunFolder
     config = plan.config
     assert isinstance(config, GenerateOptions)
     if plan.backend == "mindformers":
+        from lite_runner.plan.open_mindformers import open_mindformers
+        from lite_runner.prediction.mindformers import MindFormersGenerator
+
         return MindFormersGenerator(open_mindformers(plan, job, folder.path))
     backend = load(config, plan.model, plan.device, job, tokenizer, plan.ranks, plan.memory)
     return ScheduledGenerator(backend, prefix_cache=config.prefix_cache == "auto")

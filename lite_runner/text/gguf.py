@@ -71,10 +71,10 @@ def load_gguf(path: Path) -> Tokenizer:
     fields = _Fields(read_metadata(path), str(path))
     kind = fields.get("model", str, "")
     if kind == "gpt2":
-        backend = _byte_level_bpe(fields)
+        backend, size = _byte_level_bpe(fields), len(fields.tokens)
         add_bos = fields.get("pre", str, "default") in _LLAMA3_NAMES
     elif kind == "llama":
-        backend = _sentencepiece_bpe(fields)
+        backend, size = _sentencepiece_bpe(fields), None
         add_bos = True
     else:
         raise ArtifactError(
@@ -93,6 +93,7 @@ def load_gguf(path: Path) -> Tokenizer:
         ),
         source=str(path),
         chat_template=fields.chat_template(),
+        vocab_size=size,
     )
 
 

@@ -42,6 +42,7 @@ class Tokenizer:
     `backend` is the vocabulary and its rules; this object takes ownership. `source` is the file
     name for error messages, and `template_source` that of the template where it is another.
     With a `chat_form` chats are of that form, and special tokens written out in a text stay text.
+    `vocab_size` is as the property, for who knows it: looking takes long.
     """
 
     def __init__(
@@ -53,8 +54,11 @@ class Tokenizer:
         chat_template: str | None = None,
         template_source: str | None = None,
         chat_form: ChatForm | None = None,
+        vocab_size: int | None = None,
     ) -> None:
         self._backend = backend
+        if vocab_size is not None:
+            self.vocab_size = vocab_size
         self.chat_form = chat_form
         backend.encode_special_tokens = chat_form is not None
         self._special = special

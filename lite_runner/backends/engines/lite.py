@@ -11,7 +11,6 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,6 +42,8 @@ def version() -> str:
 def check_reads(version: int) -> None:
     """Raise EnvironmentFault if this Python's mindspore_lite is known not to read a version of
     MindIR; does not import it."""
+    from importlib import metadata  # with its imports 15 ms
+
     with contextlib.suppress(metadata.PackageNotFoundError):
         lite = f"MindSpore Lite {metadata.version('mindspore_lite')}"
         mindir_version.check_reads(lite, version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,6 @@ def test_it_is_known_before_an_export(monkeypatch: pytest.MonkeyPatch) -> None:
     check_reads("MindSpore Lite 2.2.14", 1)
     check_reads("MindSpore Lite 2.7.1", 3)
     lite.check_reads(3)  # there is none here
-    monkeypatch.setattr(lite.metadata, "version", lambda name: "2.3.1")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.3.1")
     with pytest.raises(EnvironmentFault, match=r"MindSpore Lite 2\.3\.1 reads at most version 2"):
         lite.check_reads(3)
