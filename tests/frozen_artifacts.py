@@ -22,10 +22,12 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from lite_runner.app import main
 from tests.conftest import ROOT, Reference
+from tests.model_gguf import write_model_gguf
 
 FOLDER = ROOT / "tests/fixtures/frozen/artifacts"
 KEY = "infer.enc_key=0123456789abcdef"
 MS = ("export.layout=resizable", "infer.model_type=mindir_lite")
+PACKED = "export.layout=packed"
 SAMPLED = "model.model_config.is_sample_acceleration=true"
 
 # The tiny model of tests/fixtures/reference, and how it was exported.
@@ -46,7 +48,13 @@ EXPORTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "a16w8_kv_int8": ("bloom", ("quant=a16w8", "kv_cache=int8")),
     "a16w4": ("bloom", ("quant=a16w4",)),
     "a8w8": ("llama", ("quant=a8w8",)),
+    "packed": ("llama", (PACKED,)),
+    "packed_general": ("gemma2", (PACKED, "quant=a16w8")),
+    "packed_experts": ("mixtral", (PACKED, "quant=a16w4")),
+    "packed_blocks": ("llama", (PACKED,)),  # gate and up of different types: a joined matrix
+    "packed_blocks_experts": ("mixtral", (PACKED,)),
 }
+BLOCKS = {"packed_blocks": {"up_proj": "Q8_0"}, "packed_blocks_experts": {}}  # Q5_0 but for these
 SIZES = ("predict_batch_size=2", "infer.infer_seq_length=32")
 INSTRUCTIONS = "avx512"  # of our own operators, where these were made
 PROMPTS = slice(1, 3)  # of the reference's: 5 and 17 tokens, a row each
@@ -102,8 +110,12 @@ def _export(name: str) -> None:
     case, settings = EXPORTS[name]
     shutil.copytree(ROOT / "tests/fixtures/reference" / case, case, dirs_exist_ok=True)
     _tokenizer(Path(case) / "tokenizer.json")
+    source = [f"load_checkpoint={case}"]
+    if name in BLOCKS:
+        write_model_gguf(Path(f"{name}.gguf"), Path(case), "Q5_0", mixed=BLOCKS[name])
+        source = [f"load_checkpoint={name}.gguf", f"processor.tokenizer.tokenizer_file={case}"]
     to = [f"export_output={FOLDER / name}", "overwrite=true"]
-    assert main(["run_mode=export", f"load_checkpoint={case}", *SIZES, *settings, *to]) == 0
+    assert main(["run_mode=export", *source, *SIZES, *settings, *to]) == 0
     text = json.dumps(predicted(name), indent=1, ensure_ascii=False) + "\n"
     (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
     if (values := logits(name)) is not None:

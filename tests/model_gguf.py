@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,10 @@ def write_model_gguf(
     metadata: dict[str, int] | None = None,
     *,
     apart: bool = False,
+    mixed: Mapping[str, str] | None = None,
 ) -> dict[str, Floats]:
-    """Write the model of a Hugging Face folder, its matrices in blocks of `kind`.
+    """Write the model of a Hugging Face folder, its matrices in blocks of `kind`; those of
+    projections in `mixed`, such as up_proj, in blocks of another.
 
     As in llama.cpp, rows that are no whole blocks of Q4_K become Q5_0, of the others F16; and no
     window is written. `metadata` goes under the architecture's name on top. `apart`: each expert
@@ -160,7 +163,7 @@ def write_model_gguf(
         if architecture not in PERMUTED:
             rotary = 0
         ordered = _interleaved(values, rotary) if rotary else values
-        used = kinds[_fitting(kind, values.shape)]
+        used = kinds[_fitting((mixed or {}).get(name.split(".")[-2], kind), values.shape)]
         blocks = _q4_k(ordered) if used is kinds.Q4_K else gguf.quants.quantize(ordered, used)
         writer.add_tensor(stored, np.ascontiguousarray(blocks), raw_dtype=used)
         found = gguf.quants.dequantize(blocks, used).reshape(values.shape)

@@ -13,14 +13,19 @@ from safetensors.numpy import load_file, save_file
 
 from lite_runner.architectures import parameters
 from lite_runner.architectures.reference import forward
+from lite_runner.backends.base import Row
 from lite_runner.backends.native_compiled import open_compiled
+from lite_runner.native.lora_pool import pool_size
 from lite_runner.native.model import NativeOptions
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
 from lite_runner.weights.formats.gguf_file import open_gguf
+from lite_runner.weights.lora.adapter_reader import open_adapters
+from lite_runner.weights.lora.merge import merged, merged_model
 from lite_runner.weights.read_ahead import QuantizedWeights
 from tests import references
 from tests.model_gguf import KINDS, write_model_gguf
+from tests.paths import FIXTURES
 
 # A scaling of other kinds than LongRoPE is not the same in a GGUF file.
 CASES = (
@@ -119,6 +124,37 @@ def test_logits_are_those_of_the_floats_that_the_file_means(
         logits = forward(config, floats, np.concatenate([prompt, forced]))
         expected.append(logits[len(prompt) - 1 :])
     assert relative_error(known.run(model), np.stack(expected)) <= 5e-4
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q4_K", "Q8_0"])
+@pytest.mark.parametrize("case", ["llama", "qwen3"])
+def test_adapters_beside_blocks_compute_as_merged_into_their_floats(
+    case: str,
+    kind: str,
+    reference: Callable[[str], Any],
+    relative_error: Callable[..., float],
+    tmp_path: Path,
+) -> None:
+    known = reference(case)
+    write_model_gguf(tmp_path / "x.gguf", known.folder, kind)
+    file = open_gguf(tmp_path / "x.gguf")
+    config = config_of_gguf(file)
+    (adapter,) = open_adapters(FIXTURES / "adapters" / case / "all", config).values()
+    options = NativeOptions(len(known.prompts), known.length, lora=pool_size([adapter], 1))
+    weights = QuantizedWeights(from_gguf(file, config), config)
+    model = open_compiled(config, weights, options, [adapter])
+    slot = model.adapters.pin(adapter.name)
+    rows = [Row(index, prompt, 0, slot) for index, prompt in enumerate(known.prompts)]
+    floats = {
+        name: tensor.float32()
+        for name, tensor in merged(from_gguf(file, config), adapter, config).items()
+    }
+    with_adapter = merged_model(config, adapter)
+    expected = [forward(with_adapter, floats, prompt)[-1] for prompt in known.prompts]
+    found = model.forward(rows)
+    assert relative_error(found, np.stack(expected)) <= 1e-3  # the adapter grows what is rounded
+    base = model.forward([Row(row.slot, row.tokens, 0) for row in rows])
+    assert relative_error(base, found) > 1e-2
 
 
 def test_a_mistral_without_its_window_is_a_llama(tmp_path: Path) -> None:
