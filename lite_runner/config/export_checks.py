@@ -10,18 +10,22 @@ from lite_runner.config.adapter_checks import adapter_faults
 from lite_runner.config.checks import strategy_faults
 from lite_runner.config.fields import Fault, fault
 from lite_runner.config.ge import ge_faults
+from lite_runner.config.mindformers_run_checks import mindformers_model_faults, without_mindformers
 from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.options import (
     AdapterOptions,
     BatchOptions,
     ExportedOptions,
+    MindFormersOptions,
     OverwriteOptions,
 )
 from lite_runner.config.parallel import DATA_KEYS
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions(ExportedOptions, BatchOptions, AdapterOptions, OverwriteOptions):
+class ExportOptions(
+    ExportedOptions, BatchOptions, AdapterOptions, OverwriteOptions, MindFormersOptions
+):
     """Exporting a model, with an adapter merged where one is named."""
 
     writes_graphs: ClassVar[bool] = True
@@ -49,3 +53,38 @@ def export_faults(config: ExportOptions) -> Iterator[Fault]:
     yield from strategy_faults(config)
     yield from offline_faults(config)
     yield from ge_faults(config)
+    if config.backend == "mindformers":
+        yield from mindformers_model_faults(config)
+        yield from _mindformers_faults(config)
+    elif (release := config.mindformers_release) is not None:
+        yield without_mindformers(release)
+
+
+def _mindformers_faults(config: ExportOptions) -> Iterator[Fault]:
+    """What the graphs of MindFormers are not."""
+    if config.use_past:
+        past = "model.model_config.use_past"
+        yield fault(
+            (past, "backend"),
+            "backend=mindformers: its pair of graphs with a cache, which MindSpore 2.0 writes, runs"
+            f" in no engine here; add {past}=false",
+        )
+    refused = {
+        "engine": config.engine not in ("auto", "lite", "lite-worker"),
+        "export.layout": config.export.layout != "auto",
+        "export.target": config.export.target == "Ascend",
+        "export.weight_fp16": config.export.weight_fp16,
+        "infer.model_type": config.infer.model_type == "mindir_lite",
+        "infer.enc_key": config.infer.enc_key,
+        "infer.prefill_model_path": config.infer.prefill_model_path,
+        "model.model_config.is_sample_acceleration": (
+            config.model.model_config.is_sample_acceleration
+        ),
+    }
+    for key, asked in refused.items():
+        if asked:
+            yield fault(
+                (key, "backend"),
+                f"{key}: backend=mindformers exports one graph of float32 for MindSpore Lite;"
+                " backend=ms does this",
+            )

@@ -17,7 +17,7 @@ def mindformers_available_faults(config: RunConfig) -> Iterator[Fault]:
         yield fault(
             ("backend", "run_mode"),
             f"backend=mindformers is not available with run_mode={config.run_mode}; expected"
-            " run_mode=predict or eval, or backend=ms",
+            " run_mode=predict, eval or export, or backend=ms",
         )
 
 

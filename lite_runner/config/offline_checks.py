@@ -42,7 +42,7 @@ def offline_faults(config: ExportedOptions) -> Iterator[Fault]:
     for key, value in given.items():
         if value and not offline:
             yield fault(key, f"{key} has an effect only with backend=mslite or run_mode=export")
-    if offline and not config.use_past:
+    if offline and not config.use_past and config.backend != "mindformers":
         yield fault(
             ("model.model_config.use_past", "backend"),
             "model.model_config.use_past=false is not available with an exported model",

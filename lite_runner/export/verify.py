@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -18,22 +19,27 @@ from lite_runner.mindir.manifest import Manifest
 
 # Of the largest logit. Lite's own rounding is a tenth of it; a wrong operator is far above.
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
+FOREIGN = 1e-3  # Lite rounds more in the graphs of MindFormers 1.0.2: by up to 1.6e-4
 PROBE_PROMPTS = (5, 18)  # tokens
 PROBE_STEPS = 3
 LENGTH = max(PROBE_PROMPTS) + PROBE_STEPS
 PROBE_THREADS = (1, 2)
 
 
-def verify(folder: Path, manifest: Manifest, job: ExportJob) -> None:
+def verify(
+    folder: Path, manifest: Manifest, job: ExportJob, *, hidden: Collection[int] = ()
+) -> None:
     """Compare the artifact's logits with the online backend's: prompts of two lengths, some steps,
-    each with one thread and with two. Of several ranks each calls this, for its graphs. Raises
-    ArtifactError where they differ."""
-    prompts, engine = _probes(manifest), job.engine
+    each with one thread and with two; without `hidden` tokens, which the graph does not see. Of
+    several ranks each calls this, for its graphs. Raises ArtifactError where they differ."""
+    prompts, engine = _probes(manifest, hidden), job.engine
     online = reference_backend(job, LENGTH)
     expected = _logits(online, prompts)
     online.close()
     # This project's operators give the same bits wherever they run.
     limit = TOLERANCE[manifest.precision] if manifest.operators is None else 0.0
+    if manifest.layout == "no_cache":
+        limit = max(limit, FOREIGN)
     graphs = manifest.paths(folder, job.ranks.tensor_index)
     for threads in PROBE_THREADS:
         options = dataclasses.replace(engine, threads=threads)
@@ -56,11 +62,11 @@ def verify(folder: Path, manifest: Manifest, job: ExportJob) -> None:
             )
 
 
-def _probes(manifest: Manifest) -> list[NDArray[np.int32]]:
+def _probes(manifest: Manifest, hidden: Collection[int]) -> list[NDArray[np.int32]]:
     generator = np.random.default_rng(0)
     sizes = [min(size, manifest.seq_length - PROBE_STEPS) for size in PROBE_PROMPTS]
-    vocab = manifest.model.vocab_size
-    return [generator.integers(0, vocab, size + PROBE_STEPS).astype(np.int32) for size in sizes]
+    seen = [token for token in range(manifest.model.vocab_size) if token not in hidden]
+    return [generator.choice(seen, size + PROBE_STEPS).astype(np.int32) for size in sizes]
 
 
 def _logits(backend: Backend, prompts: list[NDArray[np.int32]]) -> NDArray[np.float32]:

@@ -17,7 +17,7 @@ from lite_runner.backends.mindformers.release import (
 )
 from lite_runner.backends.mindformers.releases import choose_release
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.options import MindFormersOptions
+from lite_runner.config.options import ExportedOptions, MindFormersOptions
 from lite_runner.errors import ConfigError
 from lite_runner.plan.job import Job
 
@@ -48,6 +48,7 @@ class MindFormersRun:
             wanted=config.mindformers_release,
             use_past=config.caches,
             beams=beams,
+            export=isinstance(config, ExportedOptions) and config.writes_graphs,
         )
         # Its beam search looks for a pad behind each row.
         wanted = job.length + 1 if beams > 1 else job.length

@@ -11,15 +11,15 @@ from lite_runner.config.cluster import ranks_of
 from lite_runner.config.export_checks import ExportOptions
 from lite_runner.config.export_checks import export_faults as faults
 from lite_runner.config.parallel import check_divides
-from lite_runner.export.job import job_of_export
 from lite_runner.export.names import output_paths
-from lite_runner.export.writer import export_artifact
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.merged_adapter import with_adapter
 from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.describe import described
+from lite_runner.plan.exporting import export_job, write_export
 from lite_runner.plan.job import Job
+from lite_runner.plan.mindformers import plan_mindformers
 from lite_runner.plan.plan import Plan
 
 __all__ = ["Config", "faults", "plan", "run"]
@@ -39,7 +39,7 @@ def plan(config: Config) -> Plan:
     ranks = ranks_of(config)
     if ranks.size > 1 and not config.dry_run:
         replace(files, auto_trans=True).check_layout(ranks, vocab_parallel=config.vocab_parallel)
-    export = job_of_export(config, files, ranks, slots=config.predict_batch_size or 1)
+    export = export_job(config, files, ranks, slots=config.predict_batch_size or 1)
     spec, engine = export.spec, export.engine
     paths = output_paths(export, config.export_output, overwrite=config.overwrite)
     paths.check()
@@ -55,7 +55,9 @@ def plan(config: Config) -> Plan:
         memory=export.memory,
         lines={"writes": writes},
     )
-    if config.dry_run:
+    if config.backend == "mindformers":
+        planned = plan_mindformers(planned, planned.work)
+    elif config.dry_run:
         return described(planned)
     return replace(planned, seconds=time.perf_counter() - began)
 
@@ -71,7 +73,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
     assert isinstance(config, Config)
     files = with_adapter(plan.model, config)
     tokenizer = tokenizer_of(config, files)
-    job = job_of_export(config, files, ranks, tokenizer, slots=plan.work.slots)
+    job = export_job(config, files, ranks, tokenizer, slots=plan.work.slots)
     spec, engine = job.spec, job.engine
     if spec.target != engine.device:
         progress.note(
@@ -79,7 +81,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
             f"{engine.device}"
         )
     paths = output_paths(job, config.export_output, overwrite=config.overwrite)
-    manifest = export_artifact(job, paths)
+    manifest = write_export(job, paths)
     if ranks.rank > 0:
         return
     folder.write_result(

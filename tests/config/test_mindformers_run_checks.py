@@ -42,7 +42,7 @@ def test_what_it_lacks(faults: Faults, settings: list[str], expected: str) -> No
 @pytest.mark.parametrize(
     "line",
     [
-        ["run_mode=export"],
+        ["run_mode=bench", "bench_models=[tiny_llama]"],
         ["run_mode=slora", "predict_data=x", "adapter_path=adapters.json"],
         ["run_mode=convert", "convert_output=x.ckpt"],
     ],
@@ -50,6 +50,37 @@ def test_what_it_lacks(faults: Faults, settings: list[str], expected: str) -> No
 def test_run_modes_that_it_lacks(faults: Faults, line: list[str]) -> None:
     said = faults("model=tiny_llama", "backend=mindformers", *line)
     assert f"backend=mindformers is not available with {line[0]}" in said
+
+
+EXPORT = ("run_mode=export", "model=tiny_bloom", "backend=mindformers")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            [],
+            f"its pair of graphs with a cache, which MindSpore 2.0 writes, runs in no engine here;"
+            f" add {PAST}=false",
+        ),
+        (["engine=graph-cell"], "engine: backend=mindformers exports one graph of float32"),
+        (["export.layout=resizable"], "export.layout: backend=mindformers exports one graph"),
+        (["infer.model_type=mindir_lite"], "infer.model_type: backend=mindformers exports one"),
+        (
+            ["export.weight_fp16=true", "infer.model_type=mindir_lite"],
+            "export.weight_fp16: backend",
+        ),
+        (["quant=a16w8"], "quant: backend=mindformers has no quantized weights"),
+        (["adapter_path=x"], "adapter_path: backend=mindformers has no adapters"),
+        (["parallel=tp2"], "use_parallel: backend=mindformers has no several ranks"),
+    ],
+)
+def test_what_it_does_not_export(faults: Faults, settings: list[str], expected: str) -> None:
+    assert expected in faults(*EXPORT, *settings)
+
+
+def test_what_it_exports(resolve: Resolve) -> None:
+    assert resolve(*EXPORT, f"{PAST}=false", "engine=lite-worker").backend == "mindformers"
 
 
 def test_a_release_without_mindformers(faults: Faults, resolve: Resolve) -> None:

@@ -122,6 +122,16 @@ class MindFormersProcess:
         scores: list[float] = answer["log_likelihoods"]
         return scores
 
+    def export(self, file: Path) -> None:
+        """Write the network's graph as a MindIR, which takes token ids [batch, length]. Raises
+        ArtifactError where MindSpore does not."""
+        self._process.ask(
+            {"op": "export", "file": str(file)},
+            seconds=LOAD_SECONDS,
+            doing=f"exporting {file.name}",
+            refused=ArtifactError,
+        )
+
     def close(self) -> None:
         """End the process; idempotent."""
         self._process.close()

@@ -35,6 +35,7 @@ class Family:
     hidden: Callable[[Decoder, bool], tuple[int, ...]]  # with use_past: ids that attention hides
     half_cache: bool = False  # the cache takes float16 only, and with it the weights
     one_row: bool = False  # with a cache it reads the logits of every prompt from the first row
+    no_export: str = ""  # why its exported graph does not run here
     renamed: Mapping[str, str] = field(default_factory=dict)  # later names of tensors -> its own
 
 
@@ -50,8 +51,11 @@ class MindFormersRelease:
     context: Mapping[str, Any]  # further settings of the section `context`
     caches: bool = True
     beams: bool = True
+    exports: bool = True
 
-    def unsupported(self, model: Decoder, *, use_past: bool, beams: int = 1) -> list[str]:
+    def unsupported(
+        self, model: Decoder, *, use_past: bool, beams: int = 1, export: bool = False
+    ) -> list[str]:
         """Why it cannot compute the model; empty where it can."""
         theirs = architecture_of(model).mindformers
         if theirs is None:
@@ -65,6 +69,9 @@ class MindFormersRelease:
             )
         if beams > 1 and not self.beams:
             reasons.append("it has no beam search")
+        if export:
+            why = self.families[theirs.config].no_export if self.exports else "it has no exporter"
+            reasons += [why] if why else []
         return reasons
 
     def hidden_tokens(self, model: Decoder, *, use_past: bool) -> tuple[int, ...]:

@@ -62,4 +62,5 @@ V1_9_0 = MindFormersRelease(
     context={"postprocess_use_numpy": True},
     caches=False,
     beams=False,
+    exports=False,
 )

@@ -14,15 +14,22 @@ RELEASES: Mapping[str, MindFormersRelease] = {"1.0.2": V1_0_2, "1.9.0": V1_9_0}
 
 
 def choose_release(
-    model: Decoder, name: str, *, wanted: str | None, use_past: bool, beams: int = 1
+    model: Decoder,
+    name: str,
+    *,
+    wanted: str | None,
+    use_past: bool,
+    beams: int = 1,
+    export: bool = False,
 ) -> MindFormersRelease:
-    """The release that is `wanted`; None: the first that computes the model, `name` in messages.
+    """The release that is `wanted`; None: the first that computes the
+    model, `name` in messages, or exports it.
 
     Raises ConfigError where none does.
     """
     reasons = []
     for release in [RELEASES[wanted]] if wanted else _in_order(model):
-        found = release.unsupported(model, use_past=use_past, beams=beams)
+        found = release.unsupported(model, use_past=use_past, beams=beams, export=export)
         if not found:
             return release
         reasons.append(f"MindFormers {release.name} cannot compute {name}: {', '.join(found)}")

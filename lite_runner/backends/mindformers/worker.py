@@ -13,6 +13,7 @@ workers/main.py runs it and describes the protocol; its client is process.py.
                                           of each step to, float32 [rows, vocab]; null: none
     {"op": "score", "ids", "pad"}         the log-likelihood of each token but the first, by the
                                           logits of all positions
+    {"op": "export", "file"}              writes the graph of a network without a cache
 """
 
 from __future__ import annotations
@@ -113,6 +114,8 @@ class Worker:
             return self.load(request["yaml"])
         if op == "score":
             return self.score(request["ids"], request["pad"])
+        if op == "export":
+            return self.export(request["file"])
         return self.generate(request)
 
     def start(self, folder: str, threads: int | None) -> Message:
@@ -186,6 +189,16 @@ class Worker:
         total = largest + np.log(np.exp(logits - largest[:, None]).sum(-1))
         chosen = logits[np.arange(len(ids) - 1), ids[1:]]
         return {"log_likelihoods": [float(one) for one in chosen - total]}
+
+    def export(self, file: str) -> Message:
+        """Write the graph to a .mindir, as mindformers/tools/export.py does, which cannot be
+        imported: it wants a folder that is not in the package."""
+        config = self.model.config
+        ids = np.ones((config.batch_size, config.seq_length), np.int32)
+        self.model.add_flags_recursive(is_first_iteration=True)
+        tensor = self.mindspore.Tensor(ids)
+        self.mindspore.export(self.model, tensor, file_name=file, file_format="MINDIR")
+        return {}
 
     def keep_logits(self, path: str | None) -> None:
         """Have generate() append the logits of each step to a file, before it changes them."""
