@@ -55,8 +55,8 @@ ALLOWED: dict[str, set[str]] = {
         *("progress", "sizing", "system", "text", "weights"),
     },
     "plan": {
-        *("architectures", "backends", "config", "errors", "export", "generation", "model"),
-        *("native", "plugins", "progress", "sizing", "system", "text", "weights"),
+        *("architectures", "backends", "config", "errors", "export", "generation", "mindir"),
+        *("model", "native", "plugins", "progress", "sizing", "system", "text", "weights"),
     },
     "output": {
         *("backends", "config", "errors", "generation", "plan", "progress", "system", "text"),

@@ -16,8 +16,9 @@ from tests import frozen_keys as frozen
 # be refused; which is written by python -m tests.frozen_keys --overwrite.
 _RELEASE = "mindformers.release is a key of these run modes, of two releases alone"
 EXPECTED_CHANGES: Mapping[tuple[str, str], str] = {
-    **{(mode, "mindformers"): _RELEASE for mode in ("predict", "eval", "doctor")},
+    **{(mode, "mindformers"): _RELEASE for mode in ("predict", "eval", "doctor", "export")},
     **{(mode, "backend"): "backend=mindformers does it" for mode in ("eval", "doctor")},
+    ("eval", "compare_tolerance"): "two backends score the same text",
 }
 RUN_MODES = frozen.run_modes()
 
