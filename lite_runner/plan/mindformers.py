@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lite_runner import progress
-from lite_runner.config.options import MindFormersOptions
+from lite_runner.config.options import CompareOptions, MindFormersOptions
 from lite_runner.config.release import Release
 from lite_runner.errors import ConfigError
 from lite_runner.plan.describe import described
 from lite_runner.plan.job import Job
 from lite_runner.plan.mindformers_run import FILE_NAME, MindFormersRun
+from lite_runner.plan.other_backend import other_config
 from lite_runner.plan.plan import Plan
 from lite_runner.sizing.need import BYTES_OF, Memory, cache_bytes, parameter_count
 
@@ -51,6 +52,13 @@ def plan_mindformers(plan: Plan, share: Job) -> Plan:
     run.release.python.find()
     _note_hidden(run, share)
     return plan
+
+
+def check_comparison(plan: Plan, share: Job) -> None:
+    """Whether MindFormers can do what another backend does here first. Raises as
+    `plan_mindformers`."""
+    assert isinstance(plan.config, CompareOptions)
+    plan_mindformers(replace(plan, config=other_config(plan.config)), share)
 
 
 def _memory(run: MindFormersRun) -> Memory:

@@ -11,7 +11,6 @@ from lite_runner.plan.footprint import planned_dtype
 from lite_runner.plan.job import Job
 from lite_runner.plan.memory import job_memory, memory_hints
 from lite_runner.plan.operators import operators_line
-from lite_runner.plan.other_backend import other_config
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.preflight import check_machine
 
@@ -27,7 +26,9 @@ def with_resources(plan: Plan, share: Job) -> Plan:
 
         return plan_mindformers(plan, share)
     if isinstance(plan.config, CompareOptions) and plan.config.compare_backend == "mindformers":
-        plan_mindformers(replace(plan, config=other_config(plan.config)), share)
+        from lite_runner.plan.mindformers import check_comparison
+
+        check_comparison(plan, share)
     config, device, ranks, files = plan.config, plan.device, plan.ranks, plan.model
     assert isinstance(config, ComputeOptions)
     online = files.exported is None and config.backend == "ms"
