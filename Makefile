@@ -45,6 +45,7 @@ reference-mindformers:  ## as reference, with the real MindFormers 1.0.2; it loa
 # What bench and bench-scaling share: command templates, and the model as peers read it.
 SIZES := --prompts {prompts} --new-tokens {new_tokens} --threads {threads}
 FAST_OURS := .venv/bin/python benchmarks/ours.py $(SIZES)
+NATIVE := $(FAST_OURS) backend=mslite engine=native
 LLAMA_CPP = .venv-bench/bin/python benchmarks/peer_llama_cpp.py --gguf '$$model' \
 	--made build/gguf $(SIZES) --type
 GENAI := .venv-bench/bin/python benchmarks/peer_genai.py --huggingface build/genai/smollm2_135m \
@@ -62,12 +63,14 @@ bench: build/genai/smollm2_135m  ## measure float32, 8 and 4 bits against llama.
 	table() { echo; .venv/bin/python benchmarks/bench.py "$$@" $(ARGS); }; \
 	for sizes in '128 --new-tokens 128' '512 --new-tokens 16'; do \
 	  table --prompt-tokens $$sizes --batches 1 --ours "$(FAST_OURS) quant=none" \
-	    --peer "$(LLAMA_CPP) F32" --peer "$(GENAI) fp32" --peer ".venv-bench/bin/python \
+	    --peer "$(NATIVE) quant=none" --peer "$(LLAMA_CPP) F32" --peer "$(GENAI) fp32" \
+	    --peer ".venv-bench/bin/python \
 	    benchmarks/peer_transformers.py --gguf '$$model' $(SIZES)"; \
 	  table --prompt-tokens $$sizes --batches 1 --ours "$(FAST_OURS) quant=a16w8" \
-	    --peer "$(FAST_OURS) quant=a8w8" --peer "$(LLAMA_CPP) Q8_0"; \
+	    --peer "$(NATIVE) quant=a16w8" --peer "$(FAST_OURS) quant=a8w8" \
+	    --peer "$(LLAMA_CPP) Q8_0"; \
 	  table --prompt-tokens $$sizes --batches 1 --ours "$(FAST_OURS) quant=a16w4" \
-	    --peer "$(LLAMA_CPP) Q4_0" --peer "$(GENAI) int4"; \
+	    --peer "$(NATIVE) quant=a16w4" --peer "$(LLAMA_CPP) Q4_0" --peer "$(GENAI) int4"; \
 	done; \
 	table --batches 32 --ours "$(FAST_OURS) quant=a16w8" \
 	  --peer "$(FAST_OURS) quant=a8w8" --peer "$(LLAMA_CPP) Q8_0"

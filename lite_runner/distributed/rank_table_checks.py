@@ -11,7 +11,6 @@ from lite_runner import progress
 from lite_runner.config.cluster import starts_ranks
 from lite_runner.config.fields import Fault, fault, raise_faults
 from lite_runner.config.schema import RunConfig
-from lite_runner.distributed.rank_table_file import read_rank_table
 from lite_runner.system import environment
 from lite_runner.system.ascend_devices import index_of
 
@@ -28,6 +27,8 @@ def rank_table_faults(config: RunConfig) -> Iterator[Fault]:
     if not config.use_parallel:
         yield fault((key, "use_parallel"), f"{key} has an effect only with use_parallel=true")
         return
+    from lite_runner.distributed.rank_table_file import read_rank_table
+
     table = read_rank_table(Path(path))
     if clash := table.clash():
         yield fault(key, f"{key}: {path} is of no cluster: {clash}")
@@ -59,6 +60,8 @@ def with_rank_table(config: RunConfig) -> RunConfig:
         if table:
             raise_faults(list(rank_table_faults(config)))
     if table and on_ascend and not starts_ranks(config):
+        from lite_runner.distributed.rank_table_file import read_rank_table
+
         device_id = index_of(read_rank_table(Path(table)).device_of(0))
         config = replace(config, context=replace(config.context, device_id=device_id))
     return config

@@ -25,14 +25,14 @@ import yaml
 
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import EnvironmentFault, RunnerError
-from lite_runner.output.comparison import Comparison
-from lite_runner.output.score_comparison import ScoreComparison
 from lite_runner.system import memory
 from lite_runner.system.files import GROUP_MAY_READ, make_folder, temporary_folder
 from lite_runner.system.versions import versions
 
 if TYPE_CHECKING:
     from lite_runner.config.schema import RunConfig
+    from lite_runner.output.comparison import Comparison
+    from lite_runner.output.score_comparison import ScoreComparison
 
 logger = logging.getLogger("lite_runner")
 
