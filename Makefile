@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite mindformers lint reference reference-mindformers bench bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-loop fuzz lock clean
+.PHONY: help run test lite mindformers lint reference reference-mindformers bench bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-loop fuzz lock clean soak
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -146,6 +146,10 @@ bench-prefix:  ## measure 64 prompts that begin alike, with the prefix cache and
 bench-loop:  ## measure what choosing the tokens costs, without a model
 	@scripts/setup.sh run
 	@.venv/bin/python benchmarks/token_loop.py $(ARGS)
+
+soak:  ## 10,000 requests to a server, many of them ill-behaved; its memory must stay flat
+	@scripts/setup.sh dev
+	@.venv/bin/python -m tests.serving.soak $(ARGS)
 
 fuzz:  ## read damaged files of every format for SECONDS=120; ARGS="--seed 7" repeats one
 	@scripts/setup.sh dev

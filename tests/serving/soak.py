@@ -1,0 +1,217 @@
+"""Many clients at once, well behaved and not: `python -m tests.serving.soak` (make soak).
+
+Every answer must be the one that the request gets alone; nothing may be left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+
+from tests.doc_folder import write_adapter
+from tests.paths import ROOT
+from tests.tiny_gguf import write_tiny_gguf
+
+UNREAD = 6  # streams that are opened and never read, at a time
+MALFORMED: list[Any] = [
+    b"{",
+    b"[]",
+    b'{"prompt": "x", "max_tokens": -1}',
+    {"prompt": "x", "ghost": 1},
+    {"prompt": "x", "model": "ghost"},
+    {"prompt": []},
+    {"prompt": "x", "guided_regex": "("},
+    {"prompt": "x", "max_tokens": 10**6},
+]
+
+
+@dataclass
+class Soak:
+    """Requests of every kind to one server."""
+
+    url: str
+    models: list[str]
+    seed: int = 0
+    longest: int = 60  # tokens of a prompt, and of an answer
+    alone: dict[str, str] = field(default_factory=dict)  # answer by body
+    done: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        self._bodies = [self._body(number) for number in range(32)]
+        self._unread: list[Any] = []
+
+    async def run(self, requests: int, clients: int) -> None:
+        """Send so many. Raises AssertionError for a wrong answer."""
+        limits = httpx2.Limits(max_connections=None)
+        async with httpx2.AsyncClient(base_url=self.url, timeout=300, limits=limits) as http:
+            for body in self._bodies:
+                if (key := json.dumps(body)) not in self.alone:
+                    self.alone[key] = await self._whole(http, body)
+            numbers = iter(range(requests))
+
+            async def client() -> None:
+                for number in numbers:
+                    await self._one(http, number)
+
+            await asyncio.gather(*(client() for _ in range(clients)))
+            await self._close_unread(0)
+
+    def _body(self, number: int) -> dict[str, Any]:
+        draw = self._random
+        length = draw.randint(1, self.longest)
+        body: dict[str, Any] = {
+            "model": self.models[number % len(self.models)],
+            "prompt": [draw.randint(97, 122) for _ in range(length)],
+            "max_tokens": draw.randint(1, self.longest),
+            "seed": number,
+            "temperature": draw.choice([0, 1.5]),
+        }
+        if number % 8 == 7:
+            body["guided_regex"] = "[a-z]{3,9}!"
+        return body
+
+    async def _one(self, http: httpx2.AsyncClient, number: int) -> None:
+        body = self._random.choice(self._bodies)
+        if number % 10 == 3:
+            await self._malformed(http)
+        elif number % 5 == 1:
+            await self._leaving(http, body)
+        elif number % 50 == 7:
+            await self._never_read(http, body)
+        elif number % 2:
+            assert await self._whole(http, body) == self.alone[json.dumps(body)]
+        else:
+            assert await self._streamed(http, body) == self.alone[json.dumps(body)]
+
+    async def _whole(self, http: httpx2.AsyncClient, body: dict[str, Any]) -> str:
+        while (answer := await http.post("/v1/completions", json=body)).status_code == 429:
+            self.done["full"] += 1
+            await asyncio.sleep(0.05)
+        assert answer.status_code == 200, answer.text
+        self.done["whole"] += 1
+        return str(answer.json()["choices"][0]["text"])
+
+    async def _streamed(self, http: httpx2.AsyncClient, body: dict[str, Any]) -> str:
+        while True:
+            text, ended = "", False
+            body = {**body, "stream": True}
+            async with http.stream("POST", "/v1/completions", json=body) as answer:
+                if answer.status_code == 429:
+                    self.done["full"] += 1
+                    await asyncio.sleep(0.05)
+                    continue
+                assert answer.status_code == 200
+                async for line in answer.aiter_lines():
+                    ended = ended or line == "data: [DONE]"
+                    if line and not ended:
+                        text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+            assert ended
+            self.done["streamed"] += 1
+            return text
+
+    async def _leaving(self, http: httpx2.AsyncClient, body: dict[str, Any]) -> None:
+        """Leave before the answer begins, or in the middle of it."""
+        body = {**body, "stream": True}
+        try:
+            if self._random.random() < 0.5:
+                await asyncio.wait_for(http.post("/v1/completions", json=body), 0.003)
+            async with http.stream("POST", "/v1/completions", json=body) as answer:
+                async for _ in answer.aiter_lines():
+                    break
+        except asyncio.TimeoutError:
+            pass
+        self.done["left"] += 1
+
+    async def _malformed(self, http: httpx2.AsyncClient) -> None:
+        body = self._random.choice(MALFORMED)
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        answer = await http.post("/v1/completions", content=content, headers=headers)
+        assert answer.status_code in (400, 404) and "error" in answer.json()
+        self.done["malformed"] += 1
+
+    async def _never_read(self, http: httpx2.AsyncClient, body: dict[str, Any]) -> None:
+        opened = http.stream("POST", "/v1/completions", json={**body, "stream": True})
+        await opened.__aenter__()
+        self._unread.append(opened)
+        self.done["unread"] += 1
+        await self._close_unread(UNREAD)
+
+    async def _close_unread(self, most: int) -> None:
+        while len(self._unread) > most:
+            await self._unread.pop(0).__aexit__(None, None, None)
+
+
+def main() -> None:
+    """The long form, on a server of its own; tells how its memory goes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        sizes = _soak(Path(name), given)
+    # The first rounds fill caches and the allocator's pools.
+    warm, last = sizes[len(sizes) // 3], sizes[-1]
+    if last > 1.03 * warm:
+        sys.exit(f"memory grows: {warm:.1f} MiB, and {last:.1f} MiB at the end")
+
+
+def _soak(folder: Path, given: argparse.Namespace) -> list[float]:
+    write_tiny_gguf(folder / "tiny.gguf")
+    adapters = [f"a{number}" for number in range(4)]
+    for number, name in enumerate(adapters):
+        write_adapter(folder / name, number)
+    (folder / "lora_adapter.json").write_text(json.dumps({name: name for name in adapters}))
+    command = [sys.executable, str(ROOT / "run_lite.py"), "run_mode=serve", "model=tiny.gguf"]
+    command += ["serve.port=0", "adapter_path=lora_adapter.json", "max_loaded_adapters=2"]
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        found = next(filter(None, (re.search(r"on (http://\S+)", one) for one in process.stderr)))
+        threading.Thread(target=lambda: deque(process.stderr or (), 0), daemon=True).start()
+        listed = httpx2.get(f"{found[1]}/v1/models").json()["data"]
+        soak = Soak(found[1], [card["id"] for card in listed], given.seed)
+        server = psutil.Process(process.pid)
+        sizes = []
+        for round in range(given.rounds):
+            asyncio.run(soak.run(given.requests // given.rounds, given.clients))
+            sizes.append(server.memory_info().rss / 2**20)
+            told = " ".join(f"{kind}={count}" for kind, count in sorted(soak.done.items()))
+            print(f"round {round + 1}: {sizes[-1]:.1f} MiB, {server.num_threads()} threads, {told}")
+        until_idle(found[1])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        return sizes
+    finally:
+        process.kill()
+        process.wait()
+
+
+def until_idle(url: str) -> None:
+    """Wait until no sequence is left."""
+    waits = r"^vllm:num_requests_(running|waiting)\{.*\} (?!0\.0$)"
+    while re.search(waits, httpx2.get(f"{url}/metrics").text, re.MULTILINE):
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main()
