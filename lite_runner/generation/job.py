@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -45,6 +46,8 @@ class Job:
     texts: list[tuple[int, NDArray[np.int32]]] = field(init=False)
     prefilled: int = 0  # tokens of the first of them in its slot
     begun: bool = False  # the prompt's prefill is complete
+    queued: float = field(default_factory=time.perf_counter)
+    admitted: float | None = None  # when it got its slots
     _logits: dict[int, NDArray[np.float32]] = field(default_factory=dict)  # after later texts
 
     def __post_init__(self) -> None:
@@ -146,7 +149,7 @@ class Job:
         del self.texts[0]
         if not self.begun:
             self.begun = True
-            events = self.search.begin(logits[-1])
+            events = [self._first(event) for event in self.search.begin(logits[-1])]
             return events, [(0, lane) for lane in self.search.lanes() if lane]
         self._logits[lane] = logits[-1]
         if self.texts:
@@ -155,8 +158,17 @@ class Job:
         self._logits.clear()
         return self.search.advance(found)
 
+    def _first(self, event: Event) -> Event:
+        """An event of the first token, with the prompt's log-probabilities."""
+        if self.prompt_logprobs is None or not isinstance(event, Token):
+            return event
+        return replace(event, prompt_logprobs=self.prompt_logprobs.all())
+
     def _whole(self, event: Finished) -> Finished:
         logprobs = None if self.prompt_logprobs is None else self.prompt_logprobs.all()
         cached = self.cached if self.source is None else 0
-        completion = replace(event.completion, cached_tokens=cached, prompt_logprobs=logprobs)
+        waited = (self.admitted or time.perf_counter()) - self.queued
+        completion = replace(
+            event.completion, cached_tokens=cached, prompt_logprobs=logprobs, waited_s=waited
+        )
         return replace(event, completion=completion)

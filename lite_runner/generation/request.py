@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,7 @@ class Completion:
     cached_tokens: int = 0  # prompt tokens reused from the prefix cache
     logprobs: Logprobs | None = None  # of `drawn`
     prompt_logprobs: Logprobs | None = None  # of the prompt's tokens but the first
+    waited_s: float = field(default=0.0, compare=False)  # until it had its cache slots
 
     @property
     def drawn(self) -> list[int]:
@@ -70,6 +71,7 @@ class Token:
     logits: NDArray[np.float32] | None = None  # [vocab], with keep_logits
     scores: NDArray[np.floating[Any]] | None = None  # [vocab], processed logits
     logprobs: Logprobs | None = None  # of this token, where the options ask for them
+    prompt_logprobs: Logprobs | None = None  # as of Completion, with a sequence's first token
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -92,6 +92,15 @@ class Scheduler:
         """Tokens of the running sequences in the KV cache."""
         return sum(job.cached_tokens for job in self._running)
 
+    @property
+    def adapters(self) -> tuple[set[str], set[str]]:
+        """Names that running jobs use, and waiting ones."""
+        running, waiting = (
+            {job.request.adapter for job in jobs if job.request.adapter is not None}
+            for jobs in (self._running, self._waiting)
+        )
+        return running, waiting
+
     def add(self, request: Request) -> int:
         """Queue a request; its id, larger than all before.
 
@@ -236,7 +245,7 @@ class Scheduler:
             if slot is None:
                 blocked = True
                 continue
-            job.adapter_slot = slot
+            job.adapter_slot, job.admitted = slot, time.perf_counter()
             self._waiting.remove(job)
             insort(self._running, job, key=lambda one: one.order)
             self._place(job, free, copies)

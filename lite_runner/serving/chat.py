@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from lite_runner.serving.collect import Progress
-from lite_runner.serving.completions import prompt_logprobs, usage_of
+from lite_runner.serving.completions import of_prompt, prompt_logprobs, usage_of
 from lite_runner.serving.engine import Ended, Piece
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.sampling import adjustments, generation_options
@@ -89,7 +89,7 @@ class ChatCompletion:
         answer = self._head | {"choices": choices, "usage": usage_of(self.progress.usage)}
         if self._body.prompt_logprobs is not None:
             answer["prompt_logprobs"] = prompt_logprobs(
-                self._server, self._prompt, ended[0].completion
+                self._server, self._prompt, ended[0].completion.prompt_logprobs
             )
         return answer
 
@@ -101,7 +101,12 @@ class ChatCompletion:
                 if not begun:  # not earlier: what cannot be done is not begun
                     begun = True
                     for index in range(body.n or 1):
-                        yield self._chunk(index, {"role": "assistant", "content": ""})
+                        head = self._chunk(index, {"role": "assistant", "content": ""})
+                        if body.prompt_logprobs is not None and index == 0:
+                            head["prompt_logprobs"] = prompt_logprobs(
+                                self._server, self._prompt, of_prompt(output)
+                            )
+                        yield head
                 text, calls = self._read(output)
                 delta: dict[str, Any] = {"content": text}
                 if calls:

@@ -59,4 +59,5 @@ class Progress:
             self.usage.completion += 1
         if ended.index == 0:  # the prompt is computed once for all of its sequences
             self.usage.cached += completion.cached_tokens
+            self._server.metrics.queue.observe(completion.waited_s)
             self._server.metrics.prefix_hits.inc(completion.cached_tokens)

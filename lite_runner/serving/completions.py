@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.generation import Completion
+from lite_runner.generation import Completion, Logprobs
 from lite_runner.serving.collect import Progress
 from lite_runner.serving.engine import Ended, Piece
 from lite_runner.serving.errors import ApiError
@@ -38,8 +38,6 @@ class Completions:
             "created": int(time.time()),
             "model": body.model or server.name,
         }
-        if body.stream and body.echo and body.logprobs is not None:
-            raise ApiError(400, "echo: not with both logprobs and stream", "echo")
 
     async def prepare(self) -> None:
         """Tokenize the prompts. Raises ApiError for one that does not fit."""
@@ -74,22 +72,48 @@ class Completions:
         echoed: set[int] = set()
         async with aclosing(self._outputs()) as outputs:
             async for place, output in outputs:
-                choice = self._choice(place, output.index)
-                text = output.text
-                if choice not in echoed:
+                choice, text = self._choice(place, output.index), output.text
+                first = choice not in echoed
+                if first:
                     echoed.add(choice)
                     text = self._echoes[place] + text
-                found = None
-                if isinstance(output, Piece) and output.logprobs is not None:
-                    offset = logprobs[choice].offset if choice in logprobs else 0
-                    logprobs[choice] = CompletionLogprobs(server.tokenizer, offset)
-                    logprobs[choice].add(output.token, output.logprobs)
-                    found = logprobs[choice].plain
+                found = self._next_logprobs(logprobs, place, output, first=first)
                 reason = output.finish_reason if isinstance(output, Ended) else None
                 made = {"index": choice, "text": text, "logprobs": found, "finish_reason": reason}
+                if first and body.prompt_logprobs is not None:
+                    made["prompt_logprobs"] = prompt_logprobs(
+                        server, self._prompts[place], of_prompt(output)
+                    )
                 yield self._head | {"choices": [made]}
         if body.stream_options is not None and body.stream_options.include_usage:
             yield self._head | {"choices": [], "usage": usage_of(self.progress.usage)}
+
+    def _next_logprobs(
+        self,
+        made: dict[int, CompletionLogprobs],
+        place: int,
+        output: Piece | Ended,
+        *,
+        first: bool,
+    ) -> dict[str, Any] | None:
+        """Of a chunk: its token, and with echo the prompt's in the first one. `made`: those of the
+        chunks before, by choice."""
+        is_token = isinstance(output, Piece) and output.logprobs is not None
+        echoes = first and bool(self._body.echo) and self._body.logprobs is not None
+        if not (is_token or echoes):
+            return None
+        choice = self._choice(place, output.index)
+        offset = made[choice].offset if choice in made else 0
+        made[choice] = CompletionLogprobs(self._server.tokenizer, offset)
+        if echoes:
+            self._add_prompt(made[choice], place, of_prompt(output))
+        if isinstance(output, Piece) and output.logprobs is not None:
+            made[choice].add(output.token, output.logprobs)
+        return made[choice].plain
+
+    def _add_prompt(self, made: CompletionLogprobs, place: int, found: Logprobs | None) -> None:
+        for at, token in enumerate(self._prompts[place]):
+            made.add(token, found if at else None, at - 1)
 
     async def _outputs(self) -> AsyncGenerator[tuple[int, Piece | Ended], None]:
         work: list[tuple[Sequence[int], GenerationConfig]]
@@ -140,7 +164,7 @@ class Completions:
         }
         if self._body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs(
-                self._server, self._prompts[place], ended.completion
+                self._server, self._prompts[place], of_prompt(ended)
             )
         return choice
 
@@ -149,11 +173,15 @@ class Completions:
             return None
         made = CompletionLogprobs(self._server.tokenizer)
         if self._body.echo:
-            for at, token in enumerate(self._prompts[place]):
-                made.add(token, completion.prompt_logprobs if at else None, at - 1)
+            self._add_prompt(made, place, completion.prompt_logprobs)
         for row, token in enumerate(completion.token_ids):
             made.add(token, completion.logprobs, row)
         return made.plain
+
+
+def of_prompt(output: Piece | Ended) -> Logprobs | None:
+    """Log-probabilities of the prompt, which come with the first output."""
+    return (output.completion if isinstance(output, Ended) else output).prompt_logprobs
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
@@ -167,11 +195,10 @@ def usage_of(usage: Usage) -> dict[str, Any]:
 
 
 def prompt_logprobs(
-    server: Server, prompt: Sequence[int], completion: Completion
+    server: Server, prompt: Sequence[int], found: Logprobs | None
 ) -> list[dict[str, Any] | None]:
     """vLLM's `prompt_logprobs`: of each prompt token and the likeliest ones there, by token id;
     None for the first, which nothing predicts."""
-    found = completion.prompt_logprobs
     rows: list[dict[str, Any] | None] = [None]
     if found is None:
         return rows

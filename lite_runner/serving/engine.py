@@ -45,6 +45,7 @@ class Piece:
     text: str
     token: int
     logprobs: Logprobs | None  # of this token
+    prompt_logprobs: Logprobs | None = None  # with the first token, where they are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Load:
     running: int  # sequences in cache slots
     waiting: int
     cache_usage: float  # share of the KV cache's tokens that is in use
+    adapters: tuple[set[str], set[str]]  # of running sequences, and of waiting ones
 
 
 class Engine:
@@ -117,7 +119,8 @@ class Engine:
         # The thread's own:
         self._handles: dict[int, Handle] = {}
         self._outputs: list[tuple[Put, Output]] = []
-        self._running = 0, 0.0  # sequences in cache slots, share of the KV cache in use
+        # Of the last step: sequences in cache slots, share of the KV cache, adapters.
+        self._running: tuple[int, float, tuple[set[str], set[str]]] = 0, 0.0, (set(), set())
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -131,8 +134,8 @@ class Engine:
     @property
     def load(self) -> Load:
         """As of the last step."""
-        running, usage = self._running
-        return Load(running, max(0, self._sequences - running), usage)
+        running, usage, adapters = self._running
+        return Load(running, max(0, self._sequences - running), usage, adapters)
 
     @property
     def idle(self) -> bool:
@@ -243,7 +246,7 @@ class Engine:
         """Put a token's text; the end of its sequence, if it completes a stop string."""
         transcript = handle.transcripts[event.index]
         text = transcript.put(event.token)
-        piece = Piece(event.index, text, event.token, event.logprobs)
+        piece = Piece(event.index, text, event.token, event.logprobs, event.prompt_logprobs)
         self._outputs.append((handle.put, piece))
         if not transcript.stopped:
             return ()
@@ -280,7 +283,7 @@ class Engine:
     def _flush(self) -> None:
         scheduler, info = self._scheduler, self.info
         usage = scheduler.cached_tokens / (info.slots * info.max_length)
-        self._running = scheduler.running, usage
+        self._running = scheduler.running, usage, scheduler.adapters
         outputs, self._outputs = self._outputs, []
         if outputs:
             self._post(outputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -15,7 +16,8 @@ _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.075, 0.15, 0.3, 0.5, 1, 2.
 class Metrics:
     """The metrics of one model."""
 
-    def __init__(self, model: str, load: Callable[[], Load]) -> None:
+    def __init__(self, model: str, load: Callable[[], Load], adapter_slots: int = 0) -> None:
+        """`adapter_slots`: adapters that can be loaded at a time."""
         self.registry = CollectorRegistry()
         names, registry = ("model_name",), self.registry
 
@@ -41,6 +43,7 @@ class Metrics:
         self.between_tokens = histogram(
             "inter_token_latency_seconds", "Between two tokens.", _BETWEEN
         )
+        self.queue = histogram("request_queue_time_seconds", "Until a request runs.")
         self.whole = histogram("e2e_request_latency_seconds", "Of whole requests.")
         self._finished = Counter(
             "vllm:request_success",
@@ -54,7 +57,13 @@ class Metrics:
             labelnames=("status",),
             registry=self.registry,
         )
-        self._model = model
+        self._adapters = Gauge(
+            "vllm:lora_requests_info",
+            "When it was asked for, with the adapters in use then.",
+            labelnames=("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+            registry=self.registry,
+        )
+        self._model, self._load, self._slots = model, load, adapter_slots
 
     def finished(self, reason: str) -> None:
         """A sequence has ended."""
@@ -66,4 +75,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """All of them, in Prometheus' text format."""
+        self._adapters.clear()
+        running, waiting = (",".join(sorted(names)) for names in self._load().adapters)
+        self._adapters.labels(str(self._slots), waiting, running).set(time.time())
         return generate_latest(self.registry)

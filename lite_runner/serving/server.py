@@ -65,7 +65,7 @@ async def _serve(
         max_queue=config.serve.max_queue,
         post=post,
     )
-    adapters = plan.work.adapters
+    adapters, slots = plan.work.adapters, backend.adapters
     server = Server(
         engine,
         plan.tokenizer,
@@ -74,8 +74,8 @@ async def _serve(
         plan.work.generation,
         config.serve,
         key,
-        Metrics(config.model_name, lambda: engine.load),
-        open_adapter=opener(plan, backend.adapters),
+        Metrics(config.model_name, lambda: engine.load, slots.slots if slots else 0),
+        open_adapter=opener(plan, slots),
     )
     http = _Http(
         uvicorn.Config(

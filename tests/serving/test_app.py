@@ -90,6 +90,7 @@ def test_health_version_and_metrics(start: Start) -> None:
         'vllm:prompt_tokens_total{model_name="base"} 5.0',
         'vllm:prefix_cache_queries_total{model_name="base"} 5.0',
         'vllm:time_to_first_token_seconds_count{model_name="base"} 1.0',
+        'vllm:request_queue_time_seconds_count{model_name="base"} 1.0',
         'vllm:e2e_request_latency_seconds_count{model_name="base"} 1.0',
     ):
         assert f"\n{line}\n" in text
@@ -207,3 +208,20 @@ def test_a_fault_of_one_request_is_not_the_others(start: Start) -> None:
     status, _, content = call(served, "/v1/completions", {"prompt": "!", "max_tokens": 2})
     assert status == 500 and b"NaN" in content
     assert call(served, "/v1/completions", {"prompt": "x", "max_tokens": 2})[0] == 200
+
+
+def test_the_adapters_in_use_are_told(start: Start) -> None:
+    served = start(Slow())
+    threads = [
+        threading.Thread(target=call, args=(served, "/v1/completions", {**FOREVER, "model": name}))
+        for name in ("a", "b", "a", "a", "a")
+    ]
+    for thread in threads:
+        thread.start()
+        while served.server.adapter_uses.total() < threads.index(thread) + 1:
+            time.sleep(0.005)
+    shown = 'max_lora="0",running_lora_adapters="a,b",waiting_lora_adapters="a"'
+    while shown not in (told := call(served, "/metrics")[2].decode()):
+        assert any(thread.is_alive() for thread in threads), told
+    for thread in threads:
+        thread.join()

@@ -110,6 +110,37 @@ def test_log_probabilities_of_prompt_and_text(start: Start) -> None:
         assert max(top.values()) == value
 
 
+@pytest.mark.parametrize("tokens", [0, 6])
+def test_echoed_log_probabilities_of_a_stream(start: Start, tokens: int) -> None:
+    client = start().client
+    asked = {
+        "model": "base",
+        "prompt": ["hello", "hi"],
+        "n": 6,  # more than run at a time
+        "seed": 4,
+        "max_tokens": tokens,
+        "logprobs": 2,
+        "echo": True,
+        "extra_body": {"prompt_logprobs": 1},
+    }
+    whole = client.completions.create(**asked)
+    joined: dict[int, dict[str, list[object]]] = {}
+    texts: dict[int, str] = {}
+    scored = {}
+    for chunk in client.completions.create(**asked, stream=True):
+        (choice,) = chunk.choices
+        texts[choice.index] = texts.get(choice.index, "") + choice.text
+        if found := getattr(choice, "prompt_logprobs", None):
+            assert choice.index not in scored
+            scored[choice.index] = found
+        for name, values in (choice.logprobs.model_dump() if choice.logprobs else {}).items():
+            joined.setdefault(choice.index, {}).setdefault(name, []).extend(values)
+    for choice in whole.choices:
+        assert texts[choice.index] == choice.text
+        assert joined[choice.index] == choice.logprobs.model_dump()
+        assert scored[choice.index] == choice.prompt_logprobs
+
+
 def test_scoring_alone_generates_nothing(start: Start) -> None:
     answer = start().client.completions.create(
         model="base", prompt=list(b"hello"), max_tokens=0, logprobs=1, echo=True
