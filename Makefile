@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite mindformers lint reference reference-mindformers bench bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-loop fuzz lock clean soak
+.PHONY: help run test lite mindformers clients lint reference reference-mindformers bench bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-loop soak fuzz lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -24,6 +24,9 @@ mindformers:  ## set up MindFormers 1.0.2, with its Python 3.9, and 1.9.0; PYTHO
 	@scripts/setup.sh mindformers
 	@scripts/setup.sh run
 	@scripts/setup.sh mindformers-1.9
+
+clients:  ## set up .venv-clients, whose programs the tests of the server speak through
+	@scripts/setup.sh clients
 
 lint:  ## set up, then lint, types and shell check
 	@scripts/setup.sh dev
@@ -159,6 +162,6 @@ lock:  ## resolve requirements/lock.txt anew from setup.cfg, with Python 3.10
 	@scripts/lock.sh
 
 clean:  ## remove environments, caches and build folders; outputs/ stays
-	rm -rf .venv .venv-bench .venv-lite .venv-mindformers .venv-mindformers-1.9 .python3.* build dist *.egg-info lite_runner/native/operators.so
+	rm -rf .venv .venv-bench .venv-clients .venv-lite .venv-mindformers .venv-mindformers-1.9 .python3.* build dist *.egg-info lite_runner/native/operators.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

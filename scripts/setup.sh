@@ -5,6 +5,8 @@
 #   scripts/setup.sh run           .venv to run jobs
 #   scripts/setup.sh dev           .venv to run the tests too
 #   scripts/setup.sh peers         .venv-bench with torch, transformers and llama.cpp, to compare
+#   scripts/setup.sh clients       .venv-clients with lm-eval and LangChain, which the tests of the
+#                                  server speak through
 #   scripts/setup.sh lite          .venv-lite with MindSpore Lite, for the offline engine; with
 #                                  --optional, a machine that has no Python 3.7 goes without it
 #   scripts/setup.sh mindformers   .venv-mindformers with MindFormers 1.0.2, for
@@ -14,13 +16,14 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly target=${1:?usage: scripts/setup.sh run|dev|peers|lite|mindformers|mindformers-1.9 [--optional]}
+readonly target=${1:?usage: scripts/setup.sh run|dev|peers|clients|lite|mindformers|mindformers-1.9 [--optional]}
 readonly optional=${2:-}
 old="" product="" again="" # the one old Python that an environment needs, for what, made by what
 wish=${PYTHON:-} # of lite and mindformers another one: make test PYTHON=... means .venv
 case $target in
   run | dev) venv=.venv lock=requirements/lock.txt supported="3.11 3.12 3.10" ;;
   peers) venv=.venv-bench lock=requirements/peers.txt supported="3.11 3.12" ;;
+  clients) venv=.venv-clients lock=requirements/clients.txt supported="3.11 3.12" ;;
   lite)
     venv=.venv-lite lock=requirements/lite.txt old=3.7
     product="MindSpore Lite" again="make lite" wish=${PYTHON37:-}
@@ -34,7 +37,7 @@ case $target in
     supported="3.11 3.12 3.10" wish=.venv/bin/python
     ;;
   *)
-    echo "error: unknown set-up '$target'; there are run, dev, peers, lite, mindformers and" \
+    echo "error: unknown set-up '$target'; there are run, dev, peers, clients, lite, mindformers and" \
       "mindformers-1.9" >&2
     exit 2
     ;;
@@ -188,7 +191,7 @@ say "installing the packages of $lock (log: $venv/setup.log)"
 case $target in
   run) install --editable '.[bench,chat,serve]' ;;
   dev) install --editable '.[chat,dev,serve]' ;;
-  peers | lite | mindformers) install --requirement "$lock" ;;
+  peers | clients | lite | mindformers) install --requirement "$lock" ;;
   mindformers-1.9)
     place='import sysconfig; print(sysconfig.get_path("purelib"))'
     beside=$("$venv/bin/python" -c "$place")/beside.pth

@@ -27,6 +27,7 @@ from lite_runner import run_modes
 from tests import left_behind
 from tests.paths import ROOT
 from tests.serving.browser import NO_BROWSER
+from tests.serving.clients import NO_CLIENTS
 
 if TYPE_CHECKING:
     from lite_runner.backends.base import Backend
@@ -445,7 +446,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("the checkout changed during the tests", red=True, bold=True)
     for line in changed:
         terminalreporter.line(line)
-    for why in (NO_BROWSER, NO_LITE, NO_MINDFORMERS, NO_NETWORK):
+    for why in (NO_BROWSER, NO_CLIENTS, NO_LITE, NO_MINDFORMERS, NO_NETWORK):
         skipped = [
             report
             for report in terminalreporter.stats.get("skipped", [])

@@ -206,7 +206,7 @@ END_TO_END = {
     "native": "library sanitizers",
     "run_modes": "adapters chatglm export_packed export_quantized logprobs pretrained_folder",
     "scripts": "rank_tables",
-    "serving": "page",
+    "serving": "clients page schema soak",
     "system": "peaks",
     "weights": "combine_ckpt gguf_models",
 }

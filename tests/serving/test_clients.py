@@ -1,0 +1,123 @@
+"""Programs of others that speak to a server: lm-eval and LangChain.
+
+Their packages are an environment of their own, which `make clients` makes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from lite_runner import app
+from tests.paths import ROOT
+from tests.serving.clients import NO_CLIENTS
+from tests.serving.conftest import Launch
+from tests.tiny_gguf import write_tiny_gguf
+
+PYTHON = ROOT / ".venv-clients/bin/python"
+DATA = ROOT / "tests/fixtures/lm_eval"
+OFFLINE = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
+LANGCHAIN = """
+import sys
+from typing import Literal
+
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, Field
+
+class Trip(BaseModel):
+    city: Literal["Oslo", "Rome"]
+    days: int = Field(ge=1, le=9)
+
+chat = ChatOpenAI(
+    base_url=sys.argv[1], api_key="none", model=sys.argv[2], max_tokens=60, seed=1, temperature=2
+)
+whole = chat.invoke([("system", "be brief"), ("user", "hi")])
+assert 0 < whole.usage_metadata["output_tokens"] <= 60, whole
+streamed = "".join(chunk.text for chunk in chat.stream([("system", "be brief"), ("user", "hi")]))
+assert streamed == whole.text, (streamed, whole)
+trip = chat.with_structured_output(Trip, method="json_schema").invoke("where?")
+assert isinstance(trip, Trip), trip
+"""
+
+
+@pytest.fixture
+def python() -> str:
+    """The interpreter that has the clients."""
+    if not PYTHON.exists():
+        pytest.skip(f"{NO_CLIENTS}: make clients installs them")
+    return str(PYTHON)
+
+
+@pytest.fixture
+def served(launch: Launch, tmp_path: Path) -> tuple[str, str]:
+    """A server of the tiny GGUF, and the model's name."""
+    write_tiny_gguf(tmp_path / "tiny.gguf")
+    _, url = launch("model=tiny.gguf")
+    return url, httpx2.get(f"{url}/v1/models").json()["data"][0]["id"]
+
+
+def run(python: str, folder: Path, *arguments: str) -> None:
+    environment = {**os.environ, **OFFLINE, "HF_HOME": str(folder / "home")}
+    command = [python, *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+
+
+def evaluate(python: str, folder: Path, model: str, arguments: str, tasks: str) -> dict[str, Any]:
+    """The answers of lm-eval's tasks by their documents, and the scores."""
+    for file in DATA.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    options = ["--model", model, "--model_args", arguments, "--tasks", tasks, "--include_path", "."]
+    options += ["--output_path", "out", "--log_samples"]
+    if "chat" in model:
+        options.append("--apply_chat_template")
+    run(python, folder, "-m", "lm_eval", "run", *options)
+    (results,) = (folder / "out").glob("**/results_*.json")
+    found: dict[str, Any] = {"scores": json.loads(results.read_text())["results"]}
+    for task in tasks.split(","):
+        (samples,) = (folder / "out").glob(f"**/samples_{task}_*.jsonl")
+        rows = sorted(map(json.loads, samples.read_text().splitlines()), key=lambda r: r["doc_id"])
+        found[task] = [row["resps"] for row in rows]
+    return found
+
+
+def test_lm_evals_scores_are_those_of_its_own_backend(
+    python: str, served: tuple[str, str], tmp_path: Path
+) -> None:
+    """hf.json: `--model hf` of the model as Hugging Face's folder, add_bos_token=False, float32."""
+    url, model = served
+    words = "run_mode=convert model=tiny.gguf convert_format=huggingface convert_output=hf"
+    assert app.main([*words.split(), "verbosity=0"]) == 0
+    arguments = f"model={model},base_url={url}/v1/completions,tokenizer=hf,num_concurrent=4"
+    arguments += ",tokenizer_backend=huggingface,tokenized_requests=True"
+    found = evaluate(python, tmp_path, "local-completions", arguments, "tiny_choice,tiny_words")
+    expected = json.loads((DATA / "hf.json").read_text())
+    for task, scores in expected["scores"].items():
+        assert {name: found["scores"][task][f"{name},none"] for name in scores} == scores
+    likelihoods = [[float(one[0][0]) for one in row] for row in found["tiny_choice"]]
+    for row, values in zip(likelihoods, expected["tiny_choice"], strict=True):
+        assert row == pytest.approx(values, rel=1e-5)
+    assert [row[0][0] for row in found["tiny_words"]] == expected["tiny_words"]
+
+
+def test_lm_evals_chats(python: str, served: tuple[str, str], tmp_path: Path) -> None:
+    url, model = served
+    arguments = f"model={model},base_url={url}/v1/chat/completions,num_concurrent=4"
+    found = evaluate(python, tmp_path, "local-chat-completions", arguments, "tiny_words")
+    questions = [json.loads(line) for line in (DATA / "task.jsonl").read_text().splitlines()]
+    for place in (0, 7):
+        messages = [{"role": "user", "content": questions[place]["question"]}]
+        body = {"messages": messages, "temperature": 0, "max_tokens": 8, "stop": ["\n\n"]}
+        answer = httpx2.post(f"{url}/v1/chat/completions", json=body).json()
+        assert found["tiny_words"][place][0][0] == answer["choices"][0]["message"]["content"]
+
+
+def test_langchain(python: str, served: tuple[str, str], tmp_path: Path) -> None:
+    url, model = served
+    run(python, tmp_path, "-c", LANGCHAIN, f"{url}/v1", model)
