@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite mindformers clients lint reference reference-mindformers bench bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-loop soak fuzz lock clean
+.PHONY: help run test lite mindformers clients lint reference reference-mindformers bench bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop soak fuzz lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -145,6 +145,18 @@ bench-prefix:  ## measure 64 prompts that begin alike, with the prefix cache and
 	@scripts/setup.sh run
 	@set -e; for quant in none a16w8; do \
 	  .venv/bin/python benchmarks/prefix.py quant=$$quant $(ARGS); done
+
+SERVE = .venv/bin/python run_lite.py run_mode=serve model={gguf} serve.port={port} seed=1
+bench-serve:  ## measure the server under load, with adapters and shared prefixes, against llama.cpp's
+	@scripts/setup.sh dev
+	@scripts/setup.sh peers
+	@set -e; gguf=$$(.venv/bin/python scripts/model_path.py smollm2_135m); \
+	table() { echo; .venv/bin/python benchmarks/serve.py --gguf "$$gguf" "$$@" $(ARGS); }; \
+	for prefix in '' --shared; do \
+	  table $$prefix --server "ours=$(SERVE)" --server "llama.cpp=.venv-bench/bin/python -m \
+	    llama_cpp.server --model {gguf} --port {port} --n_ctx 4096"; \
+	  for adapters in 1 8; do table $$prefix --adapters $$adapters \
+	    --server "ours=$(SERVE) adapter_path={adapters}"; done; done
 
 bench-loop:  ## measure what choosing the tokens costs, without a model
 	@scripts/setup.sh run
