@@ -26,8 +26,6 @@ from numpy.typing import NDArray
 from lite_runner import run_modes
 from tests import left_behind
 from tests.paths import ROOT
-from tests.serving.browser import NO_BROWSER
-from tests.serving.clients import NO_CLIENTS
 
 if TYPE_CHECKING:
     from lite_runner.backends.base import Backend
@@ -48,6 +46,8 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 USERS_CACHE = "users"  # in the cache of a session a link to the user's, for downloads only
 
 # Why tests are left out. Of the first setup.sh says it, where there is no Python 3.7.
+NO_BROWSER = "without a browser"
+NO_CLIENTS = "without lm-eval and LangChain"
 NO_LITE = "without MindSpore Lite"
 NO_MINDFORMERS = "without MindFormers"
 NO_NETWORK = "without a network"

@@ -11,7 +11,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-NO_BROWSER = "without a browser"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 _SWITCHES = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),

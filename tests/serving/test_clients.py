@@ -15,8 +15,8 @@ import httpx2
 import pytest
 
 from lite_runner import app
+from tests.conftest import NO_CLIENTS
 from tests.paths import ROOT
-from tests.serving.clients import NO_CLIENTS
 from tests.serving.conftest import Launch
 from tests.tiny_gguf import write_tiny_gguf
 

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from lite_runner import __version__
 from lite_runner.text.tokenizer import byte_tokenizer
+from tests.conftest import NO_BROWSER
 from tests.generation.mock import MockBackend
-from tests.serving.browser import CHROMIUM, NO_BROWSER, Browser
+from tests.serving.browser import CHROMIUM, Browser
 from tests.serving.conftest import END, VOCAB, Served, Start
 
 SAYING = "Bonjour !\n<img src=x onerror=\"console.log('unsafe')\"> <b>&amp;</b> Buongiorno ☕"

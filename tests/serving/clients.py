@@ -1,3 +1,0 @@
-"""Why tests of other programs are left out."""
-
-NO_CLIENTS = "without lm-eval and LangChain"
