@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from lite_runner.config.cluster import ranks_of
 from lite_runner.config.fields import Fault, fault
 from lite_runner.config.options import AdapterOptions, ComputeOptions, GenerateOptions
 from lite_runner.config.schema import RunConfig
@@ -32,8 +33,9 @@ def mindformers_model_faults(config: ComputeOptions) -> Iterator[Fault]:
     if config.backend != "mindformers" or not config.runs_mindformers:
         return
     adapter = isinstance(config, AdapterOptions) and config.adapter_path
+    ranks = ranks_of(config)
     refused = {
-        "use_parallel": (config.use_parallel, "several ranks"),
+        "parallel_config.model_parallel": (ranks.tensor > 1, "ranks that share a model"),
         "adapter_path": (adapter, "adapters of each prompt"),
         "model.model_config.pet_config": (config.merges_adapter, "an adapter in the checkpoint"),
         "quant": (config.quant not in (None, "none"), "quantized weights"),
@@ -41,7 +43,7 @@ def mindformers_model_faults(config: ComputeOptions) -> Iterator[Fault]:
         "context.mode": (config.context.mode == 1, "pynative mode"),
         "model.model_config.compute_dtype": (
             config.weights_dtype("CPU") == "bfloat16",
-            "bfloat16 on a CPU",
+            "bfloat16",
         ),
     }
     yield from _refused(refused)

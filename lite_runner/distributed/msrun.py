@@ -16,16 +16,10 @@ from lite_runner.distributed.msrun_wrapper import PARENT_VARIABLE, SCHEDULES_VAR
 from lite_runner.errors import EnvironmentFault
 from lite_runner.system import packages
 from lite_runner.system.files import GROUP_MAY_READ
+from lite_runner.system.rank_variables import RANK_VARIABLES
 
 LOG = "msrun.log"
 WRAPPER = Path(__file__).with_name("msrun_wrapper.py")
-# Left over from another job, these would give a rank a wrong identity.
-_OF_OTHER_JOBS = (
-    *("MS_ROLE", "MS_NODE_ID", "MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT"),
-    *("MS_TOPO_TIMEOUT", "MS_SIMULATION_LEVEL", "MS_ENABLE_RECOVERY"),
-    *("RANK_ID", "RANK_SIZE", "RANK_TABLE_FILE", "DEVICE_ID"),
-    *("MS_SERVER_NUM", "MS_LOCAL_WORKER", "MS_NODE_RANK"),  # of ascend-operator
-)
 
 
 def command(
@@ -86,7 +80,8 @@ def environment(events: Path, cluster: Cluster, ascend: Mapping[str, str]) -> di
     """This process's environment for msrun and its ranks; `events` is the launcher's socket,
     `ascend` adds the variables of `ascend_ranks`."""
     own = without_keys(os.environ)
-    kept = {name: value for name, value in own.items() if name not in _OF_OTHER_JOBS}
+    # Left over from another job, these would give a rank a wrong identity.
+    kept = {name: value for name, value in own.items() if name not in RANK_VARIABLES}
     path = [str(Path(sys.executable).parent), *filter(None, [kept.get("PATH")])]
     return {
         **kept,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lite_runner import progress
+from lite_runner.backends.mindformers.releases import python_for
 from lite_runner.config.options import CompareOptions, MindFormersOptions
 from lite_runner.config.release import Release
 from lite_runner.errors import ConfigError
@@ -13,6 +14,7 @@ from lite_runner.plan.job import Job
 from lite_runner.plan.mindformers_run import FILE_NAME, MindFormersRun
 from lite_runner.plan.other_backend import other_config
 from lite_runner.plan.plan import Plan
+from lite_runner.plan.preflight import check_machine
 from lite_runner.sizing.need import BYTES_OF, Memory, cache_bytes, parameter_count
 
 # Measured with tiny models and SmolLM2: both processes, and the graphs of each layer.
@@ -27,18 +29,13 @@ def plan_mindformers(plan: Plan, share: Job) -> Plan:
     """
     config, files = plan.config, plan.model
     assert isinstance(config, MindFormersOptions)
-    if plan.device != "CPU":
-        raise ConfigError(
-            f"backend=mindformers runs on the processor, not on {plan.device}",
-            "context.device_target=CPU",
-        )
     if files.quantization.rounds:
         raise ConfigError(
             "backend=mindformers: MindFormers cannot compute with quantized weights"
             f" (quant={files.quantization})",
             "quant=none",
         )
-    run = MindFormersRun.of(config, files.model, share)
+    run = MindFormersRun.of(config, files.model, share, plan.device)
     plan = replace(
         plan,
         why=f"MindFormers {run.release.name}'s, on mindspore {run.release.mindspore}",
@@ -49,7 +46,9 @@ def plan_mindformers(plan: Plan, share: Job) -> Plan:
         plan = described(replace(plan, job=share))
         text = run.yaml(config.checkpoint_source)
         return replace(plan, table=(*plan.table, f"{FILE_NAME}:", text.rstrip()))
-    run.release.python.find()
+    python_for(run.release, plan.device)
+    if plan.ranks.size > 1:
+        check_machine(config, _memory(run))
     _note_hidden(run, share)
     return plan
 

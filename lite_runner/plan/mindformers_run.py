@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -16,11 +16,13 @@ from lite_runner.backends.mindformers.release import (
     static_length,
 )
 from lite_runner.backends.mindformers.releases import choose_release
+from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.options import ExportedOptions, MindFormersOptions
 from lite_runner.errors import ConfigError
 from lite_runner.plan.job import Job
 
+_CPU: Mapping[str, Any] = {"device_target": "CPU", "device_id": 0}
 FILE_NAME = "mindformers.yaml"  # in the run folder
 HEAD_COMMENT = "# Written for MindFormers {}, which ran it: what run_mindformer reads.\n"
 
@@ -37,10 +39,14 @@ class MindFormersRun:
     unused: int  # a token that no prompt has
     trainer: Mapping[str, Any]  # sections of the yaml, as the run's config has them
     tokenizer: Mapping[str, Any]
+    device: Mapping[str, Any] = field(default_factory=lambda: dict(_CPU))
 
     @classmethod
-    def of(cls, config: MindFormersOptions, model: Decoder, job: Job) -> MindFormersRun:
-        """Raises ConfigError for what MindFormers cannot compute."""
+    def of(
+        cls, config: MindFormersOptions, model: Decoder, job: Job, device: str = "CPU"
+    ) -> MindFormersRun:
+        """Raises ConfigError for what MindFormers cannot compute, EnvironmentFault where another
+        release than one of those known is installed for the device."""
         beams = job.generation.num_beams
         release = choose_release(
             model,
@@ -49,6 +55,7 @@ class MindFormersRun:
             use_past=config.caches,
             beams=beams,
             export=isinstance(config, ExportedOptions) and config.writes_graphs,
+            device=device,
         )
         # Its beam search looks for a pad behind each row.
         wanted = job.length + 1 if beams > 1 else job.length
@@ -58,7 +65,7 @@ class MindFormersRun:
                 f" {job.length} tokens of the longest text, the context of the model",
                 "fewer new tokens: max_new_tokens=",
             )
-        dtype = config.weights_dtype("CPU")
+        dtype = config.weights_dtype(device)
         assert dtype != "bfloat16", "see mindformers_run_checks"
         prompts = {token for tokens in job.tokens for token in tokens}
         free = (token for token in reversed(range(model.vocab_size)) if token not in prompts)
@@ -78,6 +85,7 @@ class MindFormersRun:
             unused=next(free, pad_token(model)),
             trainer={"type": config.trainer.type, "model_name": config.model_name},
             tokenizer={"type": config.processor.tokenizer.type},
+            device=_device(config, device),
         )
 
     def options(self, generation: GenerationConfig, seed: int) -> dict[str, Any]:
@@ -101,8 +109,7 @@ class MindFormersRun:
             "auto_trans_ckpt": False,
             "context": {
                 "mode": 0,
-                "device_target": "CPU",
-                "device_id": 0,
+                **self.device,
                 **self.release.context,
             },
             **self.release.sections,
@@ -113,6 +120,15 @@ class MindFormersRun:
         return HEAD_COMMENT.format(self.release.name) + yaml.safe_dump(
             plain, sort_keys=False, allow_unicode=True
         )
+
+
+def _device(config: MindFormersOptions, device: str) -> Mapping[str, Any]:
+    """The device in the section `context`, with the run's own settings of Ascend."""
+    if device == "CPU":
+        return _CPU
+    settings = AscendSettings.of(config.context)
+    found = {"device_target": device, "device_id": config.context.device_id}
+    return found | {key: getattr(settings, key) for key in settings.asked()}
 
 
 def _shortest_prompt(model: Decoder, job: Job) -> list[int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.backends.mindformers.process import MindFormersProcess
+from lite_runner.backends.mindformers.releases import python_for
 from lite_runner.config.options import MindFormersOptions
 from lite_runner.plan.job import Job
 from lite_runner.plan.mindformers_checkpoint import write_checkpoint
@@ -42,16 +43,23 @@ def open_mindformers(plan: Plan, job: Job, folder: Path) -> OpenMindFormers:
     config = plan.config
     assert isinstance(config, MindFormersOptions) and plan.memory is not None
     check_memory(plan.memory)
-    run = MindFormersRun.of(config, plan.model.model, job)
+    run = MindFormersRun.of(config, plan.model.model, job, plan.device)
     with ExitStack() as resources:
         work = resources.enter_context(temporary_folder("mindformers", folder))
         with progress.step("write the checkpoint"):
             checkpoint = write_checkpoint(plan.model, run.release, work)
-        yaml = folder / FILE_NAME
+        rank = plan.ranks.rank
+        yaml = folder / (f"{rank}-{FILE_NAME}" if rank else FILE_NAME)
         with atomic_write(yaml) as file:
             file.write(run.yaml(str(checkpoint)).encode("utf-8", errors="backslashreplace"))
         with progress.step("load MindFormers"):
-            process = MindFormersProcess(work, run.release, threads=config.context.threads)
+            process = MindFormersProcess(
+                work,
+                run.release,
+                threads=config.context.threads,
+                python=python_for(run.release, plan.device),
+                device=plan.device,
+            )
             resources.callback(process.close)
             process.load(yaml)
         found = ", ".join(f"{name} {version}" for name, version in process.versions.items())

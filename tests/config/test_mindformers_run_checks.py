@@ -22,7 +22,7 @@ PAST = "model.model_config.use_past"
         (["quant=a16w8"], "quant: backend=mindformers has no quantized weights"),
         (["kv_cache=int8"], "kv_cache: backend=mindformers"),
         (["context.mode=1"], "context.mode: backend=mindformers has no pynative mode"),
-        (["model.model_config.compute_dtype=bfloat16"], "has no bfloat16 on a CPU"),
+        (["model.model_config.compute_dtype=bfloat16"], "has no bfloat16"),
         (["logprobs=1"], "logprobs: backend=mindformers has no log-probabilities"),
         (["prompt_logprobs=1"], "prompt_logprobs: backend=mindformers"),
         (["do_sample=true", "min_p=0.1"], "min_p: backend=mindformers has no min_p"),
@@ -30,7 +30,7 @@ PAST = "model.model_config.use_past"
         (["do_sample=true", "num_return_sequences=2"], "no several texts of a prompt"),
         (["num_beams=2", f"{PAST}=false", "length_penalty=2"], "length_penalty: backend="),
         (["num_beams=2"], f"beam search has no cache; add {PAST}=false"),
-        (["parallel=dp2"], "use_parallel: backend=mindformers has no several ranks"),
+        (["parallel=tp2"], "parallel_config.model_parallel: backend=mindformers has no ranks that"),
         (["mindformers.release=1.3.2"], "mindformers.release: got '1.3.2', expected one of"),
         (["engine=lite"], "engine has an effect only with backend=mslite"),
     ],
@@ -72,11 +72,16 @@ EXPORT = ("run_mode=export", "model=tiny_bloom", "backend=mindformers")
         ),
         (["quant=a16w8"], "quant: backend=mindformers has no quantized weights"),
         (["adapter_path=x"], "adapter_path: backend=mindformers has no adapters"),
-        (["parallel=tp2"], "use_parallel: backend=mindformers has no several ranks"),
+        (["parallel=tp2"], "parallel_config.model_parallel: backend=mindformers has no ranks that"),
     ],
 )
 def test_what_it_does_not_export(faults: Faults, settings: list[str], expected: str) -> None:
     assert expected in faults(*EXPORT, *settings)
+
+
+def test_replicas_are_ranks_of_their_own(resolve: Resolve) -> None:
+    line = ("model=tiny_bloom", "predict_data=[x,y]", "backend=mindformers", "parallel=dp2")
+    assert resolve(*line).use_parallel
 
 
 def test_what_it_exports(resolve: Resolve) -> None:

@@ -302,6 +302,21 @@ def test_sampling_and_beams(process: MindFormersProcess, tmp_path: Path) -> None
     assert found == generated(searched, beams, PROMPTS[:2])[0]
 
 
+def test_two_replicas(mindformers_python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks, each with a MindFormers of its own, complete what one does."""
+    monkeypatch.setenv("LITE_RUNNER_MINDFORMERS_PYTHON", str(mindformers_python))
+    line = ["model=tiny_bloom", "predict_data=[hello,the cat,abc]", "max_new_tokens=4", "seed=3"]
+    found = []
+    for ranks in ([], ["parallel=dp2"]):
+        assert main([*line, "backend=mindformers", *ranks]) == 0
+        result = json.loads(Path("outputs/latest/result.json").read_text("utf-8"))
+        found.append([row["token_ids"] for row in result["results"]])
+    assert result["world_size"] == 2 and result["engine"] == "mindformers-1.0.2"
+    assert found[0] == found[1]
+    yamls = sorted(path.name for path in Path("outputs/latest/").glob("*mindformers.yaml"))
+    assert yamls == ["1-mindformers.yaml", "mindformers.yaml"]
+
+
 def test_a_run_that_compares(
     mindformers_python: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

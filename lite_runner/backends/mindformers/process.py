@@ -44,6 +44,7 @@ class MindFormersProcess:
         *,
         threads: int | None,
         python: Path | None = None,
+        device: str = "CPU",
     ) -> None:
         """Start it; MindFormers leaves its log in `folder`. `python` None: that of the release.
 
@@ -55,7 +56,7 @@ class MindFormersProcess:
         self._process = WorkerProcess(own, worker_command(found, _SCRIPT))
         try:
             self.versions = self._process.ask(
-                {"op": "start", "folder": str(folder), "threads": threads},
+                {"op": "start", "folder": str(folder), "threads": threads, "device": device},
                 seconds=START_SECONDS,
                 doing="importing mindformers",
             )

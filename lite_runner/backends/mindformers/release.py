@@ -41,7 +41,7 @@ class Family:
 
 @dataclass(frozen=True)
 class MindFormersRelease:
-    """What a release can do on a CPU. Methods but `unsupported` are for models that it supports."""
+    """What a release can do on a device. Methods but `unsupported` are for supported models."""
 
     name: str
     mindspore: str  # the release of MindSpore that it runs on
@@ -52,6 +52,7 @@ class MindFormersRelease:
     caches: bool = True
     beams: bool = True
     exports: bool = True
+    blocks: int = 0  # positions of a block of its cache; 0: the cache is of whole rows
 
     def unsupported(
         self, model: Decoder, *, use_past: bool, beams: int = 1, export: bool = False
@@ -114,8 +115,19 @@ class MindFormersRelease:
                 "softmax_compute_type": "float32",
                 "checkpoint_name_or_path": "",
                 "do_sample": False,
+                **self._paged(sizes),
                 **self._family(model).settings(model),
             },
+        }
+
+    def _paged(self, sizes: Sizes) -> dict[str, Any]:
+        if not (self.blocks and sizes.use_past):
+            return {}
+        row = -(-sizes.length // self.blocks)
+        return {
+            "is_dynamic": True,
+            "block_size": self.blocks,
+            "num_blocks": sizes.batch * row + 1,  # one is never given to a row
         }
 
     def _family(self, model: Decoder) -> Family:

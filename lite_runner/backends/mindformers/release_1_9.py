@@ -8,6 +8,7 @@ has a stand-in: see worker.py. The cache is of paged attention, which has none e
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from lite_runner.architectures.spec import Decoder
@@ -53,6 +54,12 @@ def _llama(model: Decoder) -> dict[str, Any]:
     }
 
 
+def _llama_ascend(model: Decoder) -> dict[str, Any]:
+    plain = ("use_rope_slice", "fused_rms_norm")
+    settings = {name: value for name, value in _llama(model).items() if name not in plain}
+    return settings | {"use_flash_attention": True}
+
+
 V1_9_0 = MindFormersRelease(
     "1.9.0",
     "2.10.0",
@@ -63,4 +70,13 @@ V1_9_0 = MindFormersRelease(
     caches=False,
     beams=False,
     exports=False,
+)
+# On Ascend by its own operators, and with a cache. Written from its sources and its yamls: never
+# run, for want of a device.
+V1_9_0_ASCEND = replace(
+    V1_9_0,
+    families={"LlamaConfig": Family(_llama_faults, _llama_ascend, hides_pads)},
+    context={},
+    caches=True,
+    blocks=16,
 )

@@ -2,7 +2,8 @@
 
 workers/main.py runs it and describes the protocol; its client is process.py.
 
-    {"op": "start", "folder", "threads"}  imports mindformers, which leaves its log in `folder`;
+    {"op": "start", "folder", "threads", "device"}
+                                          imports mindformers, which leaves its log in `folder`;
                                           the versions
     {"op": "load", "yaml"}                builds the network of a yaml of run_mindformer, with its
                                           load_checkpoint; its stand-ins
@@ -33,8 +34,8 @@ Message = dict[str, Any]
 Tell = Callable[[Message], None]
 
 
-def import_mindspore() -> Any:
-    """mindspore, ready for mindformers on a CPU and without chatter.
+def import_mindspore(device: str) -> Any:
+    """mindspore, ready for mindformers on a device, "CPU" or "Ascend", and without chatter.
 
     2.0.0 lacks two names that mindformers 1.0.2 mentions, of what nothing on a CPU uses.
     """
@@ -46,7 +47,7 @@ def import_mindspore() -> Any:
 
         mindspore.bfloat16 = mindspore.common.dtype.bfloat16 = mindspore.common.dtype.type_none
         _cost_model_context._set_rp_matmul_mem_coef = lambda coefficient: None
-    mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
+    mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target=device)
     logging.disable(logging.WARNING)  # also what MindFormers says of each parameter it loads
     return mindspore
 
@@ -109,7 +110,7 @@ class Worker:
         """The answer to a request. Raises what MindFormers raises."""
         op = request["op"]
         if op == "start":
-            return self.start(request["folder"], request["threads"])
+            return self.start(request["folder"], request["threads"], request["device"])
         if op == "load":
             return self.load(request["yaml"])
         if op == "score":
@@ -118,13 +119,13 @@ class Worker:
             return self.export(request["file"])
         return self.generate(request)
 
-    def start(self, folder: str, threads: int | None) -> Message:
+    def start(self, folder: str, threads: int | None, device: str) -> Message:
         """Import, and the versions."""
         os.chdir(folder)
         os.environ["RUN_MODE"] = "predict"  # as run_mindformer tells the networks of later releases
         if threads:
             os.environ["OMP_NUM_THREADS"] = str(threads)
-        self.mindspore = import_mindspore()
+        self.mindspore = import_mindspore(device)
         if threads:
             self.mindspore.set_context(runtime_num_threads=threads)
         import mindformers  # noqa: F401  (what takes long is done before a model is loaded)
@@ -155,7 +156,7 @@ class Worker:
         if missing:
             names = ", ".join(missing[:5])
             raise RuntimeError(f"{config.load_checkpoint} lacks {len(missing)} parameters: {names}")
-        if first:
+        if first or config.context.device_target != "CPU":
             return {"stand_ins": []}
         self.model.argmax = argmax
         return {"stand_ins": ["argmax"]}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lite_runner.config.secret import without_keys
 from lite_runner.errors import EnvironmentFault
+from lite_runner.system.rank_variables import RANK_VARIABLES
 from lite_runner.system.user_cache import cache_dir
 
 TAIL_LINES = 8
@@ -77,8 +78,10 @@ def worker_command(python: Path, script: Path) -> list[str]:
 
 
 def worker_environment() -> dict[str, str]:
-    """This process's environment without keys and MindSpore's additions to LD_LIBRARY_PATH."""
-    environment = without_keys(os.environ)
+    """This process's environment without keys and MindSpore's additions to LD_LIBRARY_PATH; a
+    worker of a rank is none itself."""
+    own = without_keys(os.environ)
+    environment = {name: value for name, value in own.items() if name not in RANK_VARIABLES}
     path = environment.pop("LD_LIBRARY_PATH", "")
     kept = [folder for folder in path.split(":") if folder and "/mindspore/lib" not in folder]
     if kept:

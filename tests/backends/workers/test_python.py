@@ -14,6 +14,15 @@ from lite_runner.backends.workers.python import (
 )
 
 
+def test_a_worker_of_a_rank_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MS_ROLE", "RANK_ID", "DEVICE_ID", "MS_SCHED_PORT"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "3")
+    environment = worker_environment()
+    assert not environment.keys() & {"MS_ROLE", "RANK_ID", "DEVICE_ID", "MS_SCHED_PORT"}
+    assert environment["ASCEND_RT_VISIBLE_DEVICES"] == "3"
+
+
 def test_a_script_sees_nothing_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isolated(Path("/p"), Path("/s.py"), "x") == ["/p", "-I", "-B", "/s.py", "x"]
     main, script = worker_command(Path("/p"), Path("/s.py"))[-2:]
