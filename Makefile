@@ -174,6 +174,6 @@ lock:  ## resolve requirements/lock.txt anew from setup.cfg, with Python 3.10
 	@scripts/lock.sh
 
 clean:  ## remove environments, caches and build folders; outputs/ stays
-	rm -rf .venv .venv-bench .venv-clients .venv-lite .venv-mindformers .venv-mindformers-1.9 .python3.* build dist *.egg-info lite_runner/native/operators.so
+	rm -rf .venv .venv-bench .venv-clients .venv-lite .venv-mindformers .venv-mindformers-1.9 .venv-ray .python3.* build dist *.egg-info lite_runner/native/operators.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -50,6 +50,7 @@ NO_BROWSER = "without a browser"
 NO_CLIENTS = "without lm-eval and LangChain"
 NO_LITE = "without MindSpore Lite"
 NO_MINDFORMERS = "without MindFormers"
+NO_RAY = "without Ray"
 NO_NETWORK = "without a network"
 DOWNLOADS = ("smollm2_gguf", "mindformers_package")  # the fixtures that need one
 
@@ -399,25 +400,32 @@ def lite_python() -> Path:
 def mindformers_python() -> Path:
     """The interpreter of .venv-mindformers, which has MindFormers 1.0.2; set up where it is
     missing. Without a Python 3.9 or a network the test is left out, and named at the end."""
-    return _set_up("mindformers")
+    return _set_up("mindformers", NO_MINDFORMERS)
 
 
 @pytest.fixture(scope="session")
 def mindformers_1_9_python() -> Path:
     """The same of .venv-mindformers-1.9, which has MindFormers 1.9.0."""
-    return _set_up("mindformers-1.9")
+    return _set_up("mindformers-1.9", NO_MINDFORMERS)
 
 
-def _set_up(target: str) -> Path:
+@pytest.fixture(scope="session")
+def ray_python() -> Path:
+    """The interpreter of .venv-ray, which has Ray Serve; set up where it is missing. Without a
+    network the tests are left out, and named at the end."""
+    return _set_up("ray", NO_RAY)
+
+
+def _set_up(target: str, without: str) -> Path:
     done = subprocess.run(
         [str(ROOT / "scripts/setup.sh"), target, "--optional"],
         capture_output=True,
         encoding="utf-8",
     )
-    if NO_MINDFORMERS in done.stderr:
-        pytest.skip(done.stderr[done.stderr.index(NO_MINDFORMERS) :])
+    if without in done.stderr:
+        pytest.skip(done.stderr[done.stderr.index(without) :])
     if done.returncode:
-        pytest.skip(f"{NO_MINDFORMERS}: its packages could not be installed: {done.stderr[-300:]}")
+        pytest.skip(f"{without}: its packages could not be installed: {done.stderr[-300:]}")
     return ROOT / f".venv-{target}/bin/python"
 
 
@@ -446,7 +454,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("the checkout changed during the tests", red=True, bold=True)
     for line in changed:
         terminalreporter.line(line)
-    for why in (NO_BROWSER, NO_CLIENTS, NO_LITE, NO_MINDFORMERS, NO_NETWORK):
+    for why in (NO_BROWSER, NO_CLIENTS, NO_LITE, NO_MINDFORMERS, NO_NETWORK, NO_RAY):
         skipped = [
             report
             for report in terminalreporter.stats.get("skipped", [])

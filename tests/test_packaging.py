@@ -26,7 +26,7 @@ from tests.paths import ROOT
 # mindspore_lite: a vendor's wheel, or in a Python of its own (`make lite`); matplotlib: the extra
 # `bench`, asked for only where charts are wanted.
 # Of an extra, or of environments of their own.
-NOT_REQUIRED = {"lite_runner", "mindformers", "mindspore_lite", "matplotlib"}
+NOT_REQUIRED = {"lite_runner", "mindformers", "mindspore_lite", "matplotlib", "ray"}
 SOURCES = ROOT / "lite_runner/native/src"
 STATIC = ROOT / "lite_runner/serving/static"
 
@@ -249,7 +249,8 @@ def test_every_requirement_is_locked_within_its_bounds(
     extras = setup_cfg["options.extras_require"].values()
     requirements = requirements_of(setup_cfg["options"]["install_requires"], *extras)
     assert len(requirements) > 10
-    locked = pins("lock.txt")
+    locked = pins("lock.txt") | pins("ray.txt")
+    assert len(locked) == len(pins("lock.txt")) + len(pins("ray.txt"))  # no package has two pins
     for requirement in requirements:
         assert requirement.specifier.contains(locked[normalized(requirement.name)]), requirement
 

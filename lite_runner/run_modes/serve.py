@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from lite_runner.output.report import RunFolder
@@ -21,6 +22,17 @@ class Config(ServeOptions):
 def run(plan: Plan, _: RunFolder) -> None:
     """Serve until SIGTERM or Ctrl-C. Raises RunnerError, EnvironmentFault where a package of the
     server is missing or the port is taken."""
-    from lite_runner.serving.server import serve  # imports the packages of the extra `serve`
+    config = plan.config
+    assert isinstance(config, Config)
+    # Imports the packages of the extras `serve` and `ray`.
+    if config.serve.engine == "ray":
+        # Read when Ray is imported: it reports its use elsewhere, and shows similar lines once.
+        for name in ("RAY_USAGE_STATS_ENABLED", "RAY_DEDUP_LOGS"):
+            os.environ.setdefault(name, "0")
+        from lite_runner.serving.cluster import serve_on_ray
 
-    serve(plan)
+        serve_on_ray(plan)
+    else:
+        from lite_runner.serving.server import serve
+
+        serve(plan)

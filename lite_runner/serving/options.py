@@ -28,6 +28,8 @@ _OF_REQUESTS = {
 class Serve:
     """The server."""
 
+    engine: Literal["local", "ray"]  # in this process, or on a Ray cluster
+    replicas: Count  # of the model, on the cluster
     host: str
     port: Annotated[int, Range(0, 65535)]  # 0: a free one
     api_key: str  # env:NAME or a file; "": none
@@ -62,6 +64,18 @@ def serve_faults(config: ServeOptions) -> Iterator[Fault]:
     for key, why in _OF_REQUESTS.items():
         if (value := getattr(config, key)) is not None:
             yield fault(key, f"{key}={show(value)} has no effect with run_mode=serve: {why}")
+    if config.serve.engine == "local" and config.serve.replicas > 1:
+        yield fault(
+            "serve.replicas",
+            f"serve.replicas={config.serve.replicas} needs serve.engine=ray, which runs replicas"
+            " on a Ray cluster",
+        )
+    if config.serve.engine == "ray" and config.serve.load_adapters:
+        yield fault(
+            "serve.load_adapters",
+            "serve.load_adapters=true needs serve.engine=local: with several replicas one alone"
+            " would load an adapter",
+        )
     if config.serve.is_public and not config.serve.api_key:
         yield fault(
             ("serve.host", "serve.api_key"),

@@ -13,6 +13,8 @@ from lite_runner.system import environment
 def plan_serving(config: ServeOptions) -> Plan:
     """Packages, files, adapters, backend and memory, all validated. Raises RunnerError."""
     environment.check_packages("serve")
+    if config.serve.engine == "ray":
+        environment.check_packages("ray")
     plan = plan_session(
         config,
         slots=config.serve.max_running,

@@ -41,13 +41,13 @@ def serve(plan: Plan) -> None:
         backend = load(config, plan.model, plan.device, plan.work, plan.tokenizer, need=plan.memory)
         with closing(backend):
             backend.prepare()
-            asyncio.run(_serve(plan, config, backend, bound, key))
+            asyncio.run(_serve(plan, backend, bound, key))
 
 
-async def _serve(
-    plan: Plan, config: ServeOptions, backend: Backend, bound: socket.socket, key: bytes | None
-) -> None:
-    loop = asyncio.get_running_loop()
+def open_server(plan: Plan, backend: Backend, key: bytes | None) -> Server:
+    """The server of a loaded model, for the event loop that runs; its engine is not started."""
+    config, adapters, loop = plan.config, plan.work.adapters, asyncio.get_running_loop()
+    assert isinstance(config, ServeOptions) and plan.tokenizer is not None
 
     def spread(outputs: Sequence[tuple[Put, Output]]) -> None:
         for put, output in outputs:
@@ -56,7 +56,6 @@ async def _serve(
     def post(outputs: Sequence[tuple[Put, Output]]) -> None:
         loop.call_soon_threadsafe(spread, outputs)
 
-    assert plan.tokenizer is not None
     engine = Engine(
         backend,
         plan.tokenizer,
@@ -65,8 +64,8 @@ async def _serve(
         max_queue=config.serve.max_queue,
         post=post,
     )
-    adapters, slots = plan.work.adapters, backend.adapters
-    server = Server(
+    slots = backend.adapters
+    return Server(
         engine,
         plan.tokenizer,
         config.model_name,
@@ -77,19 +76,24 @@ async def _serve(
         Metrics(config.model_name, lambda: engine.load, slots.slots if slots else 0),
         open_adapter=opener(plan, slots),
     )
+
+
+async def _serve(plan: Plan, backend: Backend, bound: socket.socket, key: bytes | None) -> None:
+    server = open_server(plan, backend, key)
+    engine, settings = server.engine, server.settings
     http = _Http(
         uvicorn.Config(
             application(server),
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=max(1, round(config.serve.drain_timeout)),
+            timeout_graceful_shutdown=max(1, round(settings.drain_timeout)),
         )
     )
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # requests are logged by Guard
     engine.start()
     try:
-        with _stopping(http, server, loop):
+        with _stopping(http, server, asyncio.get_running_loop()):
             host, port = bound.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             progress.note(f"serving {server.name} on http://{shown}:{port} (Ctrl-C ends it)")

@@ -17,7 +17,9 @@ from lite_runner.system.user_cache import remembered
 _OWN = "lite-runner"
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _BOUND = re.compile(r"(>=|<)(\d+(?:\.\d+)*)")  # the only two operators that setup.cfg uses
-_REQUIREMENT = re.compile(rf"([\w.-]+?)\(?((?:{_BOUND.pattern},?)*)\)?")  # without spaces
+_REQUIREMENT = re.compile(
+    rf"([\w.-]+?(?:\[[\w,-]+\])?)\(?((?:{_BOUND.pattern},?)*)\)?"
+)  # without spaces
 _RELEASE = re.compile(r"v?(?:\d+!)?(\d+(?:\.\d+)*)")
 
 
@@ -25,7 +27,7 @@ _RELEASE = re.compile(r"v?(?:\d+!)?(\d+(?:\.\d+)*)")
 class Requirement:
     """A package and the versions that lite-runner runs with."""
 
-    name: str
+    name: str  # with the extras of it that are meant: ray[serve]
     bounds: str  # ">=1.25,<2"; "": any version
 
     def __str__(self) -> str:
@@ -58,12 +60,13 @@ def required_python() -> Requirement:
 
 
 def installed(name: str) -> str | None:
-    """The version of a package; None where it is not installed or has no version."""
+    """The version of a package, whatever its extras; None where it is not installed or has no
+    version."""
     from importlib import metadata  # with its imports 20 ms
 
     try:
         # Not metadata.version(): parsing the whole file takes longer than all that is done here.
-        return next(_fields(name, "Version"), None)
+        return next(_fields(name.partition("[")[0], "Version"), None)
     except metadata.PackageNotFoundError:
         return None
 

@@ -72,6 +72,8 @@ class Served:
 
 
 SETTINGS = Serve(
+    engine="local",
+    replicas=1,
     host="127.0.0.1",
     port=0,
     api_key="",

@@ -113,7 +113,7 @@ def test_bounds(bounds: str, version: str, allowed: bool) -> None:
     assert Requirement("one", bounds).allows(version) is allowed
 
 
-@pytest.mark.parametrize("text", ["numpy ~= 1.25", "a; python_version < '3.11'", "b[c] >= 1"])
+@pytest.mark.parametrize("text", ["numpy ~= 1.25", "a; python_version < '3.11'", "b[c >= 1"])
 def test_a_requirement_that_would_be_misread_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
@@ -122,6 +122,13 @@ def test_a_requirement_that_would_be_misread_is_refused(
     monkeypatch.setattr(packages, "_CHECKOUT", tmp_path)
     with pytest.raises(EnvironmentFault, match="expected a name with bounds"):
         packages.required()
+
+
+def test_an_extra_of_a_package_is_of_its_requirement(install: Install) -> None:
+    install("ray", "2.60.0")
+    assert packages.installed("ray[serve]") == "2.60.0"
+    (wanted,) = packages.required("ray")
+    assert str(wanted).startswith("ray[serve]>=") and wanted.allows("2.60.0")
 
 
 def test_the_setup_of_another_project_is_not_ours(

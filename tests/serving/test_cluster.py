@@ -1,0 +1,243 @@
+"""serve.engine=ray on a cluster of this machine: a head without processors, and two workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.paths import ROOT
+from tests.run_modes.test_slora import WIDTHS, write_adapter
+
+NAMES = ("tiny_llama", "en", "zh")  # the base model and its adapters
+SERVE = "run_mode=serve model=tiny_llama seed=1 serve.port=0 serve.engine=ray serve.replicas=2"
+MANY = 8000  # tokens of an answer that nobody waits for
+MEMORY = 80_000_000  # bytes of a node's object store: nothing is put there
+
+
+class Cluster:
+    """Nodes of Ray, each a few processes of this machine, in a folder of their own."""
+
+    def __init__(self, python: Path, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.env = {
+            **os.environ,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        }
+        self._python = python
+        self._nodes: list[subprocess.Popen[bytes]] = []
+        try:
+            self._start_all(folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_all(self, folder: Path) -> None:
+        head = ("--head", f"--port={self.address.rpartition(':')[2]}", "--num-cpus=0")
+        self._start(folder, *head, "--include-dashboard=false", f"--temp-dir={folder}")
+        for _ in range(2):
+            self._start(folder, f"--address={self.address}", "--num-cpus=1")
+
+    def _start(self, folder: Path, *options: str) -> None:
+        log = folder / f"node{len(self._nodes)}.log"
+        command = [self._python, "-m", "ray.scripts.scripts", "start", "--block", *options]
+        command += ["--node-ip-address=127.0.0.1", f"--object-store-memory={MEMORY}"]
+        with log.open("wb") as file:
+            node = subprocess.Popen(
+                command,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        self._nodes.append(node)
+        while b"Ray runtime started" not in log.read_bytes():
+            assert node.poll() is None, log.read_text()
+
+    def close(self) -> None:
+        for node in reversed(self._nodes):
+            node.terminate()
+            node.wait()
+
+
+class Served:
+    """A server on the cluster, whose log is read as it comes."""
+
+    def __init__(self, cluster: Cluster, python: Path, folder: Path, *options: str) -> None:
+        self.replicas: set[int] = set()  # processes that have logged something
+        self.process = subprocess.Popen(
+            [python, ROOT / "run_lite.py", *SERVE.split(), *options],
+            cwd=folder,
+            env={**cluster.env, "RAY_ADDRESS": cluster.address},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        found = self.until(r"serving tiny_llama on (http://\S+) with 2 replicas on Ray")
+        self.url = f"{found[1]}/v1"
+        self.client = openai.AsyncOpenAI(base_url=self.url, api_key="none", max_retries=0)
+
+    def until(self, pattern: str) -> re.Match[str]:
+        assert self.process.stderr is not None
+        seen = []
+        for line in self.process.stderr:
+            seen.append(line)
+            self.replicas |= {int(pid) for pid in re.findall(r":Replica pid=(\d+)", line)}
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError("".join(seen))
+
+    def replica_of(self, request: str) -> int:
+        """The process that has logged a request."""
+        return int(self.until(rf"Replica pid=(\d+)\).*\bid={request} .*status=200")[1])
+
+    async def text(self, model: str, id: str = "", tokens: int = 40) -> str:
+        """The greedy answer of a model, streamed. Raises openai.APIError."""
+        answer = await self.client.completions.create(
+            model=model,
+            prompt="hello",
+            max_tokens=tokens,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+            extra_headers={"X-Request-Id": id} if id else {},
+        )
+        parts, reason = [], None
+        async with answer as stream:  # closed, too, where this is cancelled
+            async for chunk in stream:
+                parts.append(chunk.choices[0].text)
+                reason = chunk.choices[0].finish_reason or reason
+        assert reason == "length"
+        return "".join(parts)
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_python: Path) -> Iterator[Cluster]:
+    # Ray's sockets are below it, and their paths must be short.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        made = Cluster(ray_python, Path(folder))
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.fixture
+def served(cluster: Cluster, ray_python: Path, tmp_path: Path) -> Iterator[Served]:
+    for rank, name in enumerate(NAMES[1:], 1):
+        write_adapter(tmp_path / name, rank, WIDTHS, 2.0)
+    listing = {name: name for name in NAMES[1:]}
+    (tmp_path / "lora_adapter.json").write_text(json.dumps(listing))
+    options = ("adapter_path=lora_adapter.json", "model.model_config.seq_length=8192")
+    made = Served(cluster, ray_python, tmp_path, *options)
+    try:
+        yield made
+    finally:
+        if made.process.poll() is None:
+            made.process.terminate()
+        made.process.communicate()
+
+
+def test_a_replica_that_dies_is_replaced(served: Served) -> None:
+    async def run() -> None:
+        alone = {name: await served.text(name) for name in NAMES}
+        assert len(set(alone.values())) == len(NAMES)
+        victim = 0
+        # Adapters are routed to where they are loaded.
+        for number in range(4):
+            await served.text("en", f"routed-{number}", tokens=2)
+            replica = served.replica_of(f"routed-{number}")
+            assert victim in (0, replica)
+            victim = replica
+        asked = [NAMES[number % len(NAMES)] for number in range(18)]
+        tasks = [asyncio.ensure_future(served.text(name)) for name in asked]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        tasks += [asyncio.ensure_future(served.text(name, tokens=200)) for name in asked]
+        await asyncio.sleep(0.2)
+        known = set(served.replicas)
+        assert len(known) == 2
+        os.kill(victim, signal.SIGKILL)
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        for name, answer in zip(asked + asked, answers, strict=True):
+            if isinstance(answer, str):
+                assert answer.startswith(alone[name])
+            else:  # of the replica that died, told as errors of the protocol are
+                assert isinstance(answer, openai.APIError) and answer.code == "unavailable"
+                assert "the replica of this request has failed" in str(answer)
+        assert any(isinstance(answer, str) for answer in answers)
+        # All goes on, and another replica takes its share.
+        number = 0
+        while served.replicas <= known:
+            number += 1
+            await served.text("tiny_llama", f"again-{number}", tokens=2)
+            served.replica_of(f"again-{number}")
+        for name in NAMES:
+            assert await served.text(name) == alone[name]
+
+    asyncio.run(run())
+
+
+def test_it_is_the_same_application(served: Served) -> None:
+    with urllib.request.urlopen(served.url.removesuffix("v1")) as page:
+        assert b"<title>lite-runner</title>" in page.read()
+        assert len(page.headers.get_all("X-Request-Id")) == 1
+        assert "script-src 'self'" in page.headers["Content-Security-Policy"]
+    client = openai.OpenAI(base_url=served.url, api_key="none", max_retries=0)
+    assert [card.id for card in client.models.list()] == list(NAMES)
+    with pytest.raises(openai.NotFoundError, match="no model 'nobody'"):
+        client.completions.create(model="nobody", prompt="hello")
+    with pytest.raises(openai.BadRequestError, match="top_p: Input should be greater than 0"):
+        client.completions.create(model="en", prompt="hello", top_p=0)
+
+
+def test_what_runs_is_completed_and_who_leaves_is_dropped(served: Served) -> None:
+    async def run() -> str:
+        leaving = asyncio.ensure_future(served.text("en", "left", tokens=MANY))
+        await asyncio.sleep(0.3)
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        assert int(served.until(r"\bid=left .*completion_tokens=(\d+)")[1]) < MANY
+        running = asyncio.ensure_future(served.text("zh", tokens=1000))
+        await asyncio.sleep(0.1)
+        served.process.send_signal(signal.SIGTERM)
+        return await running
+
+    assert asyncio.run(run())
+    assert served.process.wait() == 0
+
+
+def test_without_the_extra_it_says_how_to_get_it(cli: Callable[..., object]) -> None:
+    try:
+        import ray  # noqa: F401
+    except ModuleNotFoundError:
+        found = cli("run_mode=serve", "model=tiny_llama", "serve.engine=ray")
+        assert found.returncode == 3
+        assert "ray[serve] is not installed in this Python" in found.stderr
+        assert f'{sys.executable} -m pip install "ray[serve]>=2.40"' in found.stderr
+
+
+def test_replicas_are_of_ray(cli: Callable[..., object]) -> None:
+    found = cli("run_mode=serve", "model=tiny_llama", "serve.replicas=2")
+    assert found.returncode == 2 and "serve.replicas=2 needs serve.engine=ray" in found.stderr
+    loading = ("serve.load_adapters=true", "adapter_root=.", "adapter_path=lora_adapter.json")
+    found = cli("run_mode=serve", "model=tiny_llama", "serve.engine=ray", *loading)
+    assert found.returncode == 2
+    assert "serve.load_adapters=true needs serve.engine=local" in found.stderr
