@@ -11,7 +11,6 @@ from lite_runner.export.job import ExportJob
 from lite_runner.export.output_paths import OutputPaths
 from lite_runner.export.side_files import write_settings, write_tokenizer
 from lite_runner.export.verify import verify
-from lite_runner.mindir.inspect import foreign_manifest
 from lite_runner.mindir.manifest import MANIFEST, Manifest
 from lite_runner.system.files import sha256_of
 
@@ -30,6 +29,9 @@ def adopt(
     `made_by`: the versions that wrote it; `hidden`: token ids that its attention does not see.
     Raises ArtifactError where it is no graph of the model, or computes something else.
     """
+    # Imports MindSpore for its protobuf classes, and every run imports this module.
+    from lite_runner.mindir.inspect import foreign_manifest
+
     config = job.config
     write_tokenizer(folder, job)
     names = sorted(

@@ -58,6 +58,7 @@ def verify(monkeypatch: pytest.MonkeyPatch) -> Verify:
             seq_length=limit,
             model=SimpleNamespace(vocab_size=VOCAB),
             model_name="fake",
+            layout="resizable",
             operators=SimpleNamespace() if own else None,
             precision="float32",
             sampled=False,
