@@ -185,10 +185,10 @@ class _Job:
     def _check_scheduler(self) -> None:
         """The scheduler exits when a rank of any machine is lost, and may be killed; msrun and our
         ranks, which wait for that rank, would not notice."""
-        self.monitor.read(0)  # it also exits when all ranks are done
-        if self.scheduler is None or not has_ended(self.scheduler) or self.monitor.all_done:
+        if self.scheduler is None or not has_ended(self.scheduler):
             return
-        if self.monitor.failure is None:
+        self.monitor.read(0)  # it also exits when all ranks are done
+        if not self.monitor.all_done and self.monitor.failure is None:
             raise self._scheduler_ended(exit_code(self.scheduler.pid))
 
     def _scheduler_ended(self, code: int | None) -> RunnerError:

@@ -100,13 +100,15 @@ class RankMonitor:
         return f"{up} of {len(self.ranks)} ranks up: {first.stage}"
 
     def read(self, seconds: float) -> None:
-        """Handle the ranks' events, waiting up to `seconds` for them."""
-        for key, _ in self._selector.select(seconds):
-            if key.fileobj is self._listener:
-                stream, _address = self._listener.accept()
-                self._selector.register(stream, selectors.EVENT_READ, _Connection(stream))
-            else:
-                self._receive(key.data)
+        """Handle the ranks' events, waiting up to `seconds` for the first of them."""
+        while ready := self._selector.select(seconds):
+            for key, _ in ready:
+                if key.fileobj is self._listener:
+                    stream, _address = self._listener.accept()
+                    self._selector.register(stream, selectors.EVENT_READ, _Connection(stream))
+                else:
+                    self._receive(key.data)
+            seconds = 0  # the rest of what is there: a new connection's first events, too
 
     def _receive(self, connection: _Connection) -> None:
         try:
