@@ -59,24 +59,26 @@ build/genai/smollm2_135m:
 	@.venv/bin/python run_lite.py run_mode=convert model=smollm2_135m \
 	convert_format=huggingface convert_output=$@
 
-bench: build/genai/smollm2_135m  ## measure float32, 8 and 4 bits against llama.cpp and others
+bench: build/genai/smollm2_135m  ## measure float32, 8 and 4 bits against llama.cpp and others; draw docs/performance.svg
 	@scripts/setup.sh run
 	@scripts/setup.sh peers
+	@mkdir -p build/bench
 	@set -e; model=$$(.venv/bin/python scripts/model_path.py smollm2_135m); \
-	table() { echo; .venv/bin/python benchmarks/bench.py "$$@" $(ARGS); }; \
-	for sizes in '128 --new-tokens 128' '512 --new-tokens 16'; do \
-	  table --prompt-tokens $$sizes --batches 1 --ours "$(FAST_OURS) quant=none" \
-	    --peer "$(NATIVE) quant=none" --peer "$(LLAMA_CPP) F32" --peer "$(GENAI) fp32" \
-	    --peer ".venv-bench/bin/python \
-	    benchmarks/peer_transformers.py --gguf '$$model' $(SIZES)"; \
-	  table --prompt-tokens $$sizes --batches 1 --ours "$(FAST_OURS) quant=a16w8" \
-	    --peer "$(NATIVE) quant=a16w8" --peer "$(FAST_OURS) quant=a8w8" \
-	    --peer "$(LLAMA_CPP) Q8_0"; \
-	  table --prompt-tokens $$sizes --batches 1 --ours "$(FAST_OURS) quant=a16w4" \
-	    --peer "$(NATIVE) quant=a16w4" --peer "$(LLAMA_CPP) Q4_0" --peer "$(GENAI) int4"; \
-	done; \
-	table --batches 32 --ours "$(FAST_OURS) quant=a16w8" \
-	  --peer "$(FAST_OURS) quant=a8w8" --peer "$(LLAMA_CPP) Q8_0"
+	table() { \
+	  echo; name=$$1; shift; .venv/bin/python benchmarks/bench.py --ours "$$@" \
+	    --json "build/bench/$$name-$${sizes%% *}.json" --prompt-tokens $$sizes $(ARGS); }; \
+	for sizes in '128 --new-tokens 128 --batches 1 32' '512 --new-tokens 16 --batches 1' \
+	  '2048 --new-tokens 16 --batches 1'; do \
+	  table float32 "$(NATIVE) quant=none" --peer "$(FAST_OURS) quant=none" \
+	    --peer "$(LLAMA_CPP) F32" --peer "$(GENAI) fp32" \
+	    --peer ".venv-bench/bin/python benchmarks/peer_transformers.py --gguf '$$model' $(SIZES)"; \
+	  table 8-bits "$(NATIVE) quant=a16w8" --peer "$(NATIVE) quant=a8w8" \
+	    --peer "$(FAST_OURS) quant=a16w8" --peer "$(LLAMA_CPP) Q8_0"; \
+	  table 4-bits "$(NATIVE) quant=a16w4" --peer "$(FAST_OURS) quant=a16w4" \
+	    --peer "$(LLAMA_CPP) Q4_0" --peer "$(GENAI) int4"; \
+	done
+	@.venv/bin/python benchmarks/picture.py docs/performance.svg \
+	  build/bench/float32-128.json build/bench/8-bits-128.json build/bench/4-bits-128.json
 
 bench-scaling:  ## measure over batch and context, and draw docs/scaling.svg
 	@scripts/setup.sh run
