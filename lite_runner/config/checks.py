@@ -114,7 +114,7 @@ def _model(config: RunConfig) -> Iterator[Fault]:
             f" {prefix}type={settings.type}",
         )
     if not config.checkpoint_source and config.needs_checkpoint:
-        which = "model=auto" if settings.type == "auto" else f"model={config.model_name}"
+        which = "model=auto" if settings.type == "auto" else f"model={config.trainer.model_name}"
         yield fault(
             ("load_checkpoint", "model"),
             f"load_checkpoint: {which} has no source of its own; give a path or hf://repo"
@@ -144,11 +144,12 @@ def _model(config: RunConfig) -> Iterator[Fault]:
                 f"{prefix}vocab_size: got {model.vocab_size}, expected at least"
                 f" {_BYTE_TOKENIZER_SIZE} with ByteTokenizer",
             )
-    if not re.fullmatch(r"\w[\w.-]*", config.model_name, re.ASCII):
+    name = config.trainer.model_name
+    if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
         yield fault(
             "trainer.model_name",
-            f"trainer.model_name: got {show(config.model_name)}, expected letters, digits and"
-            " . _ - (it names the output folder)",
+            f"trainer.model_name: got {show(name)}, expected letters, digits and . _ - (it names"
+            " the output folder)",
         )
 
 

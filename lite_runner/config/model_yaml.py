@@ -39,7 +39,7 @@ def model_yaml(model: Decoder, config: RunConfig, seq_length: int, model_type: s
         **theirs.settings(model),
     }
     plain = {
-        "trainer": {"type": config.trainer.type, "model_name": config.model_name},
+        "trainer": {"type": config.trainer.type, "model_name": config.trainer.model_name},
         "processor": {"tokenizer": {"type": config.processor.tokenizer.type}},
         "model": {"arch": {"type": theirs.network}, "model_config": sizes},
         "infer": {"infer_seq_length": seq_length, "model_type": model_type},

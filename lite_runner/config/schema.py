@@ -7,6 +7,7 @@ the defaults in conf/. A config that exists has valid types; checks.py validates
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -92,7 +93,9 @@ class RunConfig:
 
     @property
     def model_name(self) -> str:
-        return self.trainer.model_name
+        """What the model is called: trainer.model_name, or what its weights are called."""
+        name = self.trainer.model_name
+        return name if name != "auto" else _name_of(self.checkpoint_source)
 
     @property
     def checkpoint_source(self) -> str:
@@ -161,6 +164,17 @@ class RunConfig:
         """The type that matrices take in memory: on a CPU only this project's `own` operators
         multiply by those of 16 bits."""
         return (self.weights_dtype if own else self.compute_dtype)(device_target)
+
+
+def _name_of(source: str) -> str:
+    """The last part of a checkpoint's path or source, in letters of `trainer.model_name`."""
+    if source.startswith("hf://"):
+        source = source.partition("@")[0]  # without the revision
+    name = source.rstrip("/").rpartition("/")[2]
+    for suffix in (".gguf", ".safetensors", ".ckpt"):
+        name = name.removesuffix(suffix)
+    name = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII).lstrip(".-")
+    return "auto" if name in ("", "random") else name
 
 
 def _plain(value: Any) -> Any:

@@ -71,7 +71,7 @@ def tokenizer_place(checkpoint: Path) -> Path:
 def downloaded_tokenizer(config: RunConfig) -> Path | None:
     """The folder of checkpoint_download with a tokenizer of the model, or of its family (llama2 of
     llama2_7b)."""
-    name = config.model_name
+    name = config.trainer.model_name
     folders = (Path(DOWNLOADS) / one for one in (name, name.partition("_")[0]))
     return next((folder for folder in folders if holds_tokenizer(folder)), None)
 
@@ -94,7 +94,7 @@ def _tokenizer_elsewhere(config: RunConfig, checkpoint: Path, *, fetching: bool)
     place = downloaded_tokenizer(config)
     own = config.model.model_config.checkpoint_name_or_path
     if own == config.checkpoint_source:  # the config replaced the model's own
-        own = own_source(config.model_name)
+        own = own_source(config.trainer.model_name)
     if place is None and own not in ("", RANDOM, config.checkpoint_source):
         try:
             place = tokenizer_place(_source_of(own, "load_checkpoint", fetching=fetching))
@@ -103,7 +103,7 @@ def _tokenizer_elsewhere(config: RunConfig, checkpoint: Path, *, fetching: bool)
                 f"no tokenizer beside {checkpoint}, and the model's own source has none to be had: "
                 f"{error.message}",
                 "processor.tokenizer.tokenizer_file= names one, as does "
-                f"{DOWNLOADS}/{config.model_name}/",
+                f"{DOWNLOADS}/{config.trainer.model_name}/",
             ) from error
     if place is not None:
         progress.note(f"tokenizer: of {place}, since none lies beside {checkpoint}")

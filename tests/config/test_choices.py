@@ -39,15 +39,29 @@ def test_a_path_as_the_model(
     (here / name.removeprefix("~/")).touch()
     for words in ([f"model={name}"], ["--model", name], [f"load_checkpoint={name}"]):
         config = resolve(*words, HI)
-        assert (config.model_name, config.load_checkpoint) == ("auto", name)
+        assert (config.trainer.model_name, config.load_checkpoint) == ("auto", name)
     assert resolve(f"model={name}", f"load_checkpoint={name}", HI).load_checkpoint == name
 
 
 def test_a_source_as_the_model(resolve: Resolve) -> None:
     config = resolve("model=hf://org/model", HI)
-    assert (config.model_name, config.checkpoint_source) == ("auto", "hf://org/model")
+    assert (config.trainer.model_name, config.checkpoint_source) == ("auto", "hf://org/model")
     config = resolve("load_checkpoint=hf://org/model@main", HI)
-    assert (config.model_name, config.checkpoint_source) == ("auto", "hf://org/model@main")
+    assert (config.trainer.model_name, config.checkpoint_source) == ("auto", "hf://org/model@main")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("a/Qwen2.5-0.5B-Q4_K_M.gguf", "Qwen2.5-0.5B-Q4_K_M"),
+        ("a/my model/", "my_model"),
+        ("hf://org/model@main", "model"),
+        ("a/.hidden.ckpt", "hidden"),
+        (".", "auto"),
+    ],
+)
+def test_a_model_is_called_what_its_weights_are(resolve: Resolve, source: str, name: str) -> None:
+    assert resolve("model=auto", f"load_checkpoint={source}", HI).model_name == name
 
 
 def test_a_model_that_is_named_stays(resolve: Resolve, here: Path) -> None:
@@ -61,11 +75,11 @@ def test_a_model_that_is_named_stays(resolve: Resolve, here: Path) -> None:
 
 def test_the_checkpoint_of_a_file(resolve: Resolve, here: Path) -> None:
     Path("run.yaml").write_text("load_checkpoint: x.ckpt\nmax_new_tokens: 4\n")
-    assert resolve("--config", "run.yaml", HI).model_name == "auto"
+    assert resolve("--config", "run.yaml", HI).trainer.model_name == "auto"
     assert resolve("--config", "run.yaml", "model=gpt2", HI).model_name == "gpt2"
     Path("mine.yaml").write_text(TINY)
     config = resolve("--config", "mine.yaml", "--config", "run.yaml", HI)
-    assert (config.model_name, config.load_checkpoint) == ("mine", "x.ckpt")
+    assert (config.trainer.model_name, config.load_checkpoint) == ("mine", "x.ckpt")
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_adapters_have_folders_of_their_own(tmp_path: Path) -> None:
             (folder / file.name).write_bytes(file.read_bytes())
         names.add(named(*base, f"adapter_path={folder}"))
     assert len(names) == 4
-    assert all(name.startswith("auto_dynamic_") for name in names)
+    assert all(name.startswith("llama_dynamic_") for name in names)
     assert sum("_check-point-" in name for name in names) == 2
 
 

@@ -51,7 +51,7 @@ def test_checkpoint_download_stands_in_for_a_folder_without_one(configure: Confi
     with pytest.raises(ArtifactError, match="no tokenizer in model"):
         tokenizer_of(config, files)
     assert tokenizer_for_plan(replace(config, dry_run=True), files) is None
-    folder = Path("checkpoint_download") / config.model_name
+    folder = Path("checkpoint_download") / config.trainer.model_name
     folder.mkdir(parents=True)
     write_tiny_gguf(folder / "tokenizer.gguf")
     with pytest.raises(ArtifactError, match="the model's vocabulary"):  # a larger one is refused

@@ -80,7 +80,7 @@ def test_the_folder_says_what_the_model_is_wherever_the_weights_are(
 
 def test_a_folder_on_the_command_line_needs_no_model(run: Run, folder: Path) -> None:
     flags = ["--run_mode", "predict", "predict_data=hi", "max_new_tokens=2"]
-    assert run("--pretrained_model_dir", str(folder), *flags)["model"] == "auto"
+    assert run("--pretrained_model_dir", str(folder), *flags)["model"] == "model"
 
 
 def test_a_folder_that_says_nothing_is_named(
