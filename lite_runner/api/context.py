@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from lite_runner.api.ranks import join_job, rank_context
@@ -18,6 +18,7 @@ from lite_runner.config.mindformers_keys import IGNORED
 from lite_runner.config.sections import Context
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ConfigError
+from lite_runner.records import dataclass
 from lite_runner.system import environment
 
 DEVICE_VARIABLE = "LITE_RUNNER_DEVICE_TARGET"  # wins over what a script says

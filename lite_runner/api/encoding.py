@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from lite_runner.errors import ConfigError
+from lite_runner.records import dataclass
 
 _NO_PADDING = (False, None, "do_not_pad")
 _TRUNCATES: dict[Any, bool] = {

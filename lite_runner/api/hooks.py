@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from lite_runner.api.streamers import SequentialStream, Streamer
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Completion, OnLogits
 from lite_runner.plan.job import Job
+from lite_runner.records import dataclass
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.text.transcript import Transcript
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.fused import StoredRows, apart, stacked
 from lite_runner.architectures.naming import Names, Parameter
 from lite_runner.architectures.spec import Decoder
+from lite_runner.records import dataclass
 
 
 @dataclass(frozen=True)

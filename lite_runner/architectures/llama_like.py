@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from lite_runner.architectures.fields import MAX_LAYERS, Fields
@@ -24,6 +23,7 @@ from lite_runner.architectures.spec import (
     Norm,
     Rotary,
 )
+from lite_runner.records import dataclass
 
 SILU = ("silu", "swish")
 

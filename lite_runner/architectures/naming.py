@@ -7,10 +7,10 @@ MindFormers' names are canonical, or ours where MindFormers fuses tensors. A lin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from lite_runner.architectures.spec import Block, Decoder, Experts, FeedForward, Norm
+from lite_runner.records import dataclass
 
 Role = Literal[
     "embedding",

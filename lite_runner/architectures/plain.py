@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -13,6 +12,7 @@ from lite_runner.architectures import KNOWN, custom_network
 from lite_runner.architectures.fields import MAX_EXPERTS, MAX_LAYERS, MAX_SIZE
 from lite_runner.architectures.flat import ModelConfig
 from lite_runner.architectures.spec import Block, Decoder
+from lite_runner.records import dataclass
 
 
 @dataclass(frozen=True)

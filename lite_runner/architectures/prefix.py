@@ -7,13 +7,13 @@ and then m for all that is generated; block positions are 0 for the prefix, then
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder, Prefix, Rotary
+from lite_runner.records import dataclass
 
 Ints = NDArray[np.integer[Any]]
 

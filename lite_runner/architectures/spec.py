@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
+
+from lite_runner.records import dataclass
 
 RopeType = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
 # gelu: the tanh form; gelu_exact: x times the normal distribution function

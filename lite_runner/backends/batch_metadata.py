@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,7 @@ from lite_runner.architectures.spec import Decoder, Prefix
 from lite_runner.backends.base import Row
 from lite_runner.backends.slot_prefixes import SlotPrefixes
 from lite_runner.mindir.manifest import TensorSpec
+from lite_runner.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import mindspore as ms
 from mindspore import nn
@@ -16,6 +16,7 @@ from lite_runner.native.lora_pool import LoraSize
 from lite_runner.networks.layers import BuildOptions, CacheSize, Weights
 from lite_runner.networks.quantized_layers import LinearIntegers
 from lite_runner.networks.steps import network_of
+from lite_runner.records import dataclass
 from lite_runner.system import environment
 from lite_runner.weights.read_ahead import QuantizedWeights
 
@@ -31,7 +32,7 @@ class MindSporeOptions:
     device_id: int = 0
     threads: int | None = None  # None: MindSpore's default
     use_past: bool = True  # False: no cache, every step recomputes the whole row
-    ranks: Ranks = Ranks()  # noqa: RUF009  (frozen)
+    ranks: Ranks = Ranks()
     vocab_parallel: bool = True  # with several ranks: shard the embedding and the head too
     lora: LoraSize | None = None  # adapter slots; None: base model only
     integer_input: bool = False  # a8w8: inputs of int8 weights are quantized too

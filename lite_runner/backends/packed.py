@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from lite_runner.backends.native import NativeBackend, NativeOptions
@@ -13,6 +12,7 @@ from lite_runner.mindir.manifest import Manifest
 from lite_runner.native.lora_pool import LoraSize
 from lite_runner.native.model import NativeModel
 from lite_runner.native.packed_file import open_packed
+from lite_runner.records import dataclass
 from lite_runner.weights.lora.adapter import Adapter
 
 

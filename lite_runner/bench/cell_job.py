@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from lite_runner.bench.grid import Settings
 from lite_runner.bench.options import BenchOptions, CellOptions
 from lite_runner.plugins import registered
+from lite_runner.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

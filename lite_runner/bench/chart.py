@@ -8,12 +8,12 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from lite_runner.bench.spread import Spread, number
 from lite_runner.errors import EnvironmentFault
+from lite_runner.records import dataclass
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

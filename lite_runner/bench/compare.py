@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from lite_runner.bench.grid import AXES, Settings
 from lite_runner.bench.report import FIGURES, Cell, Comparison, Ratio, Report
 from lite_runner.bench.spread import Spread
 from lite_runner.errors import ConfigError
+from lite_runner.records import dataclass
 from lite_runner.system.json_file import parse_json
 
 RESULT = "result.json"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Literal
 
 from lite_runner.config.quantization import Quant
+from lite_runner.records import dataclass
 
 BackendName = Literal["ms", "mslite"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lite_runner import plugins
@@ -16,6 +15,7 @@ from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.plan import loading
 from lite_runner.plan.backend import resolve_backend
 from lite_runner.plan.job import Job
+from lite_runner.records import dataclass
 from lite_runner.system import environment
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from lite_runner.backends.base import Backend
 from lite_runner.bench.spread import percentile
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Request, Scheduler
+from lite_runner.records import dataclass
 
 Prompts = Sequence[Sequence[int]] | NDArray[np.int32]
 

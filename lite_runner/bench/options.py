@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -17,6 +17,7 @@ from lite_runner.config.options import AdapterSlotOptions, ExportedOptions
 from lite_runner.config.quantization import Quant
 from lite_runner.config.quantization_checks import quantization_faults
 from lite_runner.config.ranges import Count, Index
+from lite_runner.records import dataclass
 
 NewTokens = Annotated[int, Range(2)]  # the first comes with the prompt, the others are decode
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from lite_runner.bench.grid import Settings
 from lite_runner.bench.spread import Spread
+from lite_runner.records import dataclass
 
 
 @dataclass(frozen=True)

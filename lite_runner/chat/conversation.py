@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from lite_runner.chat.model import Answer, ChatModel, ContextFull
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.records import dataclass
 from lite_runner.system.json_file import read_json_object
 
 ROLES = ("system", "user", "assistant")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from lite_runner.records import dataclass
 
 Messages = Sequence[Mapping[str, str]]  # {"role", "content"} each
 

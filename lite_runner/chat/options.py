@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from lite_runner.config.fields import Fault, fault, show
 from lite_runner.config.options import SessionOptions
 from lite_runner.config.session_checks import session_faults
+from lite_runner.records import dataclass
 
 _OF_TEXTS = ("num_beams", "length_penalty", "num_return_sequences", "logprobs", "prompt_logprobs")
 

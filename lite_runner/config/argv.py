@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from lite_runner.config.other_tools import equivalent_of
 from lite_runner.config.secret import hidden, means_key
 from lite_runner.config.suggest import NEAR_NAME, did_you_mean, nearest, nearest_flag
+from lite_runner.records import dataclass
 
 Action = Literal["run", "help", "version", "cfg", "info", "multirun", "completion"]
 

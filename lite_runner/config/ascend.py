@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from lite_runner.config.fields import Fault, fault
@@ -11,6 +10,7 @@ from lite_runner.config.schema import RunConfig
 from lite_runner.config.sections import Context
 from lite_runner.config.sizes import size_faults
 from lite_runner.config.suggest import did_you_mean, nearest
+from lite_runner.records import dataclass
 
 KEYS = ("max_device_memory", "ascend_config")
 # What mindspore.set_context(ascend_config=) takes in 2.10, but for what only training has.

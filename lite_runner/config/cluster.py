@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lite_runner.config.fields import Fault
 from lite_runner.config.options import SaveStrategyOptions
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import RunConfig
+from lite_runner.records import dataclass
 
 
 @dataclass(frozen=True)

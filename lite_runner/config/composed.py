@@ -6,7 +6,7 @@ import dataclasses
 import json
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from lite_runner.config.mindformers_keys import IGNORED
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.suggest import did_you_mean, nearest_key
 from lite_runner.errors import ConfigError
+from lite_runner.records import dataclass
 
 
 @dataclass(frozen=True)

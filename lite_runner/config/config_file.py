@@ -7,13 +7,14 @@ folders with more of them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from lite_runner.config.fields import MAX_DEPTH, show
 from lite_runner.config.groups import GROUPS
 from lite_runner.config.yaml_file import at, read_yaml
+from lite_runner.records import dataclass
 
 _SELF = "_self_"
 # Keys by which a file says of which model it is, and sizes that tell two models apart.

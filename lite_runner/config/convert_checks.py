@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import get_args
 
 from lite_runner.config.adapter_checks import adapter_faults
@@ -12,6 +11,7 @@ from lite_runner.config.options import AdapterOptions, OverwriteOptions
 from lite_runner.config.quantization_checks import written_as_floats
 from lite_runner.config.release import Release
 from lite_runner.config.sections import AdapterFormat, CheckpointFormat, MindFormers
+from lite_runner.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lite_runner.config.adapter_checks import adapter_faults
@@ -20,6 +19,7 @@ from lite_runner.config.options import (
     OverwriteOptions,
 )
 from lite_runner.config.parallel import DATA_KEYS
+from lite_runner.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,11 @@ import math
 import re
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from lite_runner.config.suggest import did_you_mean, nearest, nearest_key
 from lite_runner.errors import ConfigError
+from lite_runner.records import dataclass
 
 Scalar = str | int | float | bool | None  # what a free mapping holds
 MAX_DEPTH = 8  # of keys; a yaml file can hold a mapping that contains itself

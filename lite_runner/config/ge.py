@@ -9,7 +9,7 @@ import configparser
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from lite_runner.config.options import ExportedOptions
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ConfigError
+from lite_runner.records import dataclass
 from lite_runner.system.small_file import read_small
 
 FILE_NAME = "config.ini"  # as MindFormers wants it beside the graphs

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from lite_runner.records import dataclass
 
 # Why a text ended. "stop": an eos token or a stop text; "error": see Finished.error.
 FinishReason = Literal["stop", "length", "interrupted", "error"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from lite_runner.config.fields import show
+from lite_runner.records import dataclass
 
 PREFIX = "model.model_config."
 # Translated here, so not listed as ignored.

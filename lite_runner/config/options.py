@@ -7,7 +7,6 @@ the run modes' configs alone: of a group no methods are generated, which takes m
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
 from lite_runner.architectures.spec import Decoder
@@ -26,6 +25,7 @@ from lite_runner.config.ranges import (
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.secret import hidden
 from lite_runner.config.sections import Export, Infer, RunMindFormers, TokenIds, token_ids
+from lite_runner.records import dataclass
 
 Exported = TypeVar("Exported", bound="ExportedOptions")
 # Of logits: MindFormers computes parts of some models with float16.

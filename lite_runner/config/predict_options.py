@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from lite_runner.config.options import CompareOptions, GenerateOptions, MindFormersOptions
+from lite_runner.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

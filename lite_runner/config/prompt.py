@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from lite_runner.config.generation import GenerationConfig
@@ -16,6 +16,7 @@ from lite_runner.config.ranges import (
     TopLogprobs,
     TopP,
 )
+from lite_runner.records import dataclass
 
 BASE = "base"  # what users call the model without an adapter; inside it is None
 _ALSO_BASE = ("", "none", "null")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from lite_runner.records import dataclass
 
 Quant = Literal["none", "a16w8", "a16w4", "a8w8"]
 QuantGroup = Literal[32, 64, 128]

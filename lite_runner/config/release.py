@@ -9,10 +9,10 @@ lora_a; LoRA, whose parameters are loaded with the checkpoint, calls them mindpe
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from lite_runner.architectures import can_untie_head
 from lite_runner.architectures.spec import Decoder
+from lite_runner.records import dataclass
 
 _TIES_AND_SERVES = (1, 3)
 _SLORA, _LORA = "lora_", "mindpet_delta_lora_"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from lite_runner.architectures.spec import Decoder
@@ -26,6 +25,7 @@ from lite_runner.config.sections import (
     Trainer,
 )
 from lite_runner.errors import ConfigError
+from lite_runner.records import dataclass
 
 DType = Literal["float32", "float16", "bfloat16"]
 Config = TypeVar("Config", bound="RunConfig")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from lite_runner.architectures import from_settings
@@ -16,6 +15,7 @@ from lite_runner.architectures.spec import Decoder, RopeScaling
 from lite_runner.config import hccl
 from lite_runner.config.fields import Range
 from lite_runner.config.ranges import Count, Fraction, Index, Positive, TopP
+from lite_runner.records import dataclass
 
 CheckpointFormat = Literal["ckpt", "safetensors", "huggingface"]
 AdapterFormat = Literal["peft", "mindformers"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from lite_runner.config.checks import strategy_faults
@@ -11,6 +10,7 @@ from lite_runner.config.fields import Fault, fault
 from lite_runner.config.options import OverwriteOptions, SaveStrategyOptions, StrategyOptions
 from lite_runner.config.quantization_checks import written_as_floats
 from lite_runner.config.ranges import Count, Index
+from lite_runner.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,13 @@ import os
 import socket
 import threading
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lite_runner.errors import EXIT_FAILED
+from lite_runner.records import dataclass
 
 if TYPE_CHECKING:  # ranks import this module before anything else: it must be quick
     from lite_runner.system.failure import Failure

@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -30,6 +29,7 @@ from lite_runner.errors import (
     EnvironmentFault,
     RunnerError,
 )
+from lite_runner.records import dataclass
 from lite_runner.system import memory
 from lite_runner.system.files import temporary_folder
 from lite_runner.system.signals import deferred

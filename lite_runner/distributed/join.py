@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from dataclasses import dataclass
 
 from lite_runner import progress
 from lite_runner.config.hccl import timeouts
@@ -15,6 +14,7 @@ from lite_runner.distributed.events import MET
 from lite_runner.distributed.liveness import RankLock
 from lite_runner.distributed.membership import Member
 from lite_runner.errors import EXIT_FAILED
+from lite_runner.records import dataclass
 from lite_runner.system import environment
 
 

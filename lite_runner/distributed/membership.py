@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from lite_runner.distributed.rank_table_file import read_rank_table
 from lite_runner.errors import EnvironmentFault
+from lite_runner.records import dataclass
 from lite_runner.system.ascend_devices import index_of
 
 

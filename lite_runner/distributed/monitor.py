@@ -6,12 +6,12 @@ import selectors
 import socket
 import struct
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.distributed.events import MAX_LINE_BYTES, MET, Event
 from lite_runner.errors import EXIT_FAILED, EnvironmentFault
+from lite_runner.records import dataclass
 
 _CREDENTIALS = struct.Struct("3i")  # process, user and group id of the other end
 _READ_BYTES = 1 << 16

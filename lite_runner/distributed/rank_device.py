@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from lite_runner.backends import ascend_context
 from lite_runner.config.ascend import AscendSettings
 from lite_runner.config.cluster import placed
 from lite_runner.config.schema import RunConfig
 from lite_runner.distributed.membership import Member, device_of
+from lite_runner.records import dataclass
 from lite_runner.system import environment
 
 

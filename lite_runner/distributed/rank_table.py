@@ -10,11 +10,12 @@ import ipaddress
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from lite_runner.errors import ConfigError
+from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write
 
 BOARD = 4  # devices 0..3 share a board, and so do the ones from 4 on

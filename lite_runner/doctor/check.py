@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Literal
 
 from lite_runner import progress
 from lite_runner.errors import RunnerError
+from lite_runner.records import dataclass
 from lite_runner.system import memory
 
 Status = Literal["ok", "warn", "fail"]

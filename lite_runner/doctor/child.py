@@ -8,13 +8,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from lite_runner.distributed.msrun import WRAPPER
 from lite_runner.distributed.msrun_wrapper import PARENT_VARIABLE
 from lite_runner.errors import EnvironmentFault
+from lite_runner.records import dataclass
 
 Question = Literal["mindspore", "ascend", "operators", "lite"]
 

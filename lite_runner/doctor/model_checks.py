@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -21,6 +20,7 @@ from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.plan.job import Job, slots_for
 from lite_runner.plan.memory import job_memory, memory_hints
 from lite_runner.plan.preflight import check_machine
+from lite_runner.records import dataclass
 from lite_runner.sizing.need import check_memory, readable
 from lite_runner.system import environment, memory
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -21,6 +20,7 @@ from lite_runner.config.prefixes import no_likelihood
 from lite_runner.config.prompts import MAX_PROMPT_BYTES, decoded
 from lite_runner.config.ranges import Count
 from lite_runner.errors import ConfigError
+from lite_runner.records import dataclass
 
 # One prefill chunk, and the default of other tools: perplexities are comparable.
 DEFAULT_WINDOW = 512

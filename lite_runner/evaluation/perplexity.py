@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
@@ -16,6 +15,7 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import NonFiniteError, RunnerError
 from lite_runner.generation import Request, Scheduler, generate
 from lite_runner.output.report import Evaluation
+from lite_runner.records import dataclass
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from lite_runner.evaluation.perplexity import Window, evaluate
 from lite_runner.model.finite import explained_nonfinite
 from lite_runner.output.report import Evaluation, RunFolder, peak_rss_mib
 from lite_runner.plan.plan import Plan
+from lite_runner.records import dataclass
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.engines.start import EngineOptions
 from lite_runner.config.options import ExportedOptions
@@ -13,6 +11,7 @@ from lite_runner.export.engine import engine_for
 from lite_runner.export.memory import export_memory
 from lite_runner.export.spec import ExportSpec, spec_of, spec_of_run
 from lite_runner.model.files import ModelFiles
+from lite_runner.records import dataclass
 from lite_runner.sizing.need import Memory
 from lite_runner.text.tokenizer import Tokenizer
 
@@ -28,7 +27,7 @@ class ExportJob:
     tokenizer: Tokenizer | None  # lies beside the graphs; None: only a model in the cache will do
     spec: ExportSpec
     engine: EngineOptions  # that it is verified in
-    ranks: Ranks = Ranks()  # noqa: RUF009  (frozen)
+    ranks: Ranks = Ranks()
 
     @property
     def first(self) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from lite_runner.config.model_dir import yamls_in
 from lite_runner.config.model_yaml import is_ours
 from lite_runner.errors import ConfigError
 from lite_runner.mindir.manifest import MANIFEST, GraphName
+from lite_runner.records import dataclass
 from lite_runner.system.files import make_folder, put_in_place, sync_folder, temporary_folder
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from lite_runner.backends.engines.start import Device, check_operators
@@ -17,6 +17,7 @@ from lite_runner.mindir.manifest import Layout, Operators, fits_any
 from lite_runner.model.files import ModelFiles
 from lite_runner.native import packed_model
 from lite_runner.native.packing import FORMAT
+from lite_runner.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ min_new_tokens apply to log-probabilities.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +15,7 @@ from lite_runner.config.generation import FinishReason
 from lite_runner.errors import RunnerError
 from lite_runner.generation.request import Completion, Event, Finished, Request
 from lite_runner.generation.sampling import Floats, check_finite, log_softmax, process_logits
+from lite_runner.records import dataclass
 
 # Initial score of all beams but the first, which are its copies.
 _UNLIKELY = -1e9

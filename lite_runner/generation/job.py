@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ from lite_runner.backends.base import BASE, Row
 from lite_runner.config.generation import FinishReason
 from lite_runner.generation.logprobs import LogprobCollector
 from lite_runner.generation.request import Event, Finished, Request, Token
+from lite_runner.records import dataclass
 
 
 class Search(Protocol):

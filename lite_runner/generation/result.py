@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from lite_runner.generation.request import Completion
+from lite_runner.records import dataclass
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from lite_runner.generation.request import (
     Token,
 )
 from lite_runner.generation.sampling import Sampler, warped
+from lite_runner.records import dataclass
 
 
 @dataclass

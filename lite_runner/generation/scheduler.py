@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from lite_runner.generation.request import Event, Finished, Request, Token
 from lite_runner.generation.result import GenerationTiming
 from lite_runner.generation.samples import Samples
 from lite_runner.generation.slots import Slots
+from lite_runner.records import dataclass
 from lite_runner.system.signals import deferred
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.backends.base import BackendInfo, Row
+from lite_runner.records import dataclass
 
 # Copying a slot costs as much as computing a fraction of its length: shorter prefixes are
 # recomputed.

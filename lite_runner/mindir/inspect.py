@@ -9,7 +9,6 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +30,7 @@ from lite_runner.mindir.pair_inputs import (
 )
 from lite_runner.mindir.resizable_inputs import dynamic_inputs
 from lite_runner.mindir.skim import read_model
+from lite_runner.records import dataclass
 
 # MindFormers' network input names that differ from its documentation.
 _OTHER_NAMES = {"input_position": "current_index", "batch_valid_length": "valid_length"}

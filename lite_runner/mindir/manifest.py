@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -20,6 +19,7 @@ from lite_runner.config.model_dir import MANIFEST as MANIFEST
 from lite_runner.config.quantization import CacheType, Held, Quantization
 from lite_runner.errors import ArtifactError
 from lite_runner.native.packing import FORMAT, UNREADABLE
+from lite_runner.records import dataclass
 from lite_runner.system.files import sha256_of
 
 SCHEMA = 1

@@ -16,7 +16,7 @@ axis open: so tokens are [n], and `q_rows`, `k_rows`, `v_rows` gather them to [B
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from lite_runner.architectures import custom_network
 from lite_runner.architectures.positions import MASKED, RotaryAngles, alibi_slopes, for_halves
 from lite_runner.architectures.spec import Decoder
 from lite_runner.mindir.manifest import TensorSpec
+from lite_runner.records import dataclass
 
 Array = NDArray[np.float32]
 Ints = NDArray[np.int64]

@@ -7,8 +7,6 @@ input (shapes: lite_runner.mindir.resizable_inputs).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
@@ -17,6 +15,7 @@ from lite_runner.architectures.naming import Role
 from lite_runner.architectures.spec import Attention, Decoder
 from lite_runner.mindir.resizable_inputs import windows_of
 from lite_runner.networks.layers import Array, Weights, parameter
+from lite_runner.records import dataclass
 
 
 def _constant(value: float) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from lite_runner.architectures.spec import Decoder
@@ -13,6 +13,7 @@ from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import DType, RunConfig
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.merged_adapter import adapter_root_of, adapters_of
+from lite_runner.records import dataclass
 from lite_runner.sizing.need import BYTES_OF
 from lite_runner.weights.lora.adapter import Adapter
 from lite_runner.weights.lora.adapter_listing import is_sharded

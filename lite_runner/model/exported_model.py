@@ -7,7 +7,6 @@ the inputs of a known layout. Names of files tell them apart, never names of fol
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
@@ -18,6 +17,7 @@ from lite_runner.config.options import ExportedOptions
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.mindir.manifest import GraphName, Manifest, read_manifest
+from lite_runner.records import dataclass
 from lite_runner.system import environment
 
 # A model above 1 GB has _graph in its files' names, MindFormers' documents have it in all.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lite_runner.config.quantization import Quantization
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
+from lite_runner.records import dataclass
 from lite_runner.sizing.need import readable
 from lite_runner.weights.checkpoint import PICKLES, open_with_lora
 from lite_runner.weights.lora.merge import merged
@@ -47,7 +48,7 @@ class ModelFiles:
     verified: bool = False  # whether `verify` has been called, maybe by another process
     base: Decoder | None = None  # with an adapter: the model that it is merged into
     adapter: Adapter | None = None
-    quantization: Quantization = Quantization()  # noqa: RUF009  (frozen)
+    quantization: Quantization = Quantization()
     held: Mapping[str, LazyTensor] | None = None  # this rank's tensors, in memory; None: on disk
     rounded: DType = "float32"  # wider matrices are rounded to it; integers stay
     # The opened GGUF, held so that its header is parsed once: see `gguf_at`.

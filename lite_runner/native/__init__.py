@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from lite_runner.errors import EnvironmentFault
 from lite_runner.native import fingerprint
+from lite_runner.records import dataclass
 
 LIBRARY = Path(__file__).resolve().parent / "operators.so"
 

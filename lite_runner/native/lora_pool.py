@@ -7,7 +7,6 @@ is folded into B, and ranks and outputs are zero-padded.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from lite_runner.errors import ConfigError
 from lite_runner.native.structs import MOST_MATRICES, PANEL, LoraPair
+from lite_runner.records import dataclass
 from lite_runner.weights.lora.adapter import Adapter
 from lite_runner.weights.tensor import to_bfloat16
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from lite_runner.native.kv_cache import cache_shapes, cached_positions
 from lite_runner.native.lora_pool import LoraSize, NativePools
 from lite_runner.native.packed_model import Packed
 from lite_runner.native.packing import aligned
+from lite_runner.records import dataclass
 
 _CACHE_TYPES: dict[CacheType, int] = {"fp32": 0, "fp16": 1, "int8": 2}
 _CACHE = ("keys", "values", "key_scales", "value_scales")

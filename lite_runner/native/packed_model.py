@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from lite_runner.native import packing
 from lite_runner.native.lora_pool import LoraSize, PoolLayout, Target
 from lite_runner.native.packing import Block, Floats, Layout, Norm, Weight
 from lite_runner.native.structs import MOST_HEAD_DIM, Activation
+from lite_runner.records import dataclass
 
 _INWARD: tuple[Role, ...] = ("query", "key", "value")
 _EXPERTS: tuple[Role, ...] = ("expert_gate", "expert_down", "expert_up")  # as they are read

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +14,7 @@ from lite_runner.native import library, structs
 from lite_runner.native.block_panels import BlockPanels
 from lite_runner.native.lora_pool import PoolLayout
 from lite_runner.native.structs import FEWER_BITS, INPUT_GROUP, PANEL, Format, Kind, Order
+from lite_runner.records import dataclass
 from lite_runner.weights.formats.gguf_blocks import BlockMatrix
 from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from mindspore import nn
 
@@ -20,6 +19,7 @@ from lite_runner.networks.layers import (
 )
 from lite_runner.networks.quantized_layers import QuantizedLinear
 from lite_runner.networks.tensor_parallel import Combine
+from lite_runner.records import dataclass
 from lite_runner.weights.quantization.quantized import QuantizedTensor
 
 

@@ -15,7 +15,6 @@ broadcasts are either materialized once per step for all layers, or written as a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import mindspore as ms
@@ -32,6 +31,7 @@ from lite_runner.networks.tensor_parallel import (
     shared_embedding,
     shared_logits,
 )
+from lite_runner.records import dataclass
 
 Array = NDArray[np.float32]
 Weights = Callable[[str], Array]  # a tensor by its canonical name; each can be taken once

@@ -8,12 +8,12 @@ tensor is sharded.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from lite_runner.config.ranks import Ranks
+from lite_runner.records import dataclass
 
 Combine = Callable[[Tensor], Tensor]  # a collective over the ranks' tensors
 

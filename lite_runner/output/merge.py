@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 
 from lite_runner.config.ranks import Ranks
 from lite_runner.config.schema import Config
 from lite_runner.config.seeds import samples
 from lite_runner.generation import GenerationTiming
 from lite_runner.output.report import AdapterReport, AdapterUse, RowResult, Timing, peak_rss_mib
+from lite_runner.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from datetime import datetime
 from io import TextIOWrapper
 from pathlib import Path
@@ -25,6 +25,7 @@ import yaml
 
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import EnvironmentFault, RunnerError
+from lite_runner.records import dataclass
 from lite_runner.system import memory
 from lite_runner.system.files import GROUP_MAY_READ, make_folder, temporary_folder
 from lite_runner.system.versions import versions

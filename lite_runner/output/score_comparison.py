@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from lite_runner.output.comparison import aligned
+from lite_runner.records import dataclass
 
 SHOWN = 10  # windows in the log
 

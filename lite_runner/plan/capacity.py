@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.options import AdapterSlotOptions, ComputeOptions
@@ -11,6 +10,7 @@ from lite_runner.config.ranks import Ranks
 from lite_runner.model.adapters import pool_bytes, rank_adapters
 from lite_runner.native.lora_pool import LoraSize, pool_size
 from lite_runner.plan.job import Job
+from lite_runner.records import dataclass
 from lite_runner.weights.lora.adapter import Adapter
 
 

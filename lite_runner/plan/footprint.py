@@ -7,7 +7,7 @@ measured on CPU with MindSpore 2.10.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.step_sizes import (
@@ -23,6 +23,7 @@ from lite_runner.errors import RunnerError
 from lite_runner.export.memory import packed_weights
 from lite_runner.model.files import ModelFiles
 from lite_runner.plan.operators import uses_integer_matmul, uses_native_operators
+from lite_runner.records import dataclass
 from lite_runner.sizing.need import (
     BYTES_OF,
     PROCESS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lite_runner import progress
 from lite_runner.config.cluster import ranks_of
@@ -15,6 +15,7 @@ from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import tokenizer_for_plan
 from lite_runner.plan.job import Job, estimate, prepare
+from lite_runner.records import dataclass
 from lite_runner.text.tokenizer import Tokenizer
 
 

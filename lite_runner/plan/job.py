@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from lite_runner.generation import check_lengths, max_sequence_of, truncate_left
 from lite_runner.model.adapters import AdapterJob, check_adapter_job, open_adapter_job
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.tokenizer import end_tokens
+from lite_runner.records import dataclass
 from lite_runner.text.tokenizer import Tokenizer
 
 DEFAULT_BATCH_SIZE = 32  # with predict_batch_size=null

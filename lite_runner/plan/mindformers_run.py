@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import yaml
@@ -21,6 +21,7 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.options import ExportedOptions, MindFormersOptions
 from lite_runner.errors import ConfigError
 from lite_runner.plan.job import Job
+from lite_runner.records import dataclass
 
 _CPU: Mapping[str, Any] = {"device_target": "CPU", "device_id": 0}
 FILE_NAME = "mindformers.yaml"  # in the run folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from lite_runner import progress
@@ -14,6 +13,7 @@ from lite_runner.plan.job import Job
 from lite_runner.plan.mindformers_checkpoint import write_checkpoint
 from lite_runner.plan.mindformers_run import FILE_NAME, MindFormersRun
 from lite_runner.plan.plan import Plan
+from lite_runner.records import dataclass
 from lite_runner.sizing.need import check_memory
 from lite_runner.system.files import atomic_write, temporary_folder
 

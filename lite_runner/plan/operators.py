@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from lite_runner import native, progress
 from lite_runner.architectures import custom_network, limits
 from lite_runner.config.options import ComputeOptions
@@ -11,6 +9,7 @@ from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.model.files import ModelFiles
 from lite_runner.native.packed_model import unsupported
+from lite_runner.records import dataclass
 from lite_runner.system import environment
 from lite_runner.weights.quantization import rounding
 

@@ -6,7 +6,7 @@ A run mode makes and validates it; dry_run=true prints it, ranks receive it as J
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any
 
 from lite_runner.architectures.spec import Decoder
@@ -17,6 +17,7 @@ from lite_runner.config.schema import RunConfig
 from lite_runner.model.files import ModelFiles
 from lite_runner.plan.job import Job
 from lite_runner.plan.plain import files_from_plain, files_to_plain, job_from_plain, job_to_plain
+from lite_runner.records import dataclass
 from lite_runner.sizing.need import Memory, align
 from lite_runner.text.tokenizer import Tokenizer
 
@@ -30,7 +31,7 @@ class Plan:
     backend: str = ""  # "ms", "mslite" or "mindformers" of runs that compute, never "auto"
     why: str = ""  # the operators, and the reason for them
     dtype: str = ""  # of the weights in memory, as text
-    ranks: Ranks = Ranks()  # noqa: RUF009  (frozen)
+    ranks: Ranks = Ranks()
     files: ModelFiles | None = None  # the opened checkpoint, or exported model
     job: Job | None = None  # prompts as token ids, their options and adapters
     memory: Memory | None = None  # of one rank

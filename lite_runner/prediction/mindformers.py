@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from lite_runner.generation import Completion, Generation, GenerationTiming, Req
 from lite_runner.generation.generate import OnFinish, OnLogits, OnToken
 from lite_runner.plan.mindformers_run import MindFormersRun
 from lite_runner.plan.open_mindformers import OpenMindFormers
+from lite_runner.records import dataclass
 
 WARM_UP = 2  # tokens: a graph for the prompt, and one for the tokens after it
 

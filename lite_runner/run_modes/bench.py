@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from lite_runner import progress
 from lite_runner.bench import bench
@@ -14,6 +13,7 @@ from lite_runner.errors import RunnerError
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.output.report import Result, RunFolder, Timing
 from lite_runner.plan.plan import Plan
+from lite_runner.records import dataclass
 from lite_runner.sizing.need import model_lines
 from lite_runner.system import environment
 from lite_runner.system.signals import CutShort

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from dataclasses import dataclass
 
 from lite_runner.chat.conversation import Conversation
 from lite_runner.chat.local import LocalModel
@@ -17,6 +16,7 @@ from lite_runner.chat.terminal import converse
 from lite_runner.config.api_key import read_key
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.plan import Plan
+from lite_runner.records import dataclass
 
 __all__ = ["Config", "faults", "plan", "run"]
 

@@ -6,7 +6,7 @@ Adapters too, between PEFT's format and MindFormers', or one of them merged into
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from lite_runner import progress
@@ -18,6 +18,7 @@ from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.merged_adapter import adapters_of, with_adapter
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
+from lite_runner.records import dataclass
 from lite_runner.sizing.need import float32_bytes, model_lines, readable
 from lite_runner.weights.write import check_folder, check_target
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -13,6 +12,7 @@ from lite_runner.doctor import checkup, mindformers, model_checks
 from lite_runner.doctor.check import Check
 from lite_runner.errors import EnvironmentFault
 from lite_runner.plan.plan import Plan
+from lite_runner.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

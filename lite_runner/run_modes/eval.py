@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from lite_runner import progress
 from lite_runner.evaluation.checks import eval_faults as faults
@@ -14,6 +13,7 @@ from lite_runner.evaluation.scored import Scored, score
 from lite_runner.output.report import Result, RunFolder, Timing
 from lite_runner.output.score_comparison import ScoreComparison
 from lite_runner.plan.plan import Plan
+from lite_runner.records import dataclass
 
 __all__ = ["Config", "faults", "plan", "run"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lite_runner import progress
 from lite_runner.config.cluster import ranks_of
@@ -21,6 +21,7 @@ from lite_runner.plan.exporting import export_job, write_export
 from lite_runner.plan.job import Job
 from lite_runner.plan.mindformers import plan_mindformers
 from lite_runner.plan.plan import Plan
+from lite_runner.records import dataclass
 
 __all__ = ["Config", "faults", "plan", "run"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lite_runner.config.compare_checks import predict_faults as faults
 from lite_runner.config.options import GenerateOptions
@@ -17,6 +17,7 @@ from lite_runner.plan.job import with_run_seed
 from lite_runner.plan.plan import Plan
 from lite_runner.prediction.complete import complete
 from lite_runner.prediction.side_files import save_strategy, write_side_files
+from lite_runner.records import dataclass
 
 __all__ = ["Config", "faults", "plan", "run"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from lite_runner import progress
@@ -16,6 +15,7 @@ from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.side_files import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
+from lite_runner.records import dataclass
 from lite_runner.sizing.need import float32_bytes, model_lines, readable, weight_bytes
 from lite_runner.weights.quantization.quantized_checkpoint import MANIFEST
 from lite_runner.weights.write import check_folder

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.plan import Plan
+from lite_runner.records import dataclass
 from lite_runner.serving.options import ServeOptions
 from lite_runner.serving.options import serve_faults as faults
 from lite_runner.serving.planning import plan_serving as plan

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lite_runner.config.fields import Fault, fault
 from lite_runner.config.generate_checks import generate_faults
 from lite_runner.config.options import GenerateOptions
 from lite_runner.plan.generating import plan_generation as plan
+from lite_runner.records import dataclass
 from lite_runner.run_modes.predict import run
 
 __all__ = ["Config", "faults", "plan", "run"]

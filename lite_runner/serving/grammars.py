@@ -11,13 +11,13 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 
 from lite_runner.generation import Guide
+from lite_runner.records import dataclass
 from lite_runner.serving.errors import ApiError, GrammarError
 from lite_runner.serving.repeats import MOST_REPEATS, repeats
 from lite_runner.text.tokenizer import Tokenizer

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from lite_runner.config.fields import Fault, Range, fault, show
 from lite_runner.config.options import SessionOptions
 from lite_runner.config.ranges import Count, Index, Positive
 from lite_runner.config.session_checks import session_faults
+from lite_runner.records import dataclass
 
 # Each request says these itself.
 _OF_REQUESTS = {

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.prefixes import with_ending
 from lite_runner.generation import Adjustments
 from lite_runner.generation import Request as GenerationRequest
+from lite_runner.records import dataclass
 from lite_runner.serving.engine import Engine, Output
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.grammars import Grammar, Grammars

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from lite_runner.records import dataclass
 from lite_runner.serving.grammars import json_rule
 from lite_runner.system.json_file import parse_json
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import CacheType, Quantization, Scheme
 from lite_runner.config.schema import DType, RunConfig
 from lite_runner.errors import EnvironmentFault
+from lite_runner.records import dataclass
 from lite_runner.system import memory
 
 BYTES_OF: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}

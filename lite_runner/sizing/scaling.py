@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.cluster import cluster_of
 from lite_runner.config.parallel import not_divided
 from lite_runner.config.schema import DType, RunConfig
+from lite_runner.records import dataclass
 from lite_runner.sizing.need import (
     BYTES_OF,
     Memory,

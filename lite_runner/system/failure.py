@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
 
 from lite_runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, RunnerError
+from lite_runner.records import dataclass
 from lite_runner.system import memory
 from lite_runner.system.signals import Terminated
 

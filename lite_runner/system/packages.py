@@ -8,10 +8,10 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from lite_runner.errors import EnvironmentFault
+from lite_runner.records import dataclass
 from lite_runner.system.user_cache import remembered
 
 _OWN = "lite-runner"

@@ -9,8 +9,9 @@ constant, or as much as the text is long; those of real models do.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+from lite_runner.records import dataclass
 
 MAX_PATTERN = 1 << 16  # characters
 MAX_NESTING = 32

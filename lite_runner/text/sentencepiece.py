@@ -9,7 +9,7 @@ tokens (as in transformers and llama.cpp).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from lite_runner.errors import ArtifactError
+from lite_runner.records import dataclass
 from lite_runner.text.spelling import SPACE, sentencepiece_decoder
 from lite_runner.text.tokenizer import SpecialTokens
 

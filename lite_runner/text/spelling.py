@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tokenizers import decoders
+
+from lite_runner.records import dataclass
 
 SPACE = "\u2581"  # how sentencepiece spells a space
 LONGEST_RUN = 80  # of spaces, in ChatGLM-6B's vocabulary

@@ -11,9 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from lite_runner.records import dataclass
 from lite_runner.text import template_worker
 from lite_runner.text.template_worker import LENGTH, NO_MEMORY
 

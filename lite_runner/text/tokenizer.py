@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.records import dataclass
 from lite_runner.text.chatglm_chat import ChatForm, Tag
 from lite_runner.text.chatglm_chat import parts as chat_parts
 from lite_runner.text.spelling import byte_alphabet, spelling_of

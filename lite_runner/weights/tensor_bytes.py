@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import groupby
 
+from lite_runner.records import dataclass
 from lite_runner.weights.read_ahead import AHEAD_BYTES
 from lite_runner.weights.tensor import LazyTensor
 

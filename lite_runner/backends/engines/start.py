@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +14,7 @@ from lite_runner.config.engines import ENGINES, EngineName
 from lite_runner.config.ge import GeConfig
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import GraphName, Layout, Manifest
+from lite_runner.records import dataclass
 from lite_runner.system import environment
 
 Device = Literal["CPU", "Ascend"]

@@ -10,7 +10,7 @@ import math
 import mmap
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from lite_runner.backends.workers.process import WorkerProcess
 from lite_runner.backends.workers.python import worker_command
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
 from lite_runner.mindir.manifest import GraphName, TensorSpec
+from lite_runner.records import dataclass
 
 # Timeouts for a hang, not for a large model on a busy machine.
 START_SECONDS = 300.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from lite_runner.backends.mindformers.release import MindFormersRelease
 from lite_runner.backends.workers.process import WorkerProcess
 from lite_runner.backends.workers.python import worker_command
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
+from lite_runner.records import dataclass
 
 # Timeouts for a hang, not for a large model on a busy machine.
 START_SECONDS = 300.0

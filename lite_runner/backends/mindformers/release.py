@@ -6,12 +6,13 @@ The yaml says more than what `config/model_yaml.py` writes, which is for this pr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.workers.python import WorkerPython
+from lite_runner.records import dataclass
 
 DType = Literal["float32", "float16"]
 

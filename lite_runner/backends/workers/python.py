@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from lite_runner.config.secret import without_keys
 from lite_runner.errors import EnvironmentFault
+from lite_runner.records import dataclass
 from lite_runner.system.rank_variables import RANK_VARIABLES
 from lite_runner.system.user_cache import cache_dir
 

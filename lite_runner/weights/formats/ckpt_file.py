@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
+from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write
 from lite_runner.weights.formats.safetensors_file import NUMPY_TYPES, view_tensor
 from lite_runner.weights.memory_map import drop_pages, first_bytes, map_file

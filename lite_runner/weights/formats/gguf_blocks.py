@@ -9,7 +9,7 @@ nibble of byte i, value i + 16 in the high one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from lite_runner.config.quantization import Scheme
 from lite_runner.errors import ArtifactError
+from lite_runner.records import dataclass
 from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.quantization.quantized import QuantizedTensor
 

@@ -7,7 +7,6 @@ used: it takes seconds over a real vocabulary and trusts the counts in the file.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
+from lite_runner.records import dataclass
 from lite_runner.weights.formats.gguf_blocks import SCHEMES, BlockMatrix, dequantize, integers_of
 from lite_runner.weights.formats.gguf_metadata import MAGIC, GGUFHeader, TensorEntry, read_header
 from lite_runner.weights.formats.safetensors_file import view_tensor

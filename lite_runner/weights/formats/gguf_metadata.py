@@ -9,12 +9,12 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 from lite_runner.errors import ArtifactError
+from lite_runner.records import dataclass
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import pickletools
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import IO, Any
+
+from lite_runner.records import dataclass
 
 MAX_OPCODES = 4_000_000  # about a hundred thousand tensors
 _PICKLE_ERRORS = (ValueError, OverflowError, IndexError, struct.error)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
+from lite_runner.records import dataclass
 from lite_runner.weights.derive import same_values
 from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.tensor import LazyTensor, widened

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
+from lite_runner.records import dataclass
 from lite_runner.system.json_file import read_json_object
 
 Number = TypeVar("Number", int, float)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from lite_runner.config.fields import Range
 from lite_runner.config.manifest_file import Sha256, read_manifest, write_manifest
+from lite_runner.records import dataclass
 from lite_runner.weights.sharding.shard_manifest import MANIFEST as MANIFEST
 from lite_runner.weights.sharding.shard_manifest import MAX_RANKS
 

@@ -8,11 +8,12 @@ three of ours, which share A.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lite_runner.architectures import Parameter, parameters
 from lite_runner.architectures.naming import HEAD as HEAD
 from lite_runner.architectures.spec import Decoder
+from lite_runner.records import dataclass
 
 
 @dataclass(frozen=True)

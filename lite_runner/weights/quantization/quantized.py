@@ -6,7 +6,7 @@ Rows are processed in chunks, so that little more than the result is in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from lite_runner.config.quantization import Scheme
 from lite_runner.errors import ArtifactError
+from lite_runner.records import dataclass
 
 REFITS = 2  # of the scales of a group of 4 bits, at most
 VALUES_AT_ONCE = 1 << 18  # a working set that stays in the L2 cache

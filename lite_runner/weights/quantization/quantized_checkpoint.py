@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,6 +26,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.manifest_file import Sha256, read_manifest, write_manifest
 from lite_runner.config.quantization import QuantGroup, Quantization, Scheme
 from lite_runner.errors import ArtifactError
+from lite_runner.records import dataclass
 from lite_runner.system.files import sha256_of
 from lite_runner.weights.formats.safetensors_file import (
     Entry,

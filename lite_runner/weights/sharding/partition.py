@@ -7,11 +7,10 @@ The embedding and the head are vocabulary-parallel.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from lite_runner.architectures import Parameter, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
+from lite_runner.records import dataclass
 
 
 @dataclass(frozen=True)

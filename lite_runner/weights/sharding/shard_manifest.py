@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +17,7 @@ from lite_runner.config.hf import hf_from_model_config, model_config_from_hf
 from lite_runner.config.manifest_file import FileName, Sha256, read_manifest, write_manifest
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
+from lite_runner.records import dataclass
 
 MANIFEST = "manifest.json"
 SCHEMA = 1

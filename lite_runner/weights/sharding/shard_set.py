@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
+from lite_runner.records import dataclass
 from lite_runner.system.files import sha256_of
 from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.sharding.shard_manifest import (

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ranks import Ranks
 from lite_runner.errors import ArtifactError
+from lite_runner.records import dataclass
 from lite_runner.weights.layouts import expected_tensors
 from lite_runner.weights.sharding import strategy_message
 from lite_runner.weights.sharding.partition import Cut, cuts
