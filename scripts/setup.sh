@@ -203,6 +203,12 @@ case $target in
     ;;
 esac
 
+# pip compiles what it installs, but no editable package. Where PYTHONDONTWRITEBYTECODE is set, as in
+# many containers, every start would compile the modules anew, which takes a third of a second.
+case $target in
+  run | dev) "$venv/bin/python" -m compileall -q lite_runner || true ;;
+esac
+
 stamp >"$venv/.ready-$target"
 [[ $target != dev ]] || cp "$venv/.ready-dev" "$venv/.ready-run"
 [[ $target != run && $target != dev || -f $operators/operators.so ]] ||

@@ -33,7 +33,9 @@ def with_resources(plan: Plan, share: Job) -> Plan:
     assert isinstance(config, ComputeOptions)
     online = files.exported is None and config.backend == "ms"
     hints = partial(memory_hints, config, files, share, device, ranks)
-    need = job_memory(config, files, share, device, ranks)
+    # An exported model is opened without it, and counting takes reading the checkpoint's header.
+    asked = online or config.dry_run or ranks.size > 1
+    need = job_memory(config, files, share, device, ranks) if asked else None
     plan = replace(
         plan,
         why=operators_line(config, files, device, ranks) if online else "",
@@ -43,5 +45,6 @@ def with_resources(plan: Plan, share: Job) -> Plan:
     if config.dry_run:
         return described(replace(plan, job=share), hints)
     if ranks.size > 1:
+        assert need is not None
         check_machine(config, need, hints)
     return plan

@@ -54,6 +54,7 @@ case "$*" in
   *"-m pip install"*)
     if [ -e no-network ]; then echo "Could not reach the index"; exit 1; fi
     echo "$* $PIP_CONSTRAINT" >>pip.txt ;;
+  *"-m compileall"*) echo "$*" >>compiled.txt ;;
 esac
 """,
     )
@@ -108,6 +109,7 @@ def test_set_up_once(checkout: Path) -> None:
     second = setup(checkout)
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
     assert len(installs(checkout)) == 2
+    assert (checkout / "compiled.txt").read_text() == "-m compileall -q lite_runner\n"
 
 
 def test_what_tests_need_serves_jobs_but_not_the_reverse(checkout: Path) -> None:
