@@ -7,6 +7,7 @@ transformers processor of that name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,7 +107,7 @@ class Seen:
 
 def check_finite(best: np.floating[Any], step: int, name: str) -> None:
     """Raise NonFiniteError if the maximum score of a row is not finite."""
-    if not np.isfinite(best):
+    if not math.isfinite(best):
         what = "NaN" if np.isnan(best) else f"no finite value (the largest is {best})"
         raise NonFiniteError(
             f"the model's logits hold {what} at step {step} of {name or 'the prompt'}",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +27,10 @@ from lite_runner.generation.request import Event, Finished, Request, Token
 from lite_runner.generation.result import GenerationTiming
 from lite_runner.generation.samples import Samples
 from lite_runner.generation.slots import Slots
-from lite_runner.records import dataclass
 from lite_runner.system.signals import deferred
 
 
-@dataclass
+@dataclass(slots=True)
 class _Step:
     """The rows of a step and their jobs."""
 
@@ -134,13 +133,14 @@ class Scheduler:
         """Run a step; its events. After an exception of the backend, or Ctrl-C, the next call
         repeats the step: no event is lost or repeated."""
         began, compiled = time.perf_counter(), self._backend.compile_s
-        with deferred():
-            self._copy_prefixes()
-            self._restart()
-            self._admit()
-            while self._pending_copies:
-                self._backend.copy(*self._pending_copies[0])
-                del self._pending_copies[0]
+        if self._changes:
+            with deferred():
+                self._copy_prefixes()
+                self._restart()
+                self._admit()
+                while self._pending_copies:
+                    self._backend.copy(*self._pending_copies[0])
+                    del self._pending_copies[0]
         step = self._compose()
         if step.rows:
             logits = self._backend.forward(step.rows)
@@ -151,6 +151,17 @@ class Scheduler:
                 self._count(step, time.perf_counter() - began - compiling)
         events, self._unreported = self._unreported, []
         return events
+
+    @property
+    def _changes(self) -> bool:
+        """Whether there may be something to do before the rows of a step, but decoding; to defer
+        signals takes a quarter of the time of a step."""
+        return bool(
+            self._waiting
+            or self._pending_copies
+            or self._info.short_length is not None
+            or any(job.source is not None for job in self._running)
+        )
 
     def _check(self, request: Request) -> None:
         options, info = request.options, self._info

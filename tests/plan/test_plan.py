@@ -107,6 +107,16 @@ def test_a_plan_is_json_both_ways(here: Path, mode: str) -> None:
     assert again.files == plan.files
 
 
+@pytest.mark.parametrize(("more", "counted"), [([], False), (["dry_run=true"], True)])
+def test_memory_that_nobody_asks_for_is_not_counted(
+    here: Path, more: list[str], counted: bool
+) -> None:
+    """It takes opening the checkpoint, which packed layers in the cache are for doing without."""
+    line = ["model=tiny_llama", "load_checkpoint=tiny", "predict_data=hi", "backend=mslite"]
+    config, _ = resolve(parse([*line, "engine=native", *more], heads()))
+    assert (run_mode("predict").plan(config).memory is not None) == counted
+
+
 def test_who_reads_a_plan_neither_fetches_nor_tokenizes(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
