@@ -29,7 +29,7 @@ from lite_runner.networks.layers import (
     activation_of,
     capped,
 )
-from lite_runner.networks.lora import Adapters, Lora, Step
+from lite_runner.networks.lora import Adapters, Lora, NoLora, Step, lora_of
 from lite_runner.networks.prefix import Prefixes, two_positions
 from lite_runner.networks.quantized_layers import QuantizedLinear
 from lite_runner.networks.rotary import Angles, Rotate
@@ -104,10 +104,10 @@ class Parts:
         downs, ups = every("expert_down"), every("expert_up")
         return Mixture(self.options, given, router, gates, ups, downs, combine)
 
-    def lora(self, layer: int, cells: dict[Role, Dense]) -> Lora:
+    def lora(self, layer: int, cells: dict[Role, Dense]) -> Lora | NoLora:
         """The LoRA deltas of layers that share an input."""
         widths = {self.name(role, layer): cell.widths for role, cell in cells.items()}
-        return Lora(self.options.lora, widths, self.options.dtype)
+        return lora_of(self.options.lora, widths, self.options.dtype)
 
 
 class BlockCell(nn.Cell):

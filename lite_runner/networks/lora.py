@@ -64,20 +64,30 @@ class LoraInputs(nn.Cell):
         return found
 
 
+class NoLora(nn.Cell):
+    """In place of Lora where no layer is targeted. MindSpore parses the code of every cell anew, so
+    this is short."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.nothing = (None,) * layers
+
+    def construct(self, x: Tensor, step: Step | None) -> tuple[Tensor | None, ...]:
+        return self.nothing
+
+
 class Lora(nn.Cell):
     """LoRA deltas [n, out] of linear layers that share an input [n, in]."""
 
     def __init__(
-        self, size: LoraSize | None, layers: Mapping[str, tuple[int, int]], dtype: ms.Type
+        self, size: LoraSize, layers: Mapping[str, tuple[int, int]], dtype: ms.Type
     ) -> None:
-        """`layers`: canonical name -> [in, out] on this rank; the delta of an untargeted one is
-        None."""
+        """`layers`: canonical name -> [in, out] on this rank, one of them targeted at least; the
+        delta of an untargeted one is None."""
         super().__init__()
-        self.names = [name for name in layers if size is not None and name in size.targets]
+        self.names = [name for name in layers if name in size.targets]
         self.nothing = (None,) * len(layers)
         self.count, self.dtype = len(self.names), dtype
-        if size is None or not self.names:
-            return
         self.slots, self.rank = size.slots, size.rank
         self.order = tuple(self.names.index(n) if n in self.names else -1 for n in layers)
         width = layers[self.names[0]][0]
@@ -92,7 +102,7 @@ class Lora(nn.Cell):
         self.gather = ops.Gather()
 
     def construct(self, x: Tensor, step: Step | None) -> tuple[Tensor | None, ...]:
-        if step is None or self.count == 0:
+        if step is None:
             return self.nothing
         _, masks, blocks = step
         a = self.a
@@ -115,6 +125,15 @@ class Lora(nn.Cell):
                     self.matmul_b(parts[index].astype(self.dtype), b).astype(ms.float32),
                 )
         return added
+
+
+def lora_of(
+    size: LoraSize | None, layers: Mapping[str, tuple[int, int]], dtype: ms.Type
+) -> Lora | NoLora:
+    """The deltas of layers that share an input; see Lora."""
+    if size is None or size.targets.isdisjoint(layers):
+        return NoLora(len(layers))
+    return Lora(size, layers, dtype)
 
 
 class EmbeddingLora(nn.Cell):
@@ -171,7 +190,7 @@ class Adapters(nn.Cell):
         super().__init__()
         self.inputs = None if size is None else LoraInputs(size)
         self.embedding = EmbeddingLora(size, table, shape, dtype)
-        self.head = Lora(size, {"lm_head.weight": (shape[1], head_rows)}, dtype)
+        self.head = lora_of(size, {"lm_head.weight": (shape[1], head_rows)}, dtype)
 
     def construct(self, adapter_slot: Tensor | None, slot: Tensor | None) -> Step | None:
         if adapter_slot is None or self.inputs is None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from lite_runner.architectures.spec import Prefix
-from lite_runner.networks.layers import CacheSize
+from lite_runner.networks.layers import CacheSize, indices
 
 
 class Prefixes(nn.Cell):
@@ -46,7 +45,7 @@ class Prefixes(nn.Cell):
     def in_prompt(self, tokens: Tensor) -> Tensor:
         """tokens [R, T] -> [R, 2]"""
         size = tokens.shape[1]
-        index = ops.arange(size).astype(ms.int32).reshape(1, -1)
+        index = indices(size).reshape(1, -1)
         nowhere = ops.zeros_like(tokens) + size
         index = ops.zeros_like(tokens) + index
         end = self.first(ops.select(tokens == self.end, index, nowhere), 1)
