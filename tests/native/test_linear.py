@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lite_runner.native import packing
+from lite_runner.native import packing, structs
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
 from lite_runner.weights.tensor import DType, narrowed, widened
 
@@ -186,21 +186,31 @@ def test_what_is_no_number_reaches_its_own_row(
                     assert np.isnan(result[rows // 2]).all()
 
 
-def test_integers_of_extreme_inputs(operators: Any) -> None:
+@pytest.mark.parametrize("integer_input", [False, True])
+@pytest.mark.parametrize("repeated", [1, 3])
+def test_integers_of_extreme_inputs(operators: Any, integer_input: bool, repeated: int) -> None:
     """Zeros, numbers whose scale has no inverse, and the largest sums that there are."""
     inputs = 4096
     weight = QuantizedTensor(
         8, 0, np.full((32, inputs), -127, np.int8), np.ones(32, np.float32), None
     )
-    block = packing.matrix(weight, integer_input=True).block()
-    x = np.zeros((4, inputs), np.float32)
-    x[1] = 1e-40
-    x[2] = 3.0
-    x[3] = -3e38
-    result = operators.linear(block, 32, x)
-    assert (result[:2] == 0).all()
-    np.testing.assert_allclose(result[2], -127 * 3.0 * inputs, rtol=1e-6)
-    assert (result[3] == np.inf).all()
+    block = packing.matrix(weight, integer_input=integer_input).block()
+    for number, expected in (0, 0), (1e-40, 0), (3.0, -381.0 * inputs), (-3e38, np.inf):
+        x = np.full((repeated, inputs), number, np.float32)
+        result = operators.linear(block, 32, x)
+        np.testing.assert_allclose(result, np.full_like(result, expected), rtol=1e-6)
+
+
+def test_the_largest_sums_of_4_bits(operators: Any) -> None:
+    """Groups as long as they may be, of the largest integers on both sides."""
+    group = structs.MOST_GROUP
+    ones = np.ones((40, 2), np.float16)
+    full = np.full((40, group), 0xFF, np.uint8)
+    block = packing.matrix(QuantizedTensor(4, group, full, ones, 0 * ones)).block()
+    for sign in (1, -1):
+        x = np.full((3, 2 * group), sign, np.float32)
+        result = operators.linear(block, 40, x)
+        np.testing.assert_allclose(result, np.full_like(result, sign * 30 * group), rtol=1e-6)
 
 
 def test_a_matrix_that_is_not_int8_takes_no_integers(operators: Any) -> None:

@@ -332,21 +332,6 @@ inline float most_rounded(const Matrix& m) {
   return most;
 }
 
-#if WIDTH == 16
-// 32 integers as 256 * above + below, both signed bytes, in the order of Quants::quad: to [2][32].
-inline void split_bytes(const int16_t* from, uint8_t* to) {
-  const __m256i order = _mm256_broadcastsi128_si256(
-      _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
-  const __m512i all = _mm512_loadu_si512(from);
-  const __m512i rounded = _mm512_add_epi16(all, _mm512_set1_epi16(128));
-  const __m256i above = _mm512_cvtepi16_epi8(_mm512_srai_epi16(rounded, 8));
-  const __m256i below = _mm512_cvtepi16_epi8(all);
-  __m256i* target = reinterpret_cast<__m256i*>(to);
-  _mm256_storeu_si256(target, _mm256_shuffle_epi8(above, order));
-  _mm256_storeu_si256(target + 1, _mm256_shuffle_epi8(below, order));
-}
-#endif
-
 inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, int64_t stride) {
   const int64_t groups = m.input_groups();
   const float most = most_rounded(m);
@@ -373,7 +358,8 @@ inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, 
       scales[row * groups + first / 32] = scale;
       sums[row * groups + first / 32] = static_cast<float>(total[0] + total[1]) * scale;
 #if WIDTH == 16
-      split_bytes(to + first, bytes + 2 * (row * stride + first));
+      uint8_t* above = bytes + 2 * (row * stride + first);
+      split_bytes<Int8>(to + first, 32, above, above + 32);
 #endif
     }
   });

@@ -50,13 +50,22 @@ struct Words {
 };
 
 // The integers of a word as pairs of 16 bits, of inputs 2 i and 2 i + 1. The bytes, or nibbles, of
-// a word are ordered for this when it is packed.
+// a word are ordered for this when it is packed. And those of 8 inputs as two quads of unsigned
+// bytes, which say `lifted` more, of inputs order[4 i] .. order[4 i + 3].
 struct Int8 {
   static constexpr int64_t step = 4;
   template <int64_t i>
   static Ints pair(Ints word) {
     return reinterpret_cast<Ints>(i == 0 ? reinterpret_cast<Shorts>(word) << 8 >> 8
                                          : reinterpret_cast<Shorts>(word) >> 8);
+  }
+
+  static constexpr int8_t order[] = {0, 2, 1, 3, 4, 6, 5, 7};
+  static constexpr int32_t lifted = 128;
+  template <int64_t i>
+  static Ints quad(const uint8_t* words, int64_t part) {
+    const Ints word = load(reinterpret_cast<const int32_t*>(words + i * Words::bytes) + part * kLanes);
+    return word ^ static_cast<int32_t>(0x80808080);
   }
 };
 
@@ -65,6 +74,13 @@ struct Int4 {
   template <int64_t i>
   static Ints pair(Ints word) {
     return word >> (4 * i) & 0x000f000f;
+  }
+
+  static constexpr int8_t order[] = {0, 4, 1, 5, 2, 6, 3, 7};
+  static constexpr int32_t lifted = 0;
+  template <int64_t i>
+  static Ints quad(const uint8_t* words, int64_t part) {
+    return load(reinterpret_cast<const int32_t*>(words) + part * kLanes) >> (4 * i) & 0x0f0f0f0f;
   }
 };
 
@@ -137,6 +153,7 @@ inline void in_tiles(int64_t rows, Body&& body) {
 
 constexpr int64_t kTile = WIDTH == 16 ? 12 : WIDTH == 8 ? 3 : 4;  // rows: what registers hold
 constexpr int64_t kIntegerTile = WIDTH == 16 ? 8 : 2;
+constexpr int64_t kSplitTile = 4;  // rows up to which it pays that they are two bytes
 constexpr int64_t kItemBytes = 128 << 10;  // of a matrix, that a thread takes at least for one row
 constexpr int64_t kBlock = 256;            // inputs whose panel stays in the L1 cache
 
@@ -144,10 +161,12 @@ constexpr int64_t kBlock = 256;            // inputs whose panel stays in the L1
 struct Rows {
   const float* x;  // [count, stride]; zeros up to the matrix's depth
   int64_t count, stride;
-  const uint8_t* bytes;    // [count, depth]: rounded to 8 bits, 128 added; for blocks see split_bytes
-  const int16_t* shorts;   // [count, depth]: rounded to 16 bits
+  // [count, depth]: rounded to 8 bits, 128 added. Of 16 bits [count, 2, depth]: above and below of
+  // split_bytes; for blocks [count, depth / 32, 2, 32].
+  const uint8_t* bytes;
+  const int16_t* shorts;       // [count, depth]: rounded to 16 bits
   const float *scales, *sums;  // [count, input groups] of the integers; sums times scale
-  const int32_t* totals;       // [count, depth / 16]: sums of the integers, for blocks
+  const int32_t* totals;       // [count, input groups] of the integers; for blocks [count, depth / 16]
 };
 
 // sums [rows][32] += the rows' inputs from k on * block [depth][32].
@@ -301,6 +320,84 @@ void multiply_shorts(const Matrix& m, const Rows& rows, int64_t row, int64_t pan
   store_tile(totals, sums + row * kPanel);
 }
 
+#if WIDTH == 16
+// Up to 32 integers as 256 * above + below, both signed bytes, of each 8 in the order of W.
+template <class W>
+inline void split_bytes(const int16_t* from, int64_t count, uint8_t* above, uint8_t* below) {
+  int64_t order;
+  __builtin_memcpy(&order, W::order, 8);
+  const __m256i in_order = _mm256_add_epi8(
+      _mm256_set1_epi64x(order), _mm256_set_epi64x(0x0808080808080808, 0, 0x0808080808080808, 0));
+  const __mmask32 live = count < 32 ? (1u << count) - 1 : ~0u;
+  const __m512i all = _mm512_maskz_loadu_epi16(live, from);
+  const __m512i rounded = _mm512_add_epi16(all, _mm512_set1_epi16(128));
+  const __m256i upper = _mm512_cvtepi16_epi8(_mm512_srai_epi16(rounded, 8));
+  const __m256i lower = _mm512_cvtepi16_epi8(all);
+  _mm256_mask_storeu_epi8(above, live, _mm256_shuffle_epi8(upper, in_order));
+  _mm256_mask_storeu_epi8(below, live, _mm256_shuffle_epi8(lower, in_order));
+}
+
+// The same as multiply_shorts, and the same sums: four inputs by two products of bytes, which leaves
+// less to unpack.
+template <int64_t count, class W>
+void multiply_split(const Matrix& m, const Rows& rows, int64_t row, int64_t panel, float* sums) {
+  constexpr int64_t chains = count == 1 ? 2 : 1;  // one sum alone would have to be waited for
+  constexpr int64_t bytes = 8 / W::step * Words::bytes;
+  const int64_t group = m.input_group(), groups = m.input_groups(), depth = m.depth();
+  const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
+  const uint8_t* x = rows.bytes + 2 * row * depth;
+  Tile<count> totals{};
+  for (int64_t g = 0; g < groups; ++g) {
+    Ints high[chains][count][kParts] = {}, low[chains][count][kParts] = {};
+    const int64_t end = smaller_of((g + 1) * group, depth);
+    for (int64_t k = g * group; k < end; k += 8, data += bytes) {
+      fetch<bytes>(data + kAhead);
+      unrolled<2>([&](auto i) __attribute__((always_inline)) {
+        Ints weights[kParts];
+        for (int64_t p = 0; p < kParts; ++p) weights[p] = W::template quad<i>(data, p);
+#pragma GCC unroll 16
+        for (int64_t r = 0; r < count; ++r) {
+          const uint8_t* four = x + 2 * r * depth + k + 4 * i;
+          const Ints above = broadcast_word(four), below = broadcast_word(four + depth);
+#pragma GCC unroll 8
+          for (int64_t p = 0; p < kParts; ++p) {
+            Ints &upper = high[i % chains][r][p], &lower = low[i % chains][r][p];
+            upper = (Ints)_mm512_dpbusd_epi32((__m512i)upper, (__m512i)weights[p], (__m512i)above);
+            lower = (Ints)_mm512_dpbusd_epi32((__m512i)lower, (__m512i)weights[p], (__m512i)below);
+          }
+        }
+      });
+    }
+    Ints sum[count][kParts];
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < count; ++r) {
+      const int32_t offset = W::lifted * rows.totals[(row + r) * groups + g];
+#pragma GCC unroll 8
+      for (int64_t p = 0; p < kParts; ++p) {
+        Ints upper = high[0][r][p], lower = low[0][r][p];
+        if (chains == 2) upper += high[chains - 1][r][p], lower += low[chains - 1][r][p];
+        sum[r][p] = (upper << 8) + lower - offset;
+      }
+    }
+    add_group(m, rows, row, panel, g, sum, totals);
+  }
+  store_tile(totals, sums + row * kPanel);
+}
+#endif
+
+// Rows of 16 bits by one panel.
+template <class W>
+void multiply_integers(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
+  in_tiles<kIntegerTile>(rows.count, [&](auto count, int64_t row) {
+#if WIDTH == 16
+    if constexpr (count <= kSplitTile)
+      multiply_split<count, W>(m, rows, row, panel, sums);
+    else
+#endif
+      multiply_shorts<count, W>(m, rows, row, panel, sums);
+  });
+}
+
 void multiply_blocks(const Matrix& m, const Rows& rows, int64_t panel, float* sums);
 Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, int64_t stride);
 
@@ -320,14 +417,13 @@ inline void multiply_panel(const Matrix& m, const Rows& rows, int64_t panel, flo
     multiply_floats<UpperHalf>(m, rows, panel, sums);
   } else if (m.format == Format::kFloat16) {
     multiply_floats<Half>(m, rows, panel, sums);
+  } else if (m.format == Format::kInt4) {
+    multiply_integers<Int4>(m, rows, panel, sums);
+  } else if (!m.integer_input) {
+    multiply_integers<Int8>(m, rows, panel, sums);
   } else {
     in_tiles<kIntegerTile>(rows.count, [&](auto count, int64_t row) {
-      if (m.format == Format::kInt4)
-        multiply_shorts<count, Int4>(m, rows, row, panel, sums);
-      else if (m.integer_input)
-        multiply_bytes<count>(m, rows, row, panel, sums);
-      else
-        multiply_shorts<count, Int8>(m, rows, row, panel, sums);
+      multiply_bytes<count>(m, rows, row, panel, sums);
     });
   }
   const auto at = [&](int64_t offset) {
@@ -340,6 +436,9 @@ inline void multiply_panel(const Matrix& m, const Rows& rows, int64_t panel, flo
     for (int64_t row = 0; row < rows.count; ++row) {
       Floats value = load(sums + row * kPanel + p);
       if (scales) value = value * load(scales + p);
+#if WIDTH == 16
+      __asm__("" : "+v"(value));  // rounded before the bias is added, however this is compiled
+#endif
       if (bias) value = value + load(bias + p);
       store(sums + row * kPanel + p, value);
     }
@@ -354,10 +453,11 @@ inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t str
   const int64_t group = m.input_group(), groups = m.input_groups();
   const float most = m.integer_input ? 127.0f : 32512.0f;
   int16_t* shorts = scratch<int16_t>(kShorts, count * stride);
-  uint8_t* bytes = m.integer_input ? scratch<uint8_t>(kBytes, count * stride) : nullptr;
+  uint8_t* bytes = scratch<uint8_t>(kBytes, 2 * count * stride);
   float* scales = scratch<float>(kScales, 2 * count * groups);
   float* sums = scales + count * groups;
-  over_rows(count, [=](int64_t row) {
+  int32_t* totals = scratch<int32_t>(kTotals, count * groups);
+  over_rows(count, [=, &m](int64_t row) {
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t first = g * group, end = smaller_of(first + group, stride);
       const float* from = x + row * stride;
@@ -371,15 +471,27 @@ inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t str
       }
       scales[row * groups + g] = scale;
       sums[row * groups + g] = static_cast<float>(sum) * scale;
-      if (bytes)
-        for (int64_t k = first; k < end; ++k)
-          bytes[row * stride + k] = static_cast<uint8_t>(to[k] + 128);
+      totals[row * groups + g] = sum;
+      for (int64_t k = first; m.integer_input && k < end; ++k)
+        bytes[row * stride + k] = static_cast<uint8_t>(to[k] + 128);
     }
+#if WIDTH == 16
+    uint8_t* target = bytes + 2 * row * stride;
+    for (int64_t k = 0; !m.integer_input && k < stride; k += 32) {
+      const int16_t* from = shorts + row * stride + k;
+      const int64_t here = smaller_of<int64_t>(32, stride - k);
+      if (m.format == Format::kInt4)
+        split_bytes<Int4>(from, here, target + k, target + stride + k);
+      else
+        split_bytes<Int8>(from, here, target + k, target + stride + k);
+    }
+#endif
   });
   rows.bytes = bytes;
   rows.shorts = shorts;
   rows.scales = scales;
   rows.sums = sums;
+  rows.totals = totals;
   return rows;
 }
 
