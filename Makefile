@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite mindformers clients lint reference reference-mindformers bench bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop soak fuzz lock clean
+.PHONY: help run test lite mindformers clients lint reference reference-mindformers bench bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak fuzz lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -163,6 +163,10 @@ bench-serve:  ## measure the server under load, with adapters and shared prefixe
 bench-loop:  ## measure what choosing the tokens costs, without a model
 	@scripts/setup.sh run
 	@.venv/bin/python benchmarks/token_loop.py $(ARGS)
+
+bench-prefill:  ## measure prefill's share of the machine's peak, and attention's of its time
+	@scripts/setup.sh run
+	@.venv/bin/python benchmarks/prefill.py $(ARGS)
 
 soak:  ## 10,000 requests to a server, many of them ill-behaved; its memory must stay flat
 	@scripts/setup.sh dev
