@@ -1,4 +1,4 @@
-"""Validation errors of comparing two backends, and of run_mode=predict, which does so."""
+"""Validation errors of comparing two backends, and of run modes that complete prompts so."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from lite_runner.config.fields import Fault, fault
 from lite_runner.config.generate_checks import generate_faults
 from lite_runner.config.mindformers_run_checks import mindformers_run_faults, without_mindformers
 from lite_runner.config.options import CompareOptions, ExportedOptions
-from lite_runner.config.predict_options import PredictOptions
+from lite_runner.config.predict_options import ComparedOptions, PredictOptions
 
 KEY = "compare_backend"
 
 
 def predict_faults(config: PredictOptions) -> Iterator[Fault]:
     """All validation errors of run_mode=predict."""
-    yield from generate_faults(config)
+    yield from completion_faults(config)
     if (release := config.mindformers_release) is not None and not config.names_mindformers:
         yield without_mindformers(release)
+
+
+def completion_faults(config: ComparedOptions) -> Iterator[Fault]:
+    """Validation errors of completing prompts, with one backend or two."""
+    yield from generate_faults(config)
     if config.compare_backend is not None:
         yield from _compare_faults(config, config.compare_backend)
 
@@ -44,7 +49,7 @@ def pair_faults(config: CompareOptions) -> Iterator[Fault]:
 
 
 def _compare_faults(
-    config: PredictOptions, other: Literal["ms", "mslite", "mindformers"]
+    config: ComparedOptions, other: Literal["ms", "mslite", "mindformers"]
 ) -> Iterator[Fault]:
     yield from pair_faults(config)
     if config.use_parallel:
@@ -52,6 +57,12 @@ def _compare_faults(
     if config.only_save_strategy:
         yield fault(
             (KEY, "only_save_strategy"), f"{KEY}={other} has no effect: only_save_strategy=true"
+        )
+    if other == "mindformers" and not config.runs_mindformers:
+        yield fault(
+            (KEY, "run_mode"),
+            f"{KEY}={other}: MindFormers has no adapters of each prompt, which"
+            f" run_mode={config.run_mode} is for; expected ms, or mslite with engine=native",
         )
     options, named = config.generation(), {config.backend, other}
     if "mindformers" in named and options.do_sample:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lite_runner import progress
-from lite_runner.config.predict_options import PredictOptions
+from lite_runner.config.predict_options import ComparedOptions
 from lite_runner.errors import RunnerError
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.plan import Plan
@@ -29,7 +29,7 @@ def run_and_compare(plan: Plan, tokenizer: Tokenizer, folder: RunFolder, began: 
     after Ctrl-C; results are written before.
     """
     config = plan.config
-    assert isinstance(config, PredictOptions)
+    assert isinstance(config, ComparedOptions)
     with temporary_folder("compare", folder.path) as work:
         kept = [KeptLogits(work / name, plan.decoder.vocab_size) for name in ("mine", "other")]
         mine = complete_share(plan, tokenizer, folder, began, None, kept[0])

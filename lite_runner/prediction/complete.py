@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lite_runner.config.predict_options import PredictOptions
+from lite_runner.config.predict_options import ComparedOptions
 from lite_runner.output.merge import gather
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.plan import Plan
@@ -24,7 +24,7 @@ def complete(
     """Generate, print and write the results: see run_modes/predict.py. `began`: the time
     (time.perf_counter()) from which loading counts. Raises RunnerError, and CutShort."""
     config = plan.config
-    if isinstance(config, PredictOptions) and config.compare_backend is not None:
+    if isinstance(config, ComparedOptions) and config.compare_backend is not None:
         from lite_runner.prediction.compare_run import run_and_compare
 
         run_and_compare(plan, tokenizer, folder, began)

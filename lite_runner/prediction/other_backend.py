@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lite_runner.config.predict_options import PredictOptions
+from lite_runner.config.predict_options import ComparedOptions, PredictOptions, SloraOptions
 from lite_runner.output.merge import RankResult
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.generating import plan_generation
@@ -24,7 +24,7 @@ from lite_runner.system import own_process
 PROGRAM = "lite_runner.prediction.other_backend"
 
 
-def other_backend(config: PredictOptions, folder: Path, logits: KeptLogits) -> Compared:
+def other_backend(config: ComparedOptions, folder: Path, logits: KeptLogits) -> Compared:
     """What compare_backend= makes of the prompts. Raises RunnerError where it fails."""
     assert config.compare_backend is not None
     answer = ask_other(PROGRAM, config, folder, logits=str(logits.folder))
@@ -35,7 +35,8 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     """The result of a job, whose logits are written to its folder. Raises RunnerError."""
     began = time.perf_counter()
     start(job)
-    config = PredictOptions.from_dict(job["config"])
+    kind = PredictOptions if job["config"]["run_mode"] == "predict" else SloraOptions
+    config = kind.from_dict(job["config"])
     plan = plan_generation(config)
     assert plan.tokenizer is not None
     folder = RunFolder(Path(job["folder"]))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
+from lite_runner.config.compare_checks import completion_faults
 from lite_runner.config.fields import Fault, fault
-from lite_runner.config.generate_checks import generate_faults
-from lite_runner.config.options import GenerateOptions
+from lite_runner.config.predict_options import SloraOptions
 from lite_runner.plan.generating import plan_generation as plan
 from lite_runner.records import dataclass
 from lite_runner.run_modes.predict import run
@@ -16,11 +15,8 @@ __all__ = ["Config", "faults", "plan", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(GenerateOptions):
+class Config(SloraOptions):
     """run_mode=slora"""
-
-    adapter_lines: ClassVar[bool] = True
-    takes_quantized: ClassVar[bool] = False
 
 
 def faults(config: Config) -> Iterator[Fault]:
@@ -29,4 +25,4 @@ def faults(config: Config) -> Iterator[Fault]:
         yield fault(
             ("adapter_id", "adapter_path"), "run_mode=slora needs adapter_path=lora_adapter.json"
         )
-    yield from generate_faults(config)
+    yield from completion_faults(config)

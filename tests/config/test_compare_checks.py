@@ -97,8 +97,27 @@ def test_what_does(resolve: Resolve) -> None:
     assert isinstance(resolve(*EVAL, *packed), EvalOptions)
 
 
-@pytest.mark.parametrize("run_mode", ["slora", "bench", "export", "serve"])
+SLORA = ("run_mode=slora", "model=tiny_llama", "predict_data=x", "adapter_path=adapters.json")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["compare_backend=ms"], "compare_backend=ms: got backend=ms, expected another one"),
+        (
+            ["compare_backend=mindformers"],
+            "compare_backend=mindformers: MindFormers has no adapters of each prompt, which"
+            " run_mode=slora is for; expected ms, or mslite with engine=native",
+        ),
+        (["compare_backend=mslite"], "compare_backend=mslite: exported models have no adapters"),
+    ],
+)
+def test_what_has_no_adapters(faults: Faults, settings: list[str], expected: str) -> None:
+    assert expected in faults(*SLORA, *settings)
+
+
+@pytest.mark.parametrize("run_mode", ["bench", "chat", "export", "serve"])
 def test_other_run_modes_compare_nothing(faults: Faults, run_mode: str) -> None:
     said = faults(f"run_mode={run_mode}", "model=tiny_llama", "compare_backend=mslite")
     assert f"compare_backend has no effect with run_mode={run_mode}" in said
-    assert "run_mode=eval" in said and "predict" in said
+    assert all(name in said for name in ("run_mode=eval", "predict", "slora"))

@@ -19,6 +19,7 @@ EXPECTED_CHANGES: Mapping[tuple[str, str], str] = {
     **{(mode, "mindformers"): _RELEASE for mode in ("predict", "eval", "doctor", "export")},
     **{(mode, "backend"): "backend=mindformers does it" for mode in ("eval", "doctor")},
     ("eval", "compare_tolerance"): "two backends score the same text",
+    ("slora", "compare_tolerance"): "two backends compute with the same adapters",
 }
 RUN_MODES = frozen.run_modes()
 

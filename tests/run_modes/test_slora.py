@@ -105,6 +105,24 @@ def test_one_adapter_for_each_prompt_equals_each_alone(adapters: str, run: Run) 
     assert all(one["seconds"] > 0 for one in use.values())
 
 
+@pytest.mark.parametrize("run_mode", ["predict", "slora"])
+def test_two_backends_compute_the_same(
+    adapters: str, run: Run, capsys: pytest.CaptureFixture[str], run_mode: str
+) -> None:
+    line = [f"run_mode={run_mode}", adapters, "adapter_id=[en,null,zh,de]"]
+    line.append("predict_data=[hello,hello,hello,bye]")
+    packed = ["backend=mslite", "engine=native"]
+    result = run(*line, *packed, "compare_backend=ms", "verbosity=1")
+    assert tokens(result) == tokens(run(*line))
+    assert len({tuple(row) for row in tokens(result)[:3]}) == 3
+    comparison = result["comparison"]
+    assert [side["backend"] for side in comparison["sides"]] == ["mslite", "ms"]
+    assert [(text["equal"], text["tokens"]) for text in comparison["texts"]] == [(6, 6)] * 4
+    assert all(text["logit_difference"] < 1e-4 for text in comparison["texts"])
+    assert result["adapters"]["used"].keys() == {"base", "en", "zh", "de"}
+    assert "prompt  equal tokens" in capsys.readouterr().err
+
+
 def test_records_name_their_adapters(
     adapters: str, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
