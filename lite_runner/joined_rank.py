@@ -27,7 +27,7 @@ def run_rank(config: RunConfig, member: Member, notes: Sequence[Note]) -> None:
         parallel = config.parallel
         joined = join(
             member,
-            device.target,
+            device.meets_on,
             device.device_id,
             parallel.rendezvous_timeout,
             parallel.hccl_timeout,

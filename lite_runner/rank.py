@@ -59,7 +59,7 @@ def _run(plan_file: Path, run_folder: Path, rank: int) -> None:
         assert member is not None
         device = choose_device(plan.config, member)
         plan = dataclasses.replace(plan, config=device.in_config(plan.config)).of_rank(rank)
-        meet(device.target, device.device_id, plan.ranks)
+        meet(device.meets_on, device.device_id, plan.ranks)
         flags = _stop_flags()
         with stop_on_ctrl_c(flags):
             execute_as_rank(plan, folder, flags)

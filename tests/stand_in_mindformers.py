@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 PROGRAM = """
-import os, runpy, signal, sys, time, types
+import json, os, runpy, signal, socket, sys, threading, time, types
 
 import numpy as np
 
@@ -105,6 +105,51 @@ class Config:
 
         self.__dict__.update(yaml.safe_load(open(path)))
 
+    def __getattr__(self, name):
+        return None
+
+
+def init():
+    \"\"\"Return once all workers have joined the scheduler, which runs until it is ended.\"\"\"
+    role, size = os.environ["MS_ROLE"], int(os.environ["MS_WORKER_NUM"])
+    address = os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])
+    if role == "MS_SCHED":
+        act("schedule")
+        server = socket.create_server(address)
+        joined = [server.accept()[0] for _ in range(size)]
+        for one in joined:
+            one.sendall(b"all")
+        threading.Thread(target=lambda: joined[0].recv(1), daemon=True).start()
+        return
+    act("join")
+    deadline = time.monotonic() + float(os.environ["MS_TOPO_TIMEOUT"])
+    while True:
+        try:
+            connection = socket.create_connection(address)
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                raise RuntimeError("no scheduler at %s:%d" % address)
+            time.sleep(0.05)
+    assert connection.recv(3) == b"all"
+    Config.connection = connection
+
+
+def transform_and_load_checkpoint(config, model, network, dataset, do_predict):
+    act("transform")
+    names = ("MS_", "RANK", "DEVICE", "ASCEND", "HCCL")
+    found = {{name: value for name, value in os.environ.items() if name.startswith(names)}}
+    told = {{"environ": found, "auto_trans_ckpt": config.auto_trans_ckpt, "cwd": os.getcwd()}}
+    assert do_predict and network.parallel is config.parallel_config and model == (network,)
+    assert os.path.isfile(config.load_checkpoint)
+    json.dump(told, open("told-" + os.environ["RANK_ID"], "w"))
+
+
+def build_model(model, default_args=None):
+    made = Model(model["model_config"])
+    made.parallel = default_args and default_args["parallel_config"]
+    return made
+
 
 act("start")
 dtype = types.SimpleNamespace(type_none=None)
@@ -113,18 +158,27 @@ module(
     __version__="2.0.0",
     GRAPH_MODE=0,
     Tensor=lambda values: values,
+    Model=lambda network: (network,),
     common=types.SimpleNamespace(dtype=dtype),
     set_context=lambda **settings: None,
     load_checkpoint=load_checkpoint,
     load_param_into_net=lambda model, loaded: (ACTS.get("missing", []), []),
 )
+module("mindspore.communication", init=init)
 module("mindspore.parallel")
 module("mindspore.parallel._cost_model_context")
 module("mindformers")
 module("mindformers.models")
 module(
     "mindformers.models.build_model",
-    build_model=lambda model: Model(model["model_config"]),
+    build_model=build_model,
+)
+module("mindformers.core")
+module("mindformers.core.context", build_context=lambda config: init())
+module("mindformers.core.parallel_config", build_parallel_config=lambda config: None)
+module("mindformers.trainer")
+module(
+    "mindformers.trainer.utils", transform_and_load_checkpoint=transform_and_load_checkpoint
 )
 module("mindformers.tools")
 module("mindformers.tools.register", MindFormerConfig=Config)
@@ -139,7 +193,8 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 
 def python_of(folder: Path, **acts: object) -> Path:
     """The "Python of MindFormers" in `folder`; `acts`: what it does at `start`, `load`, `generate`,
-    `score` or a `step` (refuse, die, hang), the `version` that it says, and the parameters that are
+    `score` or a `step` (refuse, die, hang), and of several workers at `join`, `transform` and, the
+    scheduler, `schedule`; the `version` that it says, and the parameters that are
     `missing`."""
     (folder / "program.py").write_text(PROGRAM.format(acts=acts))
     python = folder / "python"

@@ -33,9 +33,12 @@ def mindformers_model_faults(config: ComputeOptions) -> Iterator[Fault]:
     if config.backend != "mindformers" or not config.runs_mindformers:
         return
     adapter = isinstance(config, AdapterOptions) and config.adapter_path
-    ranks = ranks_of(config)
+    exports = not isinstance(config, GenerateOptions)
     refused = {
-        "parallel_config.model_parallel": (ranks.tensor > 1, "ranks that share a model"),
+        "parallel_config.model_parallel": (
+            exports and ranks_of(config).tensor > 1,
+            "ranks that share a model to export",
+        ),
         "adapter_path": (adapter, "adapters of each prompt"),
         "model.model_config.pet_config": (config.merges_adapter, "an adapter in the checkpoint"),
         "quant": (config.quant not in (None, "none"), "quantized weights"),

@@ -13,6 +13,10 @@ from lite_runner.config.prompts import STANDARD_INPUT, prompt_count, prompt_file
 from lite_runner.config.schema import RunConfig
 
 _KEYS = ("parallel_config.model_parallel", "parallel", "use_parallel")
+_ONE_REPLICA = {  # backends without several replicas of a model that ranks share
+    "mslite": "graphs sharded over ranks are of one replica",
+    "mindformers": "MindFormers shares one replica of a model over ranks",
+}
 DATA_KEYS = ("parallel_config.data_parallel", "parallel", "use_parallel")
 
 
@@ -52,11 +56,12 @@ def replica_faults(config: GenerateOptions) -> Iterator[Fault]:
     asked = config.parallel_config
     if not config.use_parallel:
         return
-    if config.backend == "mslite" and min(asked.data_parallel, asked.model_parallel) > 1:
+    why = _ONE_REPLICA.get(config.backend)
+    if why and min(asked.data_parallel, asked.model_parallel) > 1:
         yield Fault(
             ("parallel", "use_parallel", "backend"),
             "parallel_config: data_parallel and model_parallel above 1 together need"
-            " backend=ms: graphs sharded over ranks are of one replica",
+            f" backend=ms: {why}",
         )
     if not config.only_save_strategy:
         yield from _prompts(config)

@@ -17,6 +17,7 @@ class RankDevice:
 
     target: str
     device_id: int
+    meets_on: str  # where this process meets the other ranks: MindFormers computes in another
 
     def in_config(self, config: RunConfig) -> RunConfig:
         """`config` with this device and, on CPU, the rank's share of the machine's cores."""
@@ -33,4 +34,5 @@ def choose_device(config: RunConfig, member: Member) -> RankDevice:
     if target == "Ascend":
         device_id = device_of(member, device_id)
     ascend_context.choose(AscendSettings.of(config.context), target, tell=False)
-    return RankDevice(target, device_id)
+    meets_on = "CPU" if config.backend == "mindformers" else target
+    return RankDevice(target, device_id, meets_on)

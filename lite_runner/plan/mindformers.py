@@ -7,18 +7,15 @@ from dataclasses import replace
 from lite_runner import progress
 from lite_runner.backends.mindformers.releases import python_for
 from lite_runner.config.options import CompareOptions, MindFormersOptions
-from lite_runner.config.release import Release
 from lite_runner.errors import ConfigError
 from lite_runner.plan.describe import described
 from lite_runner.plan.job import Job
+from lite_runner.plan.mindformers_memory import memory_of
+from lite_runner.plan.mindformers_ranks import check_ranks
 from lite_runner.plan.mindformers_run import FILE_NAME, MindFormersRun
 from lite_runner.plan.other_backend import other_config
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.preflight import check_machine
-from lite_runner.sizing.need import BYTES_OF, Memory, cache_bytes, parameter_count
-
-# Measured with tiny models and SmolLM2: both processes, and the graphs of each layer.
-PROCESS, LAYER = 820 << 20, 7 << 20
 
 
 def plan_mindformers(plan: Plan, share: Job) -> Plan:
@@ -35,12 +32,14 @@ def plan_mindformers(plan: Plan, share: Job) -> Plan:
             f" (quant={files.quantization})",
             "quant=none",
         )
+    check_ranks(config, files.model, plan.device)
     run = MindFormersRun.of(config, files.model, share, plan.device)
+    need = memory_of(run, plan.ranks.tensor)
     plan = replace(
         plan,
         why=f"MindFormers {run.release.name}'s, on mindspore {run.release.mindspore}",
         dtype=run.sizes.dtype,
-        memory=_memory(run),
+        memory=need,
     )
     if config.dry_run:
         plan = described(replace(plan, job=share))
@@ -48,7 +47,7 @@ def plan_mindformers(plan: Plan, share: Job) -> Plan:
         return replace(plan, table=(*plan.table, f"{FILE_NAME}:", text.rstrip()))
     python_for(run.release, plan.device)
     if plan.ranks.size > 1:
-        check_machine(config, _memory(run))
+        check_machine(config, need)
     _note_hidden(run, share)
     return plan
 
@@ -58,27 +57,6 @@ def check_comparison(plan: Plan, share: Job) -> None:
     `plan_mindformers`."""
     assert isinstance(plan.config, CompareOptions)
     plan_mindformers(replace(plan, config=other_config(plan.config)), share)
-
-
-def _memory(run: MindFormersRun) -> Memory:
-    """Of both processes."""
-    model, sizes = run.model, run.sizes
-    weights = parameter_count(model) * BYTES_OF[sizes.dtype]
-    if Release.of(run.release.name).needs_head(model):
-        weights += model.vocab_size * model.hidden_size * BYTES_OF[sizes.dtype]
-    cache = 0
-    if sizes.use_past:
-        cache = cache_bytes(model, sizes.dtype, sizes.batch, sizes.length)
-    positions = sizes.batch * sizes.length
-    scores = positions * sizes.length * model.num_heads
-    logits = positions * model.vocab_size
-    return Memory(
-        weights,
-        cache,
-        process=PROCESS + LAYER * model.num_layers,
-        loading=2 * weights,
-        work=4 * (2 * scores + 2 * logits),
-    )
 
 
 def _note_hidden(run: MindFormersRun, job: Job) -> None:

@@ -17,6 +17,7 @@ from lite_runner.backends.mindformers.release import (
 )
 from lite_runner.backends.mindformers.releases import choose_release
 from lite_runner.config.ascend import AscendSettings
+from lite_runner.config.cluster import ranks_of
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.options import ExportedOptions, MindFormersOptions
 from lite_runner.errors import ConfigError
@@ -41,6 +42,7 @@ class MindFormersRun:
     trainer: Mapping[str, Any]  # sections of the yaml, as the run's config has them
     tokenizer: Mapping[str, Any]
     device: Mapping[str, Any] = field(default_factory=lambda: dict(_CPU))
+    parallel: Mapping[str, Any] = field(default_factory=dict)  # sections, of ranks that share it
 
     @classmethod
     def of(
@@ -87,6 +89,7 @@ class MindFormersRun:
             trainer={"type": config.trainer.type, "model_name": config.model_name},
             tokenizer={"type": config.processor.tokenizer.type},
             device=_device(config, device),
+            parallel=_parallel(config),
         )
 
     def options(self, generation: GenerationConfig, seed: int) -> dict[str, Any]:
@@ -105,15 +108,16 @@ class MindFormersRun:
         """The text of its yaml."""
         plain = {
             "run_mode": "predict",
-            "use_parallel": False,
+            "use_parallel": bool(self.parallel),
             "load_checkpoint": checkpoint,
-            "auto_trans_ckpt": False,
+            "auto_trans_ckpt": bool(self.parallel),
             "context": {
                 "mode": 0,
                 **self.device,
                 **self.release.context,
             },
             **self.release.sections,
+            **self.parallel,
             "trainer": dict(self.trainer),
             "processor": {"tokenizer": dict(self.tokenizer)},
             "model": self.release.model_section(self.model, self.sizes),
@@ -130,6 +134,38 @@ def _device(config: MindFormersOptions, device: str) -> Mapping[str, Any]:
     settings = AscendSettings.of(config.context)
     found = {"device_target": device, "device_id": config.context.device_id}
     return found | {key: getattr(settings, key) for key in settings.asked()}
+
+
+def _parallel(config: MindFormersOptions) -> Mapping[str, Any]:
+    """The sections of ranks that share a model: MindSpore's graph compiler cuts it. Empty where
+    each rank has a model of its own."""
+    if (ranks := ranks_of(config).tensor) == 1:
+        return {}
+    return {
+        "src_strategy_path_or_dir": "",
+        "only_save_strategy": False,
+        "load_ckpt_format": "ckpt",
+        "use_legacy_format": True,
+        "parallel": {
+            "parallel_mode": config.parallel.parallel_mode,
+            "gradients_mean": False,
+            "enable_alltoall": False,
+            "full_batch": True,
+            "search_mode": "sharding_propagation",
+            "enable_parallel_optimizer": False,
+            "strategy_ckpt_save_file": "./ckpt_strategy.ckpt",
+        },
+        "parallel_config": {
+            "data_parallel": 1,
+            "model_parallel": ranks,
+            "pipeline_stage": 1,
+            "micro_batch_num": 1,
+            "vocab_emb_dp": config.parallel_config.vocab_emb_dp,
+            "gradient_aggregation_group": 4,
+        },
+        # Not of predicting, but without sink_mode its transformation of a checkpoint stops.
+        "runner_config": {"epochs": 1, "batch_size": 1, "sink_mode": True, "sink_size": 1},
+    }
 
 
 def _shortest_prompt(model: Decoder, job: Job) -> list[int]:

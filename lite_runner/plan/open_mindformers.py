@@ -11,6 +11,7 @@ from lite_runner.backends.mindformers.releases import python_for
 from lite_runner.config.options import MindFormersOptions
 from lite_runner.plan.job import Job
 from lite_runner.plan.mindformers_checkpoint import write_checkpoint
+from lite_runner.plan.mindformers_ranks import join_group
 from lite_runner.plan.mindformers_run import FILE_NAME, MindFormersRun
 from lite_runner.plan.plan import Plan
 from lite_runner.records import dataclass
@@ -39,26 +40,31 @@ class OpenMindFormers:
 
 
 def open_mindformers(plan: Plan, job: Job, folder: Path) -> OpenMindFormers:
-    """MindFormers with the checkpoint of a plan; its yaml stays in `folder`. Raises RunnerError."""
-    config = plan.config
+    """MindFormers with the checkpoint of a plan; its yaml stays in `folder`. Of ranks that share a
+    model the first one writes both for all. Raises RunnerError."""
+    config, ranks = plan.config, plan.ranks
     assert isinstance(config, MindFormersOptions) and plan.memory is not None
     check_memory(plan.memory)
     run = MindFormersRun.of(config, plan.model.model, job, plan.device)
+    python = python_for(run.release, plan.device)
+    first = ranks.rank - ranks.tensor_index
+    yaml = folder / (f"{first}-{FILE_NAME}" if first else FILE_NAME)
     with ExitStack() as resources:
-        work = resources.enter_context(temporary_folder("mindformers", folder))
-        with progress.step("write the checkpoint"):
-            checkpoint = write_checkpoint(plan.model, run.release, work)
-        rank = plan.ranks.rank
-        yaml = folder / (f"{rank}-{FILE_NAME}" if rank else FILE_NAME)
-        with atomic_write(yaml) as file:
-            file.write(run.yaml(str(checkpoint)).encode("utf-8", errors="backslashreplace"))
+        work, place = None, None
+        if ranks.tensor_index == 0:
+            work = resources.enter_context(temporary_folder("mindformers", folder))
+            _write(plan, run, work, yaml)
+        if ranks.tensor > 1:
+            work, place = join_group(plan, run.release, python, work, resources)
+        assert work is not None, "that of the first rank"
         with progress.step("load MindFormers"):
             process = MindFormersProcess(
                 work,
                 run.release,
                 threads=config.context.threads,
-                python=python_for(run.release, plan.device),
+                python=python,
                 device=plan.device,
+                place=place,
             )
             resources.callback(process.close)
             process.load(yaml)
@@ -70,3 +76,11 @@ def open_mindformers(plan: Plan, job: Job, folder: Path) -> OpenMindFormers:
                 f" {', '.join(process.stand_ins)}"
             )
         return OpenMindFormers(process, run, work, resources.pop_all())
+
+
+def _write(plan: Plan, run: MindFormersRun, work: Path, yaml: Path) -> None:
+    """The checkpoint, below `work` unless it is read as it is, and the yaml that names it."""
+    with progress.step("write the checkpoint"):
+        checkpoint = write_checkpoint(plan.model, run.release, work)
+    with atomic_write(yaml) as file:
+        file.write(run.yaml(str(checkpoint)).encode("utf-8", errors="backslashreplace"))

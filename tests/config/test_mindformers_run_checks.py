@@ -30,7 +30,10 @@ PAST = "model.model_config.use_past"
         (["do_sample=true", "num_return_sequences=2"], "no several texts of a prompt"),
         (["num_beams=2", f"{PAST}=false", "length_penalty=2"], "length_penalty: backend="),
         (["num_beams=2"], f"beam search has no cache; add {PAST}=false"),
-        (["parallel=tp2"], "parallel_config.model_parallel: backend=mindformers has no ranks that"),
+        (
+            ["parallel=dp2tp2"],
+            "together need backend=ms: MindFormers shares one replica of a model",
+        ),
         (["mindformers.release=1.3.2"], "mindformers.release: got '1.3.2', expected one of"),
         (["engine=lite"], "engine has an effect only with backend=mslite"),
     ],

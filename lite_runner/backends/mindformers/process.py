@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lite_runner.backends.mindformers.group import SCRIPT, WorkerPlace
 from lite_runner.backends.mindformers.release import MindFormersRelease
 from lite_runner.backends.workers.process import WorkerProcess
 from lite_runner.backends.workers.python import worker_command
@@ -16,7 +17,6 @@ from lite_runner.records import dataclass
 START_SECONDS = 300.0
 LOAD_SECONDS = 3600.0
 STEP_SECONDS = 3600.0  # until the next token; the first one waits for the compiler
-_SCRIPT = Path(__file__).with_name("worker.py")
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,22 @@ class MindFormersProcess:
         threads: int | None,
         python: Path | None = None,
         device: str = "CPU",
+        place: WorkerPlace | None = None,
     ) -> None:
-        """Start it; MindFormers leaves its log in `folder`. `python` None: that of the release.
+        """Start it; MindFormers leaves its log in `folder`. `python` None: that of the release;
+        `place` None: it shares its model with no other.
 
         Raises EnvironmentFault if there is no MindFormers, or another one.
         """
         own = release.python
         found = own.find() if python is None else python
         self.stand_ins: Sequence[str] = ()  # operators that are not MindFormers' own
-        self._process = WorkerProcess(own, worker_command(found, _SCRIPT))
+        self._process = WorkerProcess(
+            own,
+            worker_command(found, SCRIPT),
+            variables=place.variables if place else {},
+            needs=place.scheduler if place else None,
+        )
         try:
             self.versions = self._process.ask(
                 {"op": "start", "folder": str(folder), "threads": threads, "device": device},

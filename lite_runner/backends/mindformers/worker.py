@@ -5,8 +5,12 @@ workers/main.py runs it and describes the protocol; its client is process.py.
     {"op": "start", "folder", "threads", "device"}
                                           imports mindformers, which leaves its log in `folder`;
                                           the versions
+    {"op": "schedule"}                    instead of `start`: this process is the scheduler of a
+                                          group of workers, as its environment says; answers once
+                                          all have joined
     {"op": "load", "yaml"}                builds the network of a yaml of run_mindformer, with its
-                                          load_checkpoint; its stand-ins
+                                          load_checkpoint, or as one of several workers with its
+                                          part of it; its stand-ins
     {"op": "generate", "prompts", "limits", "eos", "pad", "options", "logits"}
                                           MindFormers' generate(). Each step tells the new tokens,
                                           as [row, token], and its seconds; beams only answer, with
@@ -111,6 +115,8 @@ class Worker:
         op = request["op"]
         if op == "start":
             return self.start(request["folder"], request["threads"], request["device"])
+        if op == "schedule":
+            return self.schedule()
         if op == "load":
             return self.load(request["yaml"])
         if op == "score":
@@ -137,13 +143,24 @@ class Worker:
             "python": ".".join(map(str, sys.version_info[:3])),
         }
 
+    def schedule(self) -> Message:
+        """Wait until all workers have joined; MindSpore's threads schedule them from then on."""
+        import_mindspore("CPU")
+        from mindspore.communication import init
+
+        init()
+        return {}
+
     def load(self, path: str) -> Message:
-        """Build the network and load its checkpoint, all of it."""
+        """Build the network and load its checkpoint."""
         from mindformers.models.build_model import build_model
         from mindformers.tools.register import MindFormerConfig
 
         config = MindFormerConfig(path)
         first = self.release.startswith("1.0.")
+        if config.use_parallel:
+            self.load_part(config)
+            return {"stand_ins": []}
         if not first:
             from mindformers.core.context import build_context
 
@@ -160,6 +177,30 @@ class Worker:
             return {"stand_ins": []}
         self.model.argmax = argmax
         return {"stand_ins": ["argmax"]}
+
+    def load_part(self, config: Any) -> None:
+        """Join the other workers, build the network and load this one's part of the checkpoint, as
+        mindformers/trainer/base_trainer.py does to predict."""
+        from mindformers.core.context import build_context
+        from mindformers.core.parallel_config import build_parallel_config
+        from mindformers.models.build_model import build_model
+        from mindformers.trainer import utils
+
+        if not self.release.startswith("1.0."):
+            utils.convert_checkpoint_config(config)
+        build_context(config)
+        build_parallel_config(config)
+        parts = {"parallel_config": config.parallel_config, "moe_config": config.moe_config}
+        self.model = build_model(config.model, default_args=parts)
+        self.model.set_train(False)
+        sizes = self.model.config
+        ids = np.ones((sizes.batch_size, sizes.seq_length), np.int32)
+        inputs: Any = self.mindspore.Tensor(ids)
+        if hasattr(self.model, "prepare_inputs_for_predict_layout"):
+            inputs = self.model.prepare_inputs_for_predict_layout(ids)
+        utils.transform_and_load_checkpoint(
+            config, self.mindspore.Model(self.model), self.model, inputs, do_predict=True
+        )
 
     def generate(self, request: Message) -> Message:
         """Complete the prompts of a batch."""

@@ -13,7 +13,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import IO, Any
 
 from lite_runner.backends.workers.python import WorkerPython, quoted_tail, worker_environment
@@ -32,11 +33,22 @@ class WorkerProcess:
     """A process that answers framed JSON requests: see main.py for the protocol."""
 
     def __init__(
-        self, own: WorkerPython, command: Sequence[str], descriptors: Sequence[int] = ()
+        self,
+        own: WorkerPython,
+        command: Sequence[str],
+        descriptors: Sequence[int] = (),
+        *,
+        variables: Mapping[str, str] = MappingProxyType({}),
+        needs: WorkerProcess | None = None,
     ) -> None:
-        """Start `command`, of the product `own`; it inherits `descriptors`. Raises
-        EnvironmentFault if it fails."""
+        """Start `command`, of the product `own`; it inherits `descriptors`, and `variables` are
+        added to its environment.
+
+        While this process is waited for, one that it `needs` is watched: where that fails, the
+        error is its own. Raises EnvironmentFault if `command` cannot be started.
+        """
         self._product = own.product
+        self._needs = needs
         self._kills_before = memory.oom_kills()
         self._log: IO[bytes] = tempfile.TemporaryFile(prefix="worker-")  # noqa: SIM115
         read_request, write_request = os.pipe()
@@ -55,7 +67,7 @@ class WorkerProcess:
                     stdout=write_answer,
                     stderr=self_log,
                     pass_fds=descriptors,
-                    env=worker_environment(),
+                    env={**worker_environment(), **variables},
                     start_new_session=True,  # Ctrl-C in the terminal does not reach it
                 )
             except OSError as error:
@@ -106,10 +118,20 @@ class WorkerProcess:
                 raise
             message = self._next(None, seconds, doing)
         if "error" in message:
-            reason = str(message["error"]).strip().splitlines()[0]
-            raise self._fault(refused, f"{doing}: {self._product} failed: {reason}")
+            raise self._refusal(refused, message, doing)
         answer: dict[str, Any] = message.get("answer", {})
         return answer
+
+    def begin(self, request: dict[str, Any]) -> None:
+        """Send a request whose answer `check` takes; the process serves another one meanwhile."""
+        with contextlib.suppress(BrokenPipeError):  # it has ended, as `check` says
+            self._send(request)
+
+    def check(self, doing: str) -> None:
+        """Take an answer that has come. Raises as `ask`."""
+        message = self._next(None, CLOSE_SECONDS, doing)
+        if "error" in message:
+            raise self._refusal(RunnerError, message, doing)
 
     def close(self) -> None:
         """End the process, within about a second; idempotent."""
@@ -129,9 +151,8 @@ class WorkerProcess:
             raise RunnerError(f"{doing}: {product} was already closed")
         try:
             if request is not None:
-                body = json.dumps(request).encode()
-                self._requests.write(_LENGTH.pack(len(body)) + body)
-            return self._message(time.monotonic() + seconds)
+                self._send(request)
+            return self._message(time.monotonic() + seconds, doing)
         except TimeoutError as error:
             self.close()
             raise self._fault(
@@ -157,12 +178,16 @@ class WorkerProcess:
             self.close()
             raise
 
-    def _message(self, deadline: float) -> dict[str, Any]:
+    def _send(self, request: dict[str, Any]) -> None:
+        body = json.dumps(request).encode()
+        self._requests.write(_LENGTH.pack(len(body)) + body)
+
+    def _message(self, deadline: float, doing: str) -> dict[str, Any]:
         """The next message. Raises ValueError for anything that is none."""
-        (size,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
+        (size,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline, doing))
         if size > MAX_ANSWER:
             raise ValueError(f"a length of {size} bytes, at most {MAX_ANSWER}")
-        message = json.loads(self._read(size, deadline))
+        message = json.loads(self._read(size, deadline, doing))
         if isinstance(message, dict) and (
             isinstance(message.get("answer"), dict)
             or isinstance(message.get("event"), dict)
@@ -171,19 +196,29 @@ class WorkerProcess:
             return message
         raise ValueError(f"{str(message)[:80]!r}")
 
-    def _read(self, size: int, deadline: float) -> bytes:
+    def _read(self, size: int, deadline: float, doing: str) -> bytes:
         poll = select.poll()
         poll.register(self._answers, select.POLLIN)
+        if self._needs is not None:
+            poll.register(self._needs._answers, select.POLLIN)
         parts: list[bytes] = []
         while size:
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            ready = {file for file, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
+            if not ready:
                 raise TimeoutError
+            if self._needs is not None and self._answers.fileno() not in ready:
+                self._needs.check(doing)
+                continue
             part = self._answers.read(size)
             if not part:
                 raise EOFError
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
+
+    def _refusal(self, kind: type[RunnerError], message: dict[str, Any], doing: str) -> RunnerError:
+        reason = str(message["error"]).strip().splitlines()[0]
+        return self._fault(kind, f"{doing}: {self._product} failed: {reason}")
 
     def _fault(self, kind: type[RunnerError], message: str, hint: str = "") -> RunnerError:
         """An error with the last lines of the process's log."""
