@@ -14,6 +14,8 @@ from lite_runner.weights.formats.mindformers import to_mindformers
 from lite_runner.weights.tensor import LazyTensor
 from lite_runner.weights.write import HEAD, write_ckpt
 
+_CACHE = ("key_past", "value_past")
+
 
 def write_checkpoint(files: ModelFiles, release: MindFormersRelease, folder: Path) -> Path:
     """A checkpoint of the model with the names of the release: that of the run itself where it is
@@ -21,9 +23,12 @@ def write_checkpoint(files: ModelFiles, release: MindFormersRelease, folder: Pat
     tensors = _named(files, release)
     if files.path is not None and files.path.suffix == ".ckpt" and files.path.is_file():
         stored = open_ckpt(files.path)
-        as_it_is = files.adapter is None and all(one.dtype != "BF16" for one in stored.values())
+        # One that MindFormers saved has its cache in it, of another batch and length.
+        as_it_is = files.adapter is None and not any(
+            one.dtype == "BF16" or name.endswith(_CACHE) for name, one in stored.items()
+        )
         if as_it_is and tensors.keys() <= stored.keys():
-            return files.path
+            return files.path.absolute()  # the worker works elsewhere
     wide = {
         name: cast(name, tensor, "F32") if tensor.dtype == "BF16" else tensor
         for name, tensor in tensors.items()

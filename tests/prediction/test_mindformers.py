@@ -7,10 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from lite_runner.app import main
+from lite_runner.backends.mindformers.release_1_0 import V1_0_2
+from lite_runner.config.argv import parse
+from lite_runner.model.files import RANDOM, ModelFiles
+from lite_runner.plan.mindformers_checkpoint import write_checkpoint
+from lite_runner.run_modes import heads, resolve
+from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
+from lite_runner.weights.tensor import LazyTensor
 from tests.stand_in_mindformers import python_of
 
 MODEL = ("model=tiny_bloom", "backend=mindformers", "load_checkpoint=random", "eos_token_id=[]")
@@ -56,6 +64,36 @@ def test_prompts_of_several_lengths_in_batches() -> None:
     names = {path.name for path in Path("outputs/latest/").iterdir()}
     assert {"config.yaml", "mindformers.yaml", "result.json", "run.log"} <= names
     assert not [name for name in names if name.endswith("lite_runner")]  # no checkpoint is left
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_checkpoint_that_is_named_from_here() -> None:
+    """MindFormers reads it as it is, in a process that works elsewhere."""
+    config, _ = resolve(parse([*MODEL, "predict_data=a"], heads()))
+    model = config.model_config()
+    assert model is not None
+    Path("mine").mkdir()
+    write_checkpoint(ModelFiles(RANDOM, None, model, 0), V1_0_2, Path("mine"))
+    checkpoint = Path("mine/mindformers.ckpt")
+    result = run(f"load_checkpoint={checkpoint}", "predict_data=a", "max_new_tokens=2")
+    assert tokens(result) == [[1, 2]]
+    written = yaml.safe_load(Path("outputs/latest/mindformers.yaml").read_text("utf-8"))
+    assert written["load_checkpoint"] == str(checkpoint.absolute())
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_checkpoint_with_a_cache_in_it() -> None:
+    """As MindFormers saves a network with one: its shape is that of another batch and length."""
+    config, _ = resolve(parse([*MODEL, "predict_data=a"], heads()))
+    model = config.model_config()
+    assert model is not None
+    Path("mine").mkdir()
+    made = write_checkpoint(ModelFiles(RANDOM, None, model, 0), V1_0_2, Path("mine"))
+    cache = LazyTensor((2, 3), "F32", lambda: np.zeros((2, 3), np.float32))
+    write_ckpt(Path("saved.ckpt"), {**open_ckpt(made), "blocks.0.attention.key_past": cache})
+    run("load_checkpoint=saved.ckpt", "predict_data=a", "max_new_tokens=2")
+    written = yaml.safe_load(Path("outputs/latest/mindformers.yaml").read_text("utf-8"))
+    assert Path(written["load_checkpoint"]).name == "mindformers.ckpt"
 
 
 @pytest.mark.usefixtures("stand_in")
