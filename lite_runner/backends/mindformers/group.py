@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from lite_runner.backends.workers.process import WorkerProcess
 from lite_runner.backends.workers.python import WorkerPython, worker_command
+from lite_runner.records import dataclass
 from lite_runner.system.ascend_devices import VISIBLE
 
 HOST = "127.0.0.1"  # they are on one machine
