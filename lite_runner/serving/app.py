@@ -163,7 +163,7 @@ async def tokenize(request: Request) -> Response:
     if body.messages is not None:
         messages = plain_messages(body.messages, tokenizer)
         generates = body.add_generation_prompt is not False
-        ids = await server.encode(lambda: tokenizer.encode_chat(messages, generates))
+        ids = await server.encode_chat(messages, generates, None)
     else:
         text, special = body.prompt or "", body.add_special_tokens is not False
         ids = await server.encode(lambda: tokenizer.encode(text, special))

@@ -53,11 +53,9 @@ class ChatCompletion:
         messages = plain_messages(body.messages, server.tokenizer)
         generates = body.add_generation_prompt is not False
         tools = self._tools.definitions if self._tools is not None else None
-        self._prompt = await server.encode(
-            lambda: server.tokenizer.encode_chat(messages, generates, tools)
-        )
-        context = server.engine.info.max_length
-        self._options = generation_options(body, server.defaults, len(self._prompt), context)
+        self._prompt = await server.encode_chat(messages, generates, tools)
+        info = server.engine.info
+        self._options = generation_options(body, server.defaults, self._prompt, info)
         self._adjustments = await server.restricted(self._adjustments, self._grammar)
         self.progress = Progress(server, [len(self._prompt)], body.n or 1)
 

@@ -43,9 +43,9 @@ class Completions:
         """Tokenize the prompts. Raises ApiError for one that does not fit."""
         body, server = self._body, self._server
         self._prompts = await self._tokens()
-        context = server.engine.info.max_length
         self._options = [
-            generation_options(body, server.defaults, len(ids), context) for ids in self._prompts
+            generation_options(body, server.defaults, ids, server.engine.info)
+            for ids in self._prompts
         ]
         self._adjustments = await server.restricted(self._adjustments, self._grammar)
         self.progress = Progress(server, [len(ids) for ids in self._prompts], body.n or 1)

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.serving.engine import Busy, Stopped
+from lite_runner.serving.schemas import FieldFault
 
 _TYPES = {
     400: "invalid_request_error",
@@ -81,16 +82,19 @@ def of_exception(error: Exception) -> ApiError:
 def of_validation(error: ValidationError) -> ApiError:
     """The first fault of a request's body; where a field may be of several types, that of the type
     which fits it furthest."""
-    faults = error.errors(include_url=False, include_context=False)
+    faults = error.errors(include_url=False)
     field = faults[0]["loc"][:1]
     found = max((one for one in faults if one["loc"][:1] == field), key=lambda one: len(one["loc"]))
-    place = ".".join(str(part) for part in found["loc"] if not _is_type(part)) or None
-    kind = found["type"]
+    parts = [str(part) for part in found["loc"] if not _is_type(part)]
+    kind, message = found["type"], found["msg"]
+    if isinstance(fault := found.get("ctx", {}).get("error"), FieldFault):
+        parts.append(fault.field)
+        message = fault.message
+    place = ".".join(parts) or None
     if kind == "extra_forbidden":
         return ApiError(400, f"{place}: not supported", place, "unsupported_parameter")
     if kind == "missing":
         return ApiError(400, f"{place}: missing", place, "missing_required_parameter")
-    message = found["msg"].removeprefix("Value error, ")
     if kind == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {message}")
     return ApiError(400, f"{place}: {message}" if place else message, place, "invalid_value")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from lite_runner.backends.base import BackendInfo
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Adjustments
 from lite_runner.serving.errors import ApiError
@@ -15,19 +19,25 @@ USUAL_TOKENS = 16  # of a completion without max_tokens, as OpenAI has it
 
 
 def generation_options(
-    body: Sampling, defaults: GenerationConfig, prompt: int, context: int
+    body: Sampling, defaults: GenerationConfig, prompt: Sequence[int], info: BackendInfo
 ) -> GenerationConfig:
-    """Of a prompt of `prompt` tokens; without a limit the answer may fill the `context`.
+    """For a prompt's tokens; without a limit the answer may fill the context.
 
-    Raises ApiError where they contradict each other or do not fit.
+    Raises ApiError where they contradict each other or do not fit, or the backend cannot do it.
     """
-    room, limit = context - prompt, _limit(body)
+    field = "messages" if isinstance(body, ChatRequest) else "prompt"
+    if not prompt:
+        raise ApiError(400, f"{field}: no tokens", field)
+    if lacks := info.prompt_fault(np.array(prompt, np.int32)):
+        raise ApiError(400, f"{field}: {lacks}", field)
+    room, limit = info.max_length - len(prompt), _limit(body)
     if room < (1 if limit is None else limit):
         wanted = f" and {limit} new ones" if limit else ""
         raise ApiError(
             400,
-            f"the context of {context} tokens cannot hold {prompt} of the prompt{wanted}",
-            "messages" if isinstance(body, ChatRequest) else "prompt",
+            f"the context of {info.max_length} tokens cannot hold {len(prompt)} of the"
+            f" prompt{wanted}",
+            field,
             "context_length_exceeded",
         )
     if limit is None:
@@ -52,6 +62,9 @@ def generation_options(
     )
     if n > 1 and not sampled:
         raise ApiError(400, f"n={n}: greedy answers are all the same; temperature above 0", "n")
+    if min(n, info.slots) > 1 and not info.can_copy:
+        raise ApiError(400, f"n={n}: {info.engine} gives one answer at a time", "n")
+    _check_prompt_logprobs(body, options, info)
     if options.min_new_tokens > limit:
         raise ApiError(
             400,
@@ -59,6 +72,19 @@ def generation_options(
             "min_tokens",
         )
     return options
+
+
+def _check_prompt_logprobs(body: Sampling, options: GenerationConfig, info: BackendInfo) -> None:
+    if options.prompt_logprobs is None:
+        return
+    field = "echo" if body.prompt_logprobs is None else "prompt_logprobs"
+    if not info.most_logits:
+        why = f"{info.engine} gives logits after a prompt's last token only"
+    elif info.prefix is not None:
+        why = "each token of the model's prefix sees those behind it"
+    else:
+        return
+    raise ApiError(400, f"{field}: {why}", field)
 
 
 def adjustments(body: Sampling, vocab: int) -> Adjustments | None:

@@ -21,6 +21,14 @@ Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
+class FieldFault(ValueError):
+    """A field contradicts another one, or has a value that its type does not tell."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field, self.message = field, message
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -56,7 +64,7 @@ class ResponseFormat(_Body):
     @model_validator(mode="after")
     def _check(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema: with type=json_schema, and only there")
+            raise FieldFault("json_schema", "with type=json_schema, and only there")
         return self
 
 
@@ -115,12 +123,12 @@ class Sampling(_Described):
     @model_validator(mode="after")
     def _check(self) -> Sampling:
         if "" in self.stops:
-            raise ValueError("stop: an empty string would end every completion at once")
+            raise FieldFault("stop", "an empty string would end every completion at once")
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options: only with stream=true")
+            raise FieldFault("stream_options", "only with stream=true")
         for key in self.logit_bias or ():
             if not (key.isascii() and key.isdigit()):
-                raise ValueError(f"logit_bias: got {key!r}, expected a token id")
+                raise FieldFault("logit_bias", f"got {key!r}, expected a token id")
         return self
 
 
@@ -138,7 +146,7 @@ class CompletionRequest(Sampling):
     @model_validator(mode="after")
     def _check_prompts(self) -> CompletionRequest:
         if not self.prompt or (isinstance(self.prompt, list) and [] in self.prompt):
-            raise ValueError("prompt: empty")
+            raise FieldFault("prompt", "empty")
         return self
 
 
@@ -215,7 +223,7 @@ class ChatRequest(Sampling):
     @model_validator(mode="after")
     def _check_logprobs(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs: only with logprobs=true")
+            raise FieldFault("top_logprobs", "only with logprobs=true")
         return self
 
     @model_validator(mode="after")
@@ -223,11 +231,13 @@ class ChatRequest(Sampling):
         names = [tool.function.name for tool in self.tools or ()]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"tools: two tools have the name {name}")
+                raise FieldFault("tools", f"two tools have the name {name}")
         if self.tool_choice not in (None, "none") and not names:
-            raise ValueError("tool_choice: only with tools")
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            raise ValueError(f"tool_choice: no tool has the name {self.tool_choice.function.name}")
+            raise FieldFault("tool_choice", "only with tools")
+        if isinstance(self.tool_choice, NamedTool):
+            chosen = self.tool_choice.function.name
+            if chosen not in names:
+                raise FieldFault("tool_choice", f"no tool has the name {chosen}")
         return self
 
 
@@ -258,7 +268,7 @@ class TokenizeRequest(_Described):
     @model_validator(mode="after")
     def _check(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("expected either prompt or messages")
+            raise FieldFault("prompt", "expected either prompt or messages")
         return self
 
 

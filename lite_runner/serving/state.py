@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.prefixes import with_ending
+from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.generation import Adjustments
 from lite_runner.generation import Request as GenerationRequest
 from lite_runner.records import dataclass
@@ -76,6 +77,16 @@ class Server:
     async def encode(self, encode: Callable[[], list[int]]) -> list[int]:
         """The token ids that `encode` gives, computed in another thread."""
         return with_ending(self.engine.info.prefix, await self.aside(encode))
+
+    async def encode_chat(
+        self, messages: list[dict[str, Any]], generates: bool, tools: list[dict[str, Any]] | None
+    ) -> list[int]:
+        """The token ids of messages as chat templates take them. Raises ApiError for messages that
+        the template does not take."""
+        try:
+            return await self.encode(lambda: self.tokenizer.encode_chat(messages, generates, tools))
+        except (ArtifactError, ConfigError) as error:
+            raise ApiError(400, f"messages: {error.message}", "messages") from None
 
     async def aside(self, work: Callable[[], T]) -> T:
         """The result of `work`, done in another thread."""

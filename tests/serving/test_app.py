@@ -74,7 +74,9 @@ def test_tokens_there_and_back(start: Start) -> None:
     _, _, found = call(served, "/detokenize", {"tokens": list(b"hello")})
     assert json.loads(found) == {"prompt": "hello"}
     status, _, found = call(served, "/tokenize", {})
-    assert status == 400 and b"either prompt or messages" in found
+    error = json.loads(found)["error"]
+    assert status == 400 and "either prompt or messages" in error["message"]
+    assert error["param"] == "prompt"
 
 
 def test_health_version_and_metrics(start: Start) -> None:

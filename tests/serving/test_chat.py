@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 
-from tests.serving.conftest import Start
+from tests.serving.conftest import Start, tokenizer_with_chat
 from tests.serving.test_completions import alone, text_of
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
@@ -100,7 +102,7 @@ def test_the_next_turn_goes_on_from_the_first(start: Start) -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "ghost", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"content": "x"}]}, "messages.0.role"),
-        ({"top_logprobs": 2}, None),
+        ({"top_logprobs": 2}, "top_logprobs"),
         ({"functions": []}, "functions"),
         ({"audio": {}}, "audio"),
         ({"modalities": ["audio"]}, "modalities.0"),
@@ -118,12 +120,25 @@ def test_the_next_turn_goes_on_from_the_first(start: Start) -> None:
     ids=str,
 )
 def test_what_cannot_be_done_is_refused_by_its_name(
-    start: Start, changes: dict[str, object], param: str | None
+    start: Start, changes: dict[str, object], param: str
 ) -> None:
     body = {"model": "base", "messages": MESSAGES, **changes}
     with pytest.raises(openai.BadRequestError) as raised:
         start().client.post("/chat/completions", body=body, cast_to=object)
     assert raised.value.body["param"] == param
+
+
+def test_messages_that_the_template_refuses_are_named(start: Start) -> None:
+    template = "{% if messages|length > 1 %}{{ raise_exception('one turn only') }}{% endif %}"
+    served = start(tokenizer=tokenizer_with_chat(template))
+    asked: dict[str, Any] = {"messages": MESSAGES[:1] * 2}
+    for url in (f"{served.url}/v1/chat/completions", f"{served.url}/tokenize"):
+        with pytest.raises(openai.BadRequestError, match="one turn only") as raised:
+            served.client.post(url, body=asked, cast_to=object)
+        assert raised.value.body["param"] == "messages"
+    with pytest.raises(openai.BadRequestError, match="no tokens") as raised:
+        served.client.chat.completions.create(model="base", messages=MESSAGES[:1])
+    assert raised.value.body["param"] == "messages"
 
 
 def test_a_model_without_a_template_is_told(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import openai
@@ -226,16 +228,16 @@ REFUSED = [
     ({"max_tokens": 1000}, "prompt"),
     ({"logprobs": 21}, "logprobs"),
     ({"logit_bias": {"400": 1}}, "logit_bias"),
-    ({"logit_bias": {"x": 1}}, None),
-    ({"stop": [""]}, None),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"stop": [""]}, "stop"),
     ({"stop": ["x"] * 17}, "stop"),
-    ({"stream_options": {"include_usage": True}}, None),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     ({"unheard_of": 1}, "unheard_of"),
     ({"use_beam_search": True}, "use_beam_search"),
-    ({"prompt": []}, None),
-    ({"prompt": ""}, None),
-    ({"prompt": [[]]}, None),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
     ({"prompt": [VOCAB]}, "prompt"),
     ({"prompt": [-1]}, "prompt.0"),
     ({"prompt": "x" * 300}, "prompt"),
@@ -244,7 +246,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("changes", "param"), REFUSED, ids=str)
 def test_what_cannot_be_done_is_refused_by_its_name(
-    start: Start, changes: dict[str, object], param: str | None
+    start: Start, changes: dict[str, object], param: str
 ) -> None:
     served = start()
     body = {"model": "base", "prompt": "hello", **changes}
@@ -255,6 +257,26 @@ def test_what_cannot_be_done_is_refused_by_its_name(
     assert error["param"] == param
     assert next(iter(changes)) in error["message"] or param in error["message"]
     served.until_idle()
+
+
+@pytest.mark.parametrize(
+    ("lacks", "asked", "param"),
+    [
+        ({"can_copy": False}, {"n": 2, "temperature": 1}, "n"),
+        ({"most_logits": 0}, {"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"most_logits": 0}, {"echo": True, "logprobs": 1}, "echo"),
+    ],
+    ids=str,
+)
+def test_what_the_backend_cannot_do_names_its_field(
+    start: Start, lacks: dict[str, Any], asked: dict[str, Any], param: str
+) -> None:
+    backend = MockBackend(letters, 4, 256, 4)
+    backend.info = replace(backend.info, **lacks)
+    body = {"prompt": "hello", **asked}
+    with pytest.raises(openai.BadRequestError) as raised:
+        start(backend).client.post("/completions", body=body, cast_to=object)
+    assert raised.value.body["param"] == param
 
 
 def test_every_answer_among_others_equals_the_one_alone(start: Start) -> None:

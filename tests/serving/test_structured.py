@@ -220,7 +220,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "not with guided_regex"),
     ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "not supported"),
     ({"guided_grammar": "x"}, "guided_grammar", "not supported"),
-    ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "only there"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
     # What would take seconds or gigabytes.
     ({"guided_regex": "(((a{100}){100}){100}){100}"}, "guided_regex", "repeats 100,000,000 times"),

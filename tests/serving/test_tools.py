@@ -237,14 +237,14 @@ def test_templates_that_know_no_tools() -> None:
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": []}, "tools", "at least 1"),
-    ({"tools": [WEATHER, WEATHER]}, None, "two tools have the name get_weather"),
+    ({"tools": [WEATHER, WEATHER]}, "tools", "two tools have the name get_weather"),
     ({"tools": [{"type": "custom", "custom": {}}]}, "tools.0.type", "'function'"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", ""),
-    ({"tools": None, "tool_choice": "required"}, None, "tool_choice: only with tools"),
+    ({"tools": None, "tool_choice": "required"}, "tool_choice", "tool_choice: only with tools"),
     ({"tool_choice": "any"}, "tool_choice", ""),
     (
         {"tool_choice": {"type": "function", "function": {"name": "x"}}},
-        None,
+        "tool_choice",
         "tool_choice: no tool has the name x",
     ),
     ({"response_format": {"type": "json_object"}}, "response_format", "not with tools"),
@@ -274,7 +274,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("changes", "param", "said"), REFUSED, ids=lambda one: str(one)[:50])
 def test_what_cannot_be_done_is_refused_by_its_name(
-    start: Start, changes: dict[str, Any], param: str | None, said: str
+    start: Start, changes: dict[str, Any], param: str, said: str
 ) -> None:
     served: Served = start(tokenizer=tokenizer_with_chat(TEMPLATES["tags"]))
     with pytest.raises(openai.BadRequestError) as raised:
