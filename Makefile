@@ -148,17 +148,22 @@ bench-prefix:  ## measure 64 prompts that begin alike, with the prefix cache and
 	@set -e; for quant in none a16w8; do \
 	  .venv/bin/python benchmarks/prefix.py quant=$$quant $(ARGS); done
 
-SERVE = .venv/bin/python run_lite.py run_mode=serve model={gguf} serve.port={port} seed=1
-bench-serve:  ## measure the server under load, with adapters and shared prefixes, against llama.cpp's
+SERVE = .venv/bin/python run_lite.py run_mode=serve model={gguf} serve.port={port} seed=1 \
+	context.threads={threads} serve.max_length=1024 serve.max_queue=1024
+LLAMA_SERVER = build/llama.cpp/bin/llama-server --model {gguf} --port {port} --threads {threads} \
+	--parallel 8 --ctx-size 8192
+bench-serve:  ## measure the server under load against llama.cpp's and OpenVINO GenAI, and draw it
 	@scripts/setup.sh dev
 	@scripts/setup.sh peers
-	@set -e; gguf=$$(.venv/bin/python scripts/model_path.py smollm2_135m); \
-	table() { echo; .venv/bin/python benchmarks/serve.py --gguf "$$gguf" "$$@" $(ARGS); }; \
-	for prefix in '' --shared; do \
-	  table $$prefix --server "ours=$(SERVE)" --server "llama.cpp=.venv-bench/bin/python -m \
-	    llama_cpp.server --model {gguf} --port {port} --n_ctx 4096"; \
-	  for adapters in 1 8; do table $$prefix --adapters $$adapters \
-	    --server "ours=$(SERVE) adapter_path={adapters}"; done; done
+	@scripts/llama_server.sh
+	@gguf=$$(.venv/bin/python scripts/model_path.py smollm2_135m) && \
+	.venv/bin/python benchmarks/serve.py --gguf "$$gguf" --adapters 0 1 8 --prefixes own shared \
+	  --json build/serve.json --page docs/performance.md --chart docs/serving_load \
+	  --server "lite-runner=$(SERVE)" --server "llama.cpp=$(LLAMA_SERVER)" \
+	  --server "OpenVINO=.venv-bench/bin/python benchmarks/openvino_server.py --gguf {gguf} \
+	    --port {port} --threads {threads}" \
+	  --server "lite-runner=$(SERVE) adapter_path={adapters}" \
+	  --server "llama.cpp=$(LLAMA_SERVER) --lora-init-without-apply --lora {ggufs}" $(ARGS)
 
 bench-loop:  ## measure what choosing the tokens costs, without a model
 	@scripts/setup.sh run

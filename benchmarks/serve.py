@@ -2,12 +2,13 @@
 
     .venv/bin/python benchmarks/serve.py --gguf FILE \\
         --server "ours=python run_lite.py run_mode=serve model={gguf} serve.port={port}" \\
-        --server "llama.cpp=python -m llama_cpp.server --model {gguf} --port {port}"
+        --server "llama.cpp=llama-server --model {gguf} --port {port}"
 
 Requests come at random times (Poisson) at each of several rates, and all servers take turns at each
 rate; only one of them works at a time. A server that does not start is left out, and named. The
-prompts are random letters, half of them a prefix that all share with --shared. With --adapters N
-requests are for N random adapters in turn, for servers with {adapters}, a listing, in the command.
+prompts are random letters, of their own or the first half the same in all. Where adapters are asked
+for, requests are for random ones in turn, on servers whose command names them: {adapters}, the
+listing of folders as PEFT writes them, or {ggufs}, files with commas between.
 """
 
 from __future__ import annotations
@@ -16,41 +17,23 @@ import argparse
 import asyncio
 import json
 import os
-import random
 import shlex
 import socket
-import statistics
-import string
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import httpx2
+from serve_adapters import write_adapters
+from serve_load import Case, Figures, Workload, figures, load
+from serve_report import chart, tables, written_into
 
-from lite_runner.bench.random_adapters import random_adapters
-from lite_runner.config.argv import parse
-from lite_runner.model.locate import locate
-from lite_runner.run_modes import heads, resolve
-from lite_runner.weights.lora.adapter_write import write_adapters
-
-START_S = 180.0
-SHARES = (50, 95, 99)  # percentiles
-
-
-@dataclass
-class Answers:
-    """What was measured at one rate."""
-
-    tokens: int = 0
-    failed: int = 0
-    first_s: list[float] = field(default_factory=list)
-    next_s: list[float] = field(default_factory=list)
+START_S = 900.0
 
 
 def main() -> None:
@@ -61,51 +44,71 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of requests at each rate")
     parser.add_argument("--prompt", type=int, default=256, help="letters")
     parser.add_argument("--new", type=int, default=64, help="tokens")
-    parser.add_argument("--shared", action="store_true", help="half of each prompt is the same")
-    parser.add_argument("--adapters", type=int, default=0)
+    parser.add_argument("--adapters", type=int, nargs="+", default=[0], help="0: the base model")
+    parser.add_argument("--prefixes", nargs="+", choices=("own", "shared"), default=["own"])
+    parser.add_argument("--json", type=Path, help="keep every figure in this file")
+    parser.add_argument("--page", type=Path, help="put tables and chart into this page")
+    parser.add_argument("--chart", type=Path, help="draw this file as .png and .svg")
     given = parser.parse_args()
     print(f"load average {os.getloadavg()[0]:.1f}", file=sys.stderr)
+    work = Workload(given.prompt, given.new, given.seconds)
+    found = []
+    for adapters in given.adapters:
+        found += measured(given.server, given.gguf.resolve(), adapters, given, work)
+    print(tables(found))
+    if given.json:
+        plain = [{**asdict(case), **asdict(each)} for case, each in found]
+        given.json.write_text(json.dumps(plain, indent=1) + "\n")
+    if given.chart:
+        drawing = chart(found)
+        given.chart.with_suffix(".png").write_bytes(drawing.png)
+        given.chart.with_suffix(".svg").write_bytes(drawing.svg)
+    if given.page:
+        written_into(given.page, found, given.chart)
+
+
+def measured(
+    servers: Sequence[str], gguf: Path, adapters: int, given: argparse.Namespace, work: Workload
+) -> list[tuple[Case, Figures]]:
+    """The figures of all servers with so many adapters."""
+    found = []
     with ExitStack() as stack:
-        urls = {}
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        if given.adapters:
-            make_adapters(given.gguf, folder, given.adapters)
-        for text in given.server:
+        values = {"gguf": str(gguf), "threads": str(os.cpu_count())}
+        if adapters:
+            values |= write_adapters(gguf, folder, adapters)
+        urls = {}
+        for text in servers:
             name, _, command = text.partition("=")
-            command = command.replace("{adapters}", str(folder / "lora_adapter.json"))
-            if url := stack.enter_context(started(name, command, given.gguf.resolve())):
+            if bool(adapters) != ("{adapters}" in command or "{ggufs}" in command):
+                continue
+            if url := stack.enter_context(started(name, command, values)):
                 urls[name] = url
-                asyncio.run(load(url, given, rate=2, seconds=2))  # warm
-        shares = " | ".join(f"p{share}" for share in SHARES)
-        print(f"| server | requests/s | tokens/s | failed | first token, ms: {shares} |", end="")
-        print(f" per token, ms: {shares} |\n|" + "---|" * (4 + 2 * len(SHARES)))
-        for rate in given.rates:
-            for name, url in urls.items():
-                began = time.perf_counter()
-                found = asyncio.run(load(url, given, rate=rate, seconds=given.seconds))
-                speed = found.tokens / (time.perf_counter() - began)
-                cells = [*percentiles(found.first_s), *percentiles(found.next_s)]
-                row = [name, f"{rate:g}", f"{speed:.0f}", str(found.failed), *cells]
-                print(f"| {' | '.join(row)} |", flush=True)
-
-
-def make_adapters(gguf: Path, folder: Path, count: int) -> None:
-    """Random adapters of rank 8 on all linear layers, and their listing."""
-    config, _ = resolve(parse([f"model={gguf}", "predict_data=ids"], heads()))
-    model = locate(config).model
-    adapters = {one.name: one for one in random_adapters(model, count, 8)}
-    write_adapters(adapters, model, folder, "peft", listed=True)
+                asyncio.run(load(url, Case(name, adapters, "own", 2), work.warming))
+        for prefix in given.prefixes:
+            for rate in given.rates:
+                for name, url in urls.items():
+                    case = Case(name, adapters, prefix, rate)
+                    found.append((case, figures(asyncio.run(load(url, case, work)))))
+                    print(f"{case}: {found[-1][1].tokens_s:.0f} tokens/s", file=sys.stderr)
+    return found
 
 
 @contextmanager
-def started(name: str, command: str, gguf: Path) -> Iterator[str | None]:
+def started(name: str, command: str, values: dict[str, str]) -> Iterator[str | None]:
     """A server's address, once it answers; None where it does not start."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    words = shlex.split(command.replace("{gguf}", str(gguf)).replace("{port}", str(port)))
+    for key, value in {**values, "port": str(port)}.items():
+        command = command.replace(f"{{{key}}}", value)
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            process = subprocess.Popen(shlex.split(command), stdout=log, stderr=subprocess.STDOUT)
+        except OSError as error:
+            print(f"without {name}: {error}", file=sys.stderr)
+            yield None
+            return
         try:
             if answers(process, url):
                 yield url
@@ -130,61 +133,6 @@ def answers(process: subprocess.Popen[bytes], url: str) -> bool:
         else:
             return True
     return False
-
-
-async def load(url: str, given: argparse.Namespace, *, rate: float, seconds: float) -> Answers:
-    """Send requests for so long, and wait for all answers."""
-    draw, found = random.Random(1), Answers()
-    limits = httpx2.Limits(max_connections=None)
-    async with httpx2.AsyncClient(base_url=url, timeout=600, limits=limits) as http:
-        listed = (await http.get("/v1/models")).json()["data"]
-        models = [card["id"] for card in listed]
-        models = models[1 : 1 + given.adapters] if given.adapters else models[:1]
-        prefix = letters(draw, given.prompt // 2) if given.shared else ""
-        calls = []
-        until = time.perf_counter() + seconds
-        while time.perf_counter() < until:
-            body = {
-                "model": models[len(calls) % len(models)],
-                "prompt": prefix + letters(draw, given.prompt - len(prefix)),
-                "max_tokens": given.new,
-                "temperature": 0,
-                "stream": True,
-            }
-            calls.append(asyncio.create_task(one(http, body, found)))
-            await asyncio.sleep(draw.expovariate(rate))
-        await asyncio.gather(*calls)
-    return found
-
-
-async def one(http: httpx2.AsyncClient, body: dict[str, Any], found: Answers) -> None:
-    """One request; a chunk with choices is a token."""
-    began = last = time.perf_counter()
-    tokens = 0
-    async with http.stream("POST", "/v1/completions", json=body) as answer:
-        if answer.status_code != 200:
-            found.failed += 1
-            return
-        async for line in answer.aiter_lines():
-            data = line.removeprefix("data: ")
-            if not data.startswith("{") or not json.loads(data).get("choices"):
-                continue
-            now = time.perf_counter()
-            (found.next_s if tokens else found.first_s).append(now - (last if tokens else began))
-            last, tokens = now, tokens + 1
-    found.tokens += tokens
-
-
-def letters(draw: random.Random, count: int) -> str:
-    return "".join(draw.choices(f"{string.ascii_lowercase}   ", k=count))
-
-
-def percentiles(seconds: Sequence[float]) -> list[str]:
-    """In milliseconds."""
-    if len(seconds) < 2:
-        return ["-"] * len(SHARES)
-    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
-    return [f"{1000 * cuts[share - 1]:.0f}" for share in SHARES]
 
 
 if __name__ == "__main__":
