@@ -1,6 +1,6 @@
 """What prefill reaches: the share of the machine's peak, and what attention takes of the time.
 
-    .venv/bin/python benchmarks/prefill.py [options] [overrides, e.g. model=qwen2_5_0_5b]
+    .venv/bin/python benchmarks/prefill.py [options] [overrides, e.g. model=FOLDER]
 
 Random weights in float32, of SmolLM2-135M's sizes unless told otherwise. Products: a step's rows
 times the matrices of a block, without the rest. Peak: multiply-adds of numbers in registers.
