@@ -28,6 +28,9 @@ from lite_runner.system.signals import offered
 if TYPE_CHECKING:
     from lite_runner.backends.base import Backend
 
+# Of an idle connection. Clients drop theirs after 5 s (httpx, openai) to 15 s (aiohttp): were it no
+# longer, a request could meet a connection that is just being closed.
+KEEP_ALIVE_S = 75
 _BACKLOG = 128  # connections that the kernel holds
 
 
@@ -87,6 +90,7 @@ async def _serve(plan: Plan, backend: Backend, bound: socket.socket, key: bytes 
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(settings.drain_timeout)),
         )
     )

@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from lite_runner.errors import EnvironmentFault
-from lite_runner.serving.server import listen
+from lite_runner.serving.server import KEEP_ALIVE_S, listen
 from tests.serving.conftest import Launch
 
 SCHEMA = json.loads(
@@ -88,6 +88,11 @@ def test_ctrl_c_twice_ends_at_once(launch: Launch) -> None:
             break
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(60) == 0
+
+
+def test_idle_connections_are_kept_longer_than_clients_keep_them() -> None:
+    # Else a request may go into a connection that the server is closing: it is reset.
+    assert KEEP_ALIVE_S > 2 * (openai.DEFAULT_CONNECTION_LIMITS.keepalive_expiry or 0) > 0
 
 
 def test_others_may_come_only_with_a_key(cli: Callable[..., object]) -> None:
