@@ -36,8 +36,9 @@ def export_artifact(job: ExportJob, paths: OutputPaths) -> Manifest:
     reads no MindIR of this MindSpore.
     """
     spec, ranks = job.spec, job.ranks
-    if spec.rounded != "float32":
-        progress.note(rounding.describe(spec.rounded, quantized=spec.operators is not None))
+    quantized = job.files.quantization.rounds
+    if spec.rounded != "float32" and (quantized or spec.operators is None):
+        progress.note(rounding.describe(spec.rounded, quantized=quantized))
     job = replace(job, files=replace(job.files, rounded=spec.rounded))
     if job.first:
         paths.check()

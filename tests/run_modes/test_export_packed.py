@@ -46,6 +46,14 @@ def test_an_export_computes_what_the_online_backend_does(run: Run, quant: str) -
     assert tokens(offline) == tokens(run("model=tiny_llama", f"quant={quant}", *PREDICT))
 
 
+@pytest.mark.parametrize(("quant", "says"), [("none", False), ("a16w8", True)])
+def test_matrices_of_16_bits_need_no_note(
+    run: Run, capsys: pytest.CaptureFixture[str], quant: str, says: bool
+) -> None:
+    run(*EXPORT, f"quant={quant}", "model.model_config.compute_dtype=bfloat16")
+    assert ("compute_dtype=bfloat16: quantized weights" in capsys.readouterr().err) == says
+
+
 def test_a_run_chooses_what_graphs_fix(run: Run) -> None:
     """Rows, positions, beams and the type of the cache."""
     run(*EXPORT, "seed=3")  # of the random weights too
