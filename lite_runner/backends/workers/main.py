@@ -46,6 +46,17 @@ def load(script: str) -> Any:
     return module
 
 
+def text_of(error: BaseException) -> str:
+    """What an error says, with the first line of what it was raised from or while handling: a
+    library may hide the reason behind a general notice."""
+    text = str(error) or type(error).__name__
+    context = None if error.__suppress_context__ else error.__context__
+    reason = str(error.__cause__ or context or "").strip()
+    if not reason or reason in text:
+        return text
+    return f"{text} (from: {reason.splitlines()[0]})"
+
+
 def main() -> None:
     """Answer requests until stdin ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -67,7 +78,7 @@ def main() -> None:
         try:
             answer: Message = {"answer": {} if request["op"] == "ping" else worker.do(request)}
         except Exception as error:
-            answer = {"error": str(error) or type(error).__name__}
+            answer = {"error": text_of(error)}
         write(answer)
 
 

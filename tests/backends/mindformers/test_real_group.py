@@ -28,6 +28,11 @@ from lite_runner.plan.mindformers_run import MindFormersRun
 from lite_runner.run_modes import heads, resolve
 from tests.prediction.test_real_mindformers import random_tensors
 
+# MindSpore 2.0.0 gives up a worker whose heartbeat a busy machine delays, before the two have met
+# (then MindFormers' notice is what it says) or after; it has no setting for it.
+APART = ("please set use_parallel=False", "The state of the cluster is error")
+ATTEMPTS = 4
+
 LINE = ("model=tiny_qwen2", "parallel=tp2", "backend=mindformers", "predict_data=hello")
 
 
@@ -68,7 +73,11 @@ def load_together(
 
 def test_1_0_2(mindformers_python: Path, tmp_path: Path) -> None:
     yaml = shared_yaml(tmp_path, V1_0_2)
-    for error in load_together(tmp_path, yaml, mindformers_python, V1_0_2):
+    for _ in range(ATTEMPTS):
+        errors = load_together(tmp_path, yaml, mindformers_python, V1_0_2)
+        if not any(text in str(error) for error in errors for text in APART):
+            break
+    for error in errors:
         assert isinstance(error, ArtifactError)
         assert "Invalid communication backend: CPU for semi_auto_parallel" in error.message
 

@@ -27,6 +27,13 @@ class Worker:
             self.tell({"number": number})
         if request["op"] == "fail":
             raise RuntimeError("it cannot")
+        if request["op"] == "hide":
+            raise RuntimeError("see the manual") from ValueError("disk full\\nmore")
+        if request["op"] == "bury":
+            try:
+                raise ValueError("disk full\\nmore")
+            except ValueError:
+                raise RuntimeError("see the manual")
         return {"done": request["op"]}
 """
 
@@ -56,6 +63,12 @@ def test_events_come_before_the_answer(process: WorkerProcess) -> None:
     with pytest.raises(RunnerError, match="working: The Product failed: it cannot"):
         ask(process, seen, op="fail", events=1)
     assert ask(process, seen) == {"done": "work"}
+
+
+@pytest.mark.parametrize("op", ["hide", "bury"])
+def test_an_error_has_the_first_line_of_its_cause(process: WorkerProcess, op: str) -> None:
+    with pytest.raises(RunnerError, match=r"see the manual \(from: disk full\)$"):
+        ask(process, [], op=op)
 
 
 def test_the_time_runs_from_the_last_event(process: WorkerProcess) -> None:
