@@ -186,6 +186,20 @@ def faults() -> Callable[..., str]:
 
 
 @pytest.fixture
+def llama_called_mine(write_tiny_llama: Callable[..., Path]) -> Path:
+    """A folder of a tiny Llama with a tokenizer, whose config.json has the model_type `mine`: one
+    that a plugin has to register."""
+    from lite_runner.text.tokenizer import byte_tokenizer
+
+    folder = write_tiny_llama("model")
+    for name, text in byte_tokenizer().files().items():
+        (folder / name).write_text(text, encoding="utf-8")
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(settings | {"model_type": "mine"}))
+    return folder
+
+
+@pytest.fixture
 def write_tiny_llama(tmp_path: Path) -> Callable[..., Path]:
     """`write_tiny_llama("model", sizes, **{name: array})` writes a folder in tmp_path: the
     config.json of model=tiny_llama, `sizes` changed, and its weights in MindFormers' names: random

@@ -75,8 +75,8 @@ ALLOWED: dict[str, set[str]] = {
         *("plan", "progress", "sizing", "system"),
     },
     "serving": {
-        *("backends", "config", "errors", "generation", "model", "plan", "progress", "system"),
-        "text",
+        *("backends", "config", "errors", "generation", "model", "plan", "plugins", "progress"),
+        *("system", "text"),
     },
     "chat": {
         *("backends", "config", "errors", "generation", "plan", "progress", "system", "text"),

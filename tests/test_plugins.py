@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ from lite_runner.app import main
 from lite_runner.architectures import KNOWN
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.plugins import GROUP, register_from, register_plugins
-from lite_runner.text.tokenizer import byte_tokenizer
 from tests.refusals import refused
 
 MODEL = """
@@ -51,14 +50,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def line(tmp_path: Path, write_tiny_llama: Callable[..., Path]) -> list[str]:
+def line(tmp_path: Path, llama_called_mine: Path) -> list[str]:
     """A run of a tiny Llama whose config.json calls it by a name that nobody knows."""
-    model = write_tiny_llama("model")
-    for name, text in byte_tokenizer().files().items():
-        (model / name).write_text(text, encoding="utf-8")
-    settings = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    (model / "config.json").write_text(json.dumps(settings | {"model_type": "mine"}))
-    line = ["model=auto", f"load_checkpoint={model}", "predict_data=hi", "max_new_tokens=4"]
+    line = [
+        "model=auto",
+        f"load_checkpoint={llama_called_mine}",
+        "predict_data=hi",
+        "max_new_tokens=4",
+    ]
     return [*line, f"output_dir={tmp_path / 'out'}", "verbosity=0"]
 
 

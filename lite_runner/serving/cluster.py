@@ -16,6 +16,7 @@ from lite_runner import progress
 from lite_runner.config.api_key import read_key
 from lite_runner.errors import EnvironmentFault
 from lite_runner.plan.plan import Plan
+from lite_runner.plugins import registered
 from lite_runner.serving.options import ServeOptions
 from lite_runner.serving.replica import Ingress, Replica
 from lite_runner.serving.server import listen
@@ -78,7 +79,7 @@ def _deploy(config: ServeOptions, plan: Plan, key: bytes | None, logs: dict[str,
     ingress = ray_serve.deployment(
         ray_serve.ingress()(Ingress), ray_actor_options={"num_cpus": 0}, **ending
     )
-    bound = replicas.bind(config, str(Path.cwd()), key)
+    bound = replicas.bind(config.to_dict(), registered(), str(Path.cwd()), key)
     try:
         ray_serve.run(ingress.bind(bound, names), name=APP, logging_config=logs)
     except RuntimeError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse
 
 from lite_runner import progress
 from lite_runner.plan.loading import load
+from lite_runner.plugins import register_plugins
 from lite_runner.serving.app import MAX_BODY, application, event
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.options import ServeOptions
@@ -42,9 +43,14 @@ _SCOPE = (
 class Replica:
     """A server of one model."""
 
-    def __init__(self, config: ServeOptions, folder: str, key: bytes | None) -> None:
-        """`folder`: where relative paths begin. Raises RunnerError, which Ray reports."""
+    def __init__(
+        self, raw: Mapping[str, Any], plugins: Sequence[str], folder: str, key: bytes | None
+    ) -> None:
+        """`raw`: a config as plain data; `folder`: where relative paths begin. Raises RunnerError,
+        which Ray reports."""
         os.chdir(folder)
+        register_plugins(plugins)
+        config = ServeOptions.from_dict(raw)
         progress.configure(config.verbosity)
         plan = plan_serving(config)
         backend = load(config, plan.model, plan.device, plan.work, plan.tokenizer, need=plan.memory)

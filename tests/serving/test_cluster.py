@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,8 +24,18 @@ from tests.paths import ROOT
 from tests.run_modes.test_slora import WIDTHS, write_adapter
 
 NAMES = ("tiny_llama", "en", "zh")  # the base model and its adapters
-SERVE = "run_mode=serve model=tiny_llama seed=1 serve.port=0 serve.engine=ray serve.replicas=2"
+SERVE = "run_mode=serve seed=1 serve.port=0 serve.engine=ray serve.replicas=2"
+PLUGIN = """
+import dataclasses
+
+from lite_runner import register
+from lite_runner.architectures import KNOWN
+
+register(dataclasses.replace(KNOWN["llama"], name="mine"))
+"""
 MANY = 8000  # tokens of an answer that nobody waits for
+TOO_SLOW = "The current node timed out during startup"  # after 30 s, which are in Ray's code
+ATTEMPTS = 3
 MEMORY = 80_000_000  # bytes of a node's object store: nothing is put there
 
 
@@ -56,7 +67,20 @@ class Cluster:
             self._start(folder, f"--address={self.address}", "--num-cpus=1")
 
     def _start(self, folder: Path, *options: str) -> None:
-        log = folder / f"node{len(self._nodes)}.log"
+        for _ in range(ATTEMPTS):
+            log = folder / f"node{len(self._nodes)}.log"
+            node = self._started(log, *options)
+            while b"Ray runtime started" not in log.read_bytes():
+                if node.poll() is not None:
+                    break
+                time.sleep(0.2)
+            else:
+                return
+            if TOO_SLOW not in log.read_text():
+                break
+        raise AssertionError(log.read_text())
+
+    def _started(self, log: Path, *options: str) -> subprocess.Popen[bytes]:
         command = [self._python, "-m", "ray.scripts.scripts", "start", "--block", *options]
         command += ["--node-ip-address=127.0.0.1", f"--object-store-memory={MEMORY}"]
         with log.open("wb") as file:
@@ -69,8 +93,7 @@ class Cluster:
                 start_new_session=True,
             )
         self._nodes.append(node)
-        while b"Ray runtime started" not in log.read_bytes():
-            assert node.poll() is None, log.read_text()
+        return node
 
     def close(self) -> None:
         for node in reversed(self._nodes):
@@ -81,7 +104,9 @@ class Cluster:
 class Served:
     """A server on the cluster, whose log is read as it comes."""
 
-    def __init__(self, cluster: Cluster, python: Path, folder: Path, *options: str) -> None:
+    def __init__(
+        self, cluster: Cluster, python: Path, folder: Path, name: str, *options: str
+    ) -> None:
         self.replicas: set[int] = set()  # processes that have logged something
         self.process = subprocess.Popen(
             [python, ROOT / "run_lite.py", *SERVE.split(), *options],
@@ -91,9 +116,17 @@ class Served:
             stderr=subprocess.PIPE,
             text=True,
         )
-        found = self.until(r"serving tiny_llama on (http://\S+) with 2 replicas on Ray")
+        found = self.until(rf"serving {name} on (http://\S+) with 2 replicas on Ray")
         self.url = f"{found[1]}/v1"
         self.client = openai.AsyncOpenAI(base_url=self.url, api_key="none", max_retries=0)
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.communicate()
 
     def until(self, pattern: str) -> re.Match[str]:
         assert self.process.stderr is not None
@@ -147,13 +180,8 @@ def served(cluster: Cluster, ray_python: Path, tmp_path: Path) -> Iterator[Serve
     listing = {name: name for name in NAMES[1:]}
     (tmp_path / "lora_adapter.json").write_text(json.dumps(listing))
     options = ("adapter_path=lora_adapter.json", "model.model_config.seq_length=8192")
-    made = Served(cluster, ray_python, tmp_path, *options)
-    try:
+    with Served(cluster, ray_python, tmp_path, "tiny_llama", "model=tiny_llama", *options) as made:
         yield made
-    finally:
-        if made.process.poll() is None:
-            made.process.terminate()
-        made.process.communicate()
 
 
 def test_a_replica_that_dies_is_replaced(served: Served) -> None:
@@ -222,6 +250,17 @@ def test_what_runs_is_completed_and_who_leaves_is_dropped(served: Served) -> Non
 
     assert asyncio.run(run())
     assert served.process.wait() == 0
+
+
+def test_replicas_register_plugins(
+    cluster: Cluster, ray_python: Path, tmp_path: Path, llama_called_mine: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    options = ("plugins=mine.py", "model=auto", f"load_checkpoint={llama_called_mine}")
+    with Served(cluster, ray_python, tmp_path, "model", *options) as served:
+        client = openai.OpenAI(base_url=served.url, api_key="none", max_retries=0)
+        assert [card.id for card in client.models.list()] == ["model"]
+        assert client.completions.create(model="model", prompt="hello", max_tokens=2).usage
 
 
 def test_without_the_extra_it_says_how_to_get_it(cli: Callable[..., object]) -> None:
