@@ -132,7 +132,7 @@ bench-gguf:  ## measure Q4_K_M files of published sizes, random weights, against
 	@scripts/setup.sh peers
 	@.venv/bin/python benchmarks/published.py build/published
 	@set -e; for size in qwen2.5_0.5b llama_7b; do \
-	  .venv/bin/python benchmarks/bench.py --batches 1 --new-tokens 32 \
+	  .venv/bin/python benchmarks/bench.py --batches 1 --new-tokens 32 --vocabulary 32000 \
 	    --ours "$(FAST_OURS) model=$(FILE) backend=mslite engine=native" \
 	    --peer "$(FAST_OURS) model=$(FILE)" \
 	    --peer ".venv-bench/bin/python benchmarks/peer_llama_cpp.py --gguf $(FILE) \

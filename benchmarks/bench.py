@@ -30,6 +30,7 @@ REFERENCE = HERE.parent / "tests" / "fixtures" / "reference" / "smollm2_135m.jso
 OURS = f"{shlex.quote(sys.executable)} {shlex.quote(str(HERE / 'ours.py'))}" + (
     " --prompts {prompts} --new-tokens {new_tokens} --threads {threads}"
 )
+VOCABULARY = 49_152  # of SmolLM2, whose token ids the text has
 STRIDE = 16  # tokens between the starts of two rows' prompts
 
 FIGURES = {
@@ -42,10 +43,12 @@ FIGURES = {
 }
 
 
-def make_prompts(batch: int, length: int) -> list[list[int]]:
-    """Token ids [batch, length] of English text; every row starts elsewhere in it."""
+def make_prompts(batch: int, length: int, vocabulary: int = VOCABULARY) -> list[list[int]]:
+    """Token ids [batch, length] of English text; every row starts elsewhere in it. Those beyond the
+    model's `vocabulary` become others."""
     text = json.loads(REFERENCE.read_text("utf-8"))["perplexity"]["token_ids"]
     needed = (batch - 1) * STRIDE + length
+    text = [token % vocabulary for token in text]
     text = text * (needed // len(text) + 1)
     return [text[row * STRIDE : row * STRIDE + length] for row in range(batch)]
 
@@ -117,6 +120,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--vocabulary", type=int, default=VOCABULARY, help="the model's size")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
@@ -136,7 +140,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, neighbours(arguments.neighbours):
         for batch in arguments.batches:
             prompts = Path(folder) / f"prompts_{batch}.json"
-            prompts.write_text(json.dumps(make_prompts(batch, arguments.prompt_tokens)))
+            made = make_prompts(batch, arguments.prompt_tokens, arguments.vocabulary)
+            prompts.write_text(json.dumps(made))
             values = {
                 "prompts": str(prompts),
                 "new_tokens": str(arguments.new_tokens),

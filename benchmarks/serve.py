@@ -18,6 +18,7 @@ import asyncio
 import json
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="put tables and chart into this page")
     parser.add_argument("--chart", type=Path, help="draw this file as .png and .svg")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the servers
     print(f"load average {os.getloadavg()[0]:.1f}", file=sys.stderr)
     work = Workload(given.prompt, given.new, given.seconds)
     found = []

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
 
 from tests.paths import ROOT
 from tests.tiny_gguf import write_tiny_gguf
@@ -57,3 +61,17 @@ def test_tables_and_a_chart_of_servers(tmp_path: Path) -> None:
     assert "with 2 adapters, half of each prompt the same:" in text
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
     assert "with 2 adapters" in (tmp_path / "chart.svg").read_text()
+
+
+def test_terminated_it_ends_its_servers(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    forever = f"sh -c 'echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 600'"
+    command = [sys.executable, ROOT / "benchmarks/serve.py", "--gguf", "none.gguf"]
+    with subprocess.Popen([*command, "--server", f"slow={forever}"]) as process:
+        while not pid.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.terminate()
+    assert process.returncode == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
