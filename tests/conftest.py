@@ -12,6 +12,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,6 +198,18 @@ def llama_called_mine(write_tiny_llama: Callable[..., Path]) -> Path:
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps(settings | {"model_type": "mine"}))
     return folder
+
+
+@pytest.fixture
+def small_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small file of Q4_K and Q6_K blocks, with random weights and a tokenizer."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from published import PUBLISHED, write
+
+    path = tmp_path / "small.gguf"
+    sizes = {"layers": 8, "hidden": 512, "heads": 8, "kv_heads": 8, "head_dim": 64}
+    write(path, replace(PUBLISHED["llama_7b"], **sizes, intermediate=1024, vocabulary=2048))
+    return path
 
 
 @pytest.fixture

@@ -207,7 +207,8 @@ END_TO_END = {
     "mindir": "mindformers_graphs",
     "prediction": "real_mindformers",
     "native": "library sanitizers",
-    "run_modes": "adapters chatglm export_packed export_quantized logprobs pretrained_folder",
+    "run_modes": "adapters blocks chatglm export_packed export_quantized logprobs"
+    " pretrained_folder",
     "scripts": "rank_tables",
     "serving": "clients page schema soak",
     "system": "peaks",

@@ -6,9 +6,10 @@ from typing import Literal
 
 from lite_runner.records import dataclass
 
-Quant = Literal["none", "a16w8", "a16w4", "a8w8"]
+Quant = Literal["none", "a16w8", "a16w4", "a8w8", "a8"]
 QuantGroup = Literal[32, 64, 128]
 # file: GGUF's blocks as they are, where the native operators compute; quant=null on such a file.
+# a8: the same, with inputs of 8 bits.
 Held = Literal[Quant, "file"]
 CacheType = Literal["fp32", "fp16", "int8"]  # of keys and values; int8: a scale a head and token
 DEFAULT_GROUP = 32  # of 4 bits, where quant_group is null: as the blocks of GGUF files
@@ -49,7 +50,17 @@ class Quantization:
     @property
     def rounds(self) -> bool:
         """Whether matrices become integers of the bits that were asked for."""
-        return self.quant not in ("none", "file")
+        return self.quant in ("a16w8", "a16w4", "a8w8")
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether GGUF's blocks stay as they are."""
+        return self.quant in ("file", "a8")
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether what multiplies integers of 8 bits, or blocks, is rounded to 8 bits too."""
+        return self.quant in ("a8w8", "a8")
 
     @property
     def linear(self) -> Scheme | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lite_runner.config.choices import RANDOM
 from lite_runner.config.fields import Fault, fault
 from lite_runner.config.options import ExportedOptions
 from lite_runner.config.schema import RunConfig
@@ -16,13 +17,19 @@ def quantization_faults(config: RunConfig) -> Iterator[Fault]:
             ("quant_group", "quant"),
             f"quant_group={config.quant_group} needs quant=a16w4: 8 bits have no groups to choose",
         )
-    if config.quantization.rounds:
+    if config.quant == "a8" and config.checkpoint_source == RANDOM:
+        yield fault(
+            ("quant", "load_checkpoint"),
+            "quant=a8 needs a quantized GGUF file, and random weights are floats; quant=a8w8 makes"
+            " integers of them",
+        )
+    if config.quantization.quant != "none":
         yield from unavailable(config, f"quant={config.quant}", "quant")
 
 
 def written_as_floats(config: RunConfig) -> Iterator[Fault]:
     """For run modes that write the weights as floats."""
-    if config.quantization.rounds:
+    if config.quantization.quant != "none":
         yield fault(
             ("quant", "run_mode"),
             f"quant={config.quant} has no effect with run_mode={config.run_mode}, which writes"

@@ -56,7 +56,7 @@ def write_packed_layers(folder: Path, job: ExportJob) -> tuple[dict[GraphName, G
         layers = packed_layers(
             files.model,
             weights,
-            integer_input=spec.operators.quant == "a8w8",
+            integer_input=spec.operators.quantization.rounds_inputs,
             dequantize=spec.operators.quant == "none",
         )
         with (folder / name).open("wb") as file:

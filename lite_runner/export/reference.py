@@ -49,7 +49,7 @@ def _packed(job: ExportJob, length: int) -> Backend:
         layers = pack(
             model,
             weights,
-            integer_input=operators.quant == "a8w8",
+            integer_input=operators.quantization.rounds_inputs,
             dequantize=operators.quant == "none",
         )
     finally:
@@ -65,7 +65,7 @@ def _native(
     if operators is None:
         options = NativeOptions(1, length, dequantize=True)
     else:
-        rounds = operators.quant == "a8w8"
+        rounds = operators.quantization.rounds_inputs
         options = NativeOptions(1, length, cache=operators.kv_cache, integer_input=rounds)
     weights = QuantizedWeights(tensors, model)
     try:

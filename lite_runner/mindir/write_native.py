@@ -39,7 +39,7 @@ def export_native(
     exceeds the model's.
     """
     check_length(model, seq_length)
-    rounds = operators.quant == "a8w8"
+    rounds = operators.quantization.rounds_inputs
     options = NativeOptions(slots, seq_length, operators.kv_cache, integer_input=rounds)
     network = NativeNetwork(model, weights, options)
     network.resize(options)

@@ -39,8 +39,13 @@ def quantization_of(config: RunConfig, path: Path, gguf: GGUFFile | None = None)
     Raises ArtifactError where the two differ, ConfigError for what cannot be computed.
     """
     manifest, asked = read_quantization(path), config.quantization
-    if config.quant is None and gguf is not None and gguf.quantized:
-        return Quantization("file")
+    if gguf is not None and gguf.quantized and config.quant in (None, "a8"):
+        return Quantization(config.quant or "file")
+    if config.quant == "a8":
+        raise ArtifactError(
+            f"{path}: quant=a8 computes with the blocks of a quantized GGUF file, and this is none",
+            "quant=a8w8, which makes integers of the weights too",
+        )
     if manifest is None:
         return asked
     stored = manifest.quantization

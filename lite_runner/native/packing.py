@@ -278,8 +278,8 @@ def matrix(
 ) -> Layout:
     """Pack a matrix in panels with its bias [out] (a pair for Alternating).
 
-    `integer_input`: the input of an int8 matrix is quantized to int8 too; `dequantize`: a
-    group-quantized matrix, or one in blocks, is stored as float32.
+    `integer_input`: the input of an int8 matrix, or of blocks, is quantized to int8 too;
+    `dequantize`: a group-quantized matrix, or one in blocks, is stored as float32.
     """
     pair = isinstance(weight, Alternating)
     parts: list[Weight]
@@ -295,14 +295,14 @@ def matrix(
     assert bias is None or isinstance(bias, tuple) == pair
     blocks = [part for part in parts if isinstance(part, BlockMatrix) and not dequantize]
     if blocks and not _one_type(parts):
-        return _joined(parts, bias, by_turns=pair)
+        return _joined(parts, bias, integer_input=integer_input, by_turns=pair)
     out, inputs = parts[0].shape
     if pair:
         out = 2 * -(-out // PANEL) * PANEL
     fields = structs.Matrix(out=out, inputs=inputs)
     layout = Layout(fields)
     if blocks:
-        fields.format = Format[blocks[0].type_name]
+        fields.format, fields.integer_input = Format[blocks[0].type_name], integer_input
         fields.data = layout.add(BlockPanels(blocks))
         layout.since = _SINCE_BLOCKS
         _add_bias(layout, fields, bias)
@@ -322,18 +322,22 @@ def matrix(
 
 
 def _joined(
-    parts: Sequence[Weight], bias: Floats | tuple[Floats, Floats] | None, *, by_turns: bool
+    parts: Sequence[Weight],
+    bias: Floats | tuple[Floats, Floats] | None,
+    *,
+    integer_input: bool,
+    by_turns: bool,
 ) -> Layout:
     """Matrices of different forms as one, each packed by itself."""
     whole = structs.JoinedMatrix(count=len(parts), by_turns=by_turns)
     fields = whole.plain
-    fields.format = Format.JOINED
+    fields.format, fields.integer_input = Format.JOINED, integer_input
     fields.inputs = parts[0].shape[1]
     rows = [part.shape[0] for part in parts]
     fields.out = sum(-(-one // PANEL) * PANEL for one in rows) if by_turns else sum(rows)
     layout = Layout(whole)
     for index, part in enumerate(parts):
-        whole.parts[index] = layout.add(matrix(part))
+        whole.parts[index] = layout.add(matrix(part, integer_input=integer_input))
     _add_bias(layout, fields, bias)
     return layout
 

@@ -249,7 +249,7 @@ class _Validator:
             "bias": 4 * rows if bias else 0,
         }
         integers = fields.format in (Format.INT8, Format.INT4)
-        rounded = fields.format == Format.INT8 and self._integer_input
+        rounded = self._integer_input and (blocks or fields.format == Format.INT8)
         self._equal(f"{name}.integer_input", fields.integer_input, int(rounded))
         group = fields.group
         if not integers:
@@ -263,7 +263,7 @@ class _Validator:
             sizes["scales"] = 4 * rows
         if fields.format == Format.INT4:
             sizes["minimums"] = sizes["scales"]
-        if rounded:
+        if rounded and not blocks:
             sizes["sums"] = 4 * rows * -(-depth // (group or INPUT_GROUP))
         for part, nbytes in sizes.items():
             offset = getattr(fields, part)
@@ -311,7 +311,13 @@ class _Validator:
             self._equal(f"panels of {name}.{index}", _panels(part.out), panels)
             left -= panels
         self._equal(f"panels of {name}", left, 0)
-        expected = structs.Matrix(format=Format.JOINED, out=out, inputs=inputs, bias=fields.bias)
+        expected = structs.Matrix(
+            format=Format.JOINED,
+            out=out,
+            inputs=inputs,
+            integer_input=self._integer_input,
+            bias=fields.bias,
+        )
         self._same(fields, expected, free=())
         if bias:
             self._part(f"{name}.bias", fields.bias, 4 * _panels(out) * PANEL, base=at)

@@ -40,7 +40,7 @@ def open_backend(
 ) -> Backend:
     """The backend with its weights; `native`: as `resolve_operators` returns. `advance` is called
     with the number of tensors read."""
-    rounds_inputs = files.quantization.quant == "a8w8"
+    rounds_inputs = files.quantization.rounds_inputs
     weights: ReadAhead | QuantizedWeights
     if native or uses_integer_matmul(config, files, device, ranks):
         weights = QuantizedWeights(tensors, files.model, advance)

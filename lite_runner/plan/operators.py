@@ -90,13 +90,18 @@ def check_supported(config: ComputeOptions, files: ModelFiles, device: str, rank
             f"{files.model.architecture}: neither MindSpore's operators nor this project's own can"
             f" compute the model: {'; '.join(reasons)}"
         )
-    for key, exact in ("kv_cache", "fp32"), ("adapter_dtype", "auto"):
-        wanted = getattr(config, key, exact)  # run_mode=eval has no adapter_dtype
-        if wanted != exact and (fallback := _native_fallback(config, files, device, ranks)):
+    native_only = {
+        "kv_cache=fp32": config.kv_cache != "fp32",
+        "adapter_dtype=auto": getattr(config, "adapter_dtype", "auto") != "auto",  # eval has none
+        "quant=null": config.quant == "a8",
+    }
+    for instead, wanted in native_only.items():
+        if wanted and (fallback := _native_fallback(config, files, device, ranks)):
+            key, _, _ = instead.partition("=")
             raise ConfigError(
-                f"{key}={wanted} needs this project's own operators, which do not serve here: "
-                f"{fallback.why}",
-                f"{fallback.remedy}; or {key}={exact}",
+                f"{key}={getattr(config, key)} needs this project's own operators, which do not "
+                f"serve here: {fallback.why}",
+                f"{fallback.remedy}; or {instead}",
             )
     fused, model = environment.has_fused_operators, files.model
     if device == "Ascend" and config.quantization.rounds and not fused(device):

@@ -32,7 +32,7 @@ def faults(config: Config) -> Iterator[Fault]:
     """Validation errors of quantizing."""
     if not config.quantize_output:
         yield fault("quantize_output", "quantize_output is empty; give the folder to write")
-    if config.quantization.quant == "none":
+    if not config.quantization.rounds:
         yield fault("quant", "run_mode=quantize needs quant=a16w8, a16w4 or a8w8")
 
 

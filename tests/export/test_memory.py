@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,27 +12,16 @@ from lite_runner.export.memory import export_memory, packed_weights
 from lite_runner.export.spec import spec_of
 from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads, resolve
-from tests.paths import ROOT
-
-
-@pytest.fixture
-def gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small file of Q4_K and Q6_K blocks."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    from published import PUBLISHED, write
-
-    path = tmp_path / "small.gguf"
-    sizes = {"layers": 8, "hidden": 512, "heads": 8, "kv_heads": 8, "head_dim": 64}
-    write(path, replace(PUBLISHED["llama_7b"], **sizes, intermediate=1024, vocabulary=2048))
-    return path
 
 
 @pytest.mark.parametrize(
-    "quant", [[], ["quant=none"], ["quant=a16w8"]], ids=["file", "none", "a16w8"]
+    "quant",
+    [[], ["quant=a8"], ["quant=none"], ["quant=a16w8"]],
+    ids=["file", "a8", "none", "a16w8"],
 )
-def test_packed_layers_are_as_large_as_counted(gguf: Path, quant: list[str]) -> None:
+def test_packed_layers_are_as_large_as_counted(small_gguf: Path, quant: list[str]) -> None:
     """Blocks stay blocks: they are not counted as the floats that they stand for."""
-    line = ["run_mode=export", f"model={gguf}", "export.layout=packed", *quant]
+    line = ["run_mode=export", f"model={small_gguf}", "export.layout=packed", *quant]
     config, _ = resolve(parse(line, heads()))
     files = locate(config)
     counted = packed_weights(files)

@@ -38,9 +38,9 @@ def theirs(matrix: BlockMatrix) -> NDArray[np.float32]:
     return np.asarray(gguf.quants.dequantize(matrix.data, kind), np.float32).reshape(matrix.shape)
 
 
-def rounded(x: NDArray[np.float32], kind: str) -> NDArray[np.float64]:
-    """What x [rows, inputs] is to the operators."""
-    most = np.float32(FEWER_BITS.get(kind, 32512))
+def rounded(x: NDArray[np.float32], kind: str, *, eight: bool = False) -> NDArray[np.float64]:
+    """What x [rows, inputs] is to the operators; `eight`: of integer_input."""
+    most = np.float32(127 if eight else FEWER_BITS.get(kind, 32512))
     padded = np.pad(x, ((0, 0), (0, -x.shape[1] % ROUNDED))).reshape(len(x), -1, ROUNDED)
     bound = abs(padded).max(2, keepdims=True)
     factor = np.divide(most, bound, out=np.zeros_like(bound), where=bound > 0)
@@ -78,16 +78,17 @@ def test_products(operators: Any, kind: str) -> None:
         units=st.integers(1, 5 if size == 256 else 20),
         seed=st.integers(0, 1000),
         bias=st.booleans(),
+        eight=st.booleans(),
     )
-    def check(rows: int, out: int, units: int, seed: int, bias: bool) -> None:
+    def check(rows: int, out: int, units: int, seed: int, bias: bool, eight: bool) -> None:
         rng, inputs = np.random.default_rng(seed), size * units
         matrix = made(kind, out, inputs, rng)
         x = rng.standard_normal((rows, inputs), np.float32)
         offset = rng.standard_normal(out, np.float32) if bias else None
-        block = packing.matrix(matrix, offset).block()
+        block = packing.matrix(matrix, offset, integer_input=eight).block()
         operators.set_threads(2)
         result = operators.linear(block, out, x)
-        values, wide = theirs(matrix).astype(np.float64), rounded(x, kind)
+        values, wide = theirs(matrix).astype(np.float64), rounded(x, kind, eight=eight)
         exact = wide @ values.T + (0 if offset is None else offset)
         # Of parts that a minimum may cancel: at most what integers, scales and minimums are.
         magnitude = abs(wide).sum(1)[:, None] * abs(values).max(1) * 4 + 1

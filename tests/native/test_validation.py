@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.quantization import Held
+from lite_runner.config.quantization import Held, Quantization
 from lite_runner.errors import ArtifactError
 from lite_runner.native import packing
 from lite_runner.native.packed_model import pack
@@ -30,6 +30,8 @@ LENGTH = 128  # positions of the cache
 CASES: list[tuple[str, Held]] = [
     ("llama_biases", "file"),
     ("mixtral", "file"),
+    ("llama_biases", "a8"),
+    ("mixtral", "a8"),
     ("llama", "a16w8"),
     ("llama_biases", "a8w8"),
     ("bloom", "a16w4"),
@@ -69,12 +71,16 @@ def packed(
 ) -> tuple[Decoder, Held, list[Block]]:
     case, quant = request.param
     known = reference(case)
-    if quant == "file":
+    if Quantization(quant).keeps_blocks:
         weights: QuantizedWeights = InBlocks(known.tensors("none"), known.config)
     else:
         weights = QuantizedWeights(known.tensors(quant), known.config)
-    layers = pack(known.config, weights, integer_input=quant == "a8w8")
+    layers = pack(known.config, weights, integer_input=Quantization(quant).rounds_inputs)
     return known.config, quant, [one.block for one in layers]
+
+
+def check(where: str, index: int, block: Block, model: Decoder, quant: Held) -> None:
+    check_layer(where, index, block, model, integer_input=Quantization(quant).rounds_inputs)
 
 
 def compute(operators: Any, model: Decoder, blocks: list[Block]) -> NDArray[np.float32]:
@@ -105,7 +111,7 @@ def test_what_is_packed_passes_and_computes(
     model, quant, blocks = packed
     check_model("it", model)
     for index, block in enumerate(blocks):
-        check_layer("it", index, block, model, integer_input=quant == "a8w8")
+        check("it", index, block, model, quant)
     assert np.isfinite(compute(operators, model, blocks)).all()
 
 
@@ -123,7 +129,7 @@ def test_no_word_leads_out_of_a_layer(
                 damaged = [one.copy() if i == index else one for i, one in enumerate(blocks)]
                 struct.pack_into("<q", damaged[index].data, at, other)
                 try:
-                    check_layer("it", index, damaged[index], model, integer_input=quant == "a8w8")
+                    check("it", index, damaged[index], model, quant)
                 except ArtifactError:
                     refused += 1
                 else:
@@ -137,7 +143,7 @@ def test_a_layer_of_another_length_is_refused(packed: tuple[Decoder, Held, list[
         longer = np.concatenate([block, np.zeros(64, np.uint8)])
         for other in (*(block[:end] for end in range(0, len(block), 64)), block[:-1], longer):
             with pytest.raises(ArtifactError, match="got"):
-                check_layer("it", index, other, model, integer_input=quant == "a8w8")
+                check("it", index, other, model, quant)
 
 
 def test_a_layer_in_place_of_another_is_refused(packed: tuple[Decoder, Held, list[Block]]) -> None:
@@ -146,7 +152,7 @@ def test_a_layer_in_place_of_another_is_refused(packed: tuple[Decoder, Held, lis
         for other in range(4):
             if index % 2 != other % 2 or (0 in (index, other) and index != other):
                 with pytest.raises(ArtifactError, match="got"):
-                    check_layer("it", index, blocks[other], model, integer_input=quant == "a8w8")
+                    check("it", index, blocks[other], model, quant)
 
 
 def test_values_may_be_anything(packed: tuple[Decoder, Held, list[Block]], operators: Any) -> None:
@@ -162,7 +168,7 @@ def test_values_may_be_anything(packed: tuple[Decoder, Held, list[Block]], opera
             other[:] = fill[: len(other)]
             for at, word in kept:
                 other[at : at + 8] = word
-            check_layer("it", index, other, model, integer_input=quant == "a8w8")
+            check("it", index, other, model, quant)
             damaged.append(other)
         assert compute(operators, model, damaged).shape == (1, model.vocab_size)
 
@@ -174,6 +180,6 @@ def test_the_message_names_the_field_and_both_values(
     other = blocks[0].copy()
     other.view(np.int64)[0] = 31
     with pytest.raises(ArtifactError) as caught:
-        check_layer("a file: layer0", 0, other, model, integer_input=quant == "a8w8")
+        check("a file: layer0", 0, other, model, quant)
     assert caught.value.message == f"a file: layer0: hidden: got 31, expected {model.hidden_size}"
     assert "export the model again" in caught.value.hint

@@ -1,11 +1,13 @@
 // Products with GGUF's blocks as they are: see BlockForm. What multiplies them is rounded to 16
 // bits, 32 inputs by one scale; so the products of 32 inputs by weights times their integer scales
-// add up in 32 bits, and are exact up to there. Where those are too large, to 15 bits.
+// add up in 32 bits, and are exact up to there. Where those are too large, to 15 bits; and to 8 where
+// the matrix says so, which takes half as many products.
 
 constexpr float kMostRounded = 32512.0f;  // 32 * 32512 * 31 * 63 is below 2^31, as of Q5_K
 constexpr float kFewerBits = 16383.0f;    // 32 * 16383 * 32 * 128, as of Q6_K
+constexpr float kEightBits = 127.0f;
 constexpr int64_t kUnpacked = 256;           // inputs that are unpacked for several rows
-constexpr int64_t kBlockTile = WIDTH == 16 ? 12 : WIDTH == 8 ? 3 : 4;
+constexpr int64_t kBlockTile = WIDTH == 8 ? 3 : 4;  // rows whose totals registers hold too
 
 inline Ints load_bytes(const int8_t* from) {
 #if WIDTH == 16
@@ -138,7 +140,8 @@ inline void add_products(Floats& total, Ints sum, Floats factor, float scale) {
 inline void add_minimum(Floats& total, Floats minimum, float sum) { total += minimum * splat(sum); }
 
 // sums [32] of the inputs that share the scale `index` of 32, from k on, by their q - offset.
-template <Format format, int64_t index>
+// `eight`: the inputs have 8 bits.
+template <Format format, bool eight, int64_t index>
 inline __attribute__((always_inline)) void multiply_sub(const uint8_t* words, const Rows& rows,
                                                         int64_t k, Ints (&sums)[kParts]) {
   constexpr int64_t sub = kForm<format>.sub;
@@ -153,22 +156,25 @@ inline __attribute__((always_inline)) void multiply_sub(const uint8_t* words, co
   for (int64_t p = 0; p < kParts; ++p)
     sums[p] = offset ? splat_int(static_cast<int32_t>(-offset) * inputs) : Ints{};
 #if WIDTH == 16
-  const uint8_t* x = rows.bytes + 2 * k;
+  const uint8_t* x = rows.bytes + (eight ? 1 : 2) * k;
   Ints high[2][kParts] = {}, low[2][kParts] = {};  // one sum alone would have to be waited for
   unrolled<sub / 4>([&](auto i) __attribute__((always_inline)) {
     constexpr int64_t quad = index * (sub / 4) + i;
-    const Ints above = broadcast_word(x + 4 * quad), below = broadcast_word(x + 32 + 4 * quad);
+    const Ints above = broadcast_word(x + 4 * quad);
+    const Ints below = eight ? Ints{} : broadcast_word(x + 32 + 4 * quad);
 #pragma GCC unroll 8
     for (int64_t p = 0; p < kParts; ++p) {
       const __m512i q = (__m512i)Quants<format>::template quad<quad>(words, p);
       Ints &upper = high[i % 2][p], &lower = low[i % 2][p];
       upper = (Ints)_mm512_dpbusd_epi32((__m512i)upper, q, (__m512i)above);
-      lower = (Ints)_mm512_dpbusd_epi32((__m512i)lower, q, (__m512i)below);
+      if (!eight) lower = (Ints)_mm512_dpbusd_epi32((__m512i)lower, q, (__m512i)below);
     }
   });
 #pragma GCC unroll 8
-  for (int64_t p = 0; p < kParts; ++p)
-    sums[p] += low[0][p] + low[1][p] + ((high[0][p] + high[1][p]) << 8);
+  for (int64_t p = 0; p < kParts; ++p) {
+    const Ints upper = high[0][p] + high[1][p];
+    sums[p] += eight ? upper : low[0][p] + low[1][p] + (upper << 8);
+  }
 #else
   const int16_t* x = rows.shorts + k;
   Ints chain[4][kParts] = {};
@@ -185,7 +191,7 @@ inline __attribute__((always_inline)) void multiply_sub(const uint8_t* words, co
 }
 
 // One row by one panel, the blocks unpacked in registers.
-template <Format format>
+template <Format format, bool eight>
 void multiply_blocks_by_row(const Matrix& m, const Rows& rows, int64_t panel, float* to) {
   const uint8_t* unit = m.at(m.data) + panel * m.panel_bytes();
   Floats total[kParts] = {};
@@ -200,7 +206,7 @@ void multiply_blocks_by_row(const Matrix& m, const Rows& rows, int64_t panel, fl
       Ints scaled[kParts] = {};
       unrolled<32 / kForm<format>.sub>([&](auto index) __attribute__((always_inline)) {
         Ints sums[kParts];
-        multiply_sub<format, index>(words, rows, k, sums);
+        multiply_sub<format, eight, index>(words, rows, k, sums);
         for (int64_t p = 0; p < kParts; ++p)
           if constexpr (kForm<format>.scales)
             scaled[p] +=
@@ -220,15 +226,18 @@ void multiply_blocks_by_row(const Matrix& m, const Rows& rows, int64_t panel, fl
 
 // Up to 256 inputs of a panel, unpacked for all rows.
 struct Unpacked {
-  alignas(64) int32_t pairs[kUnpacked / 2][kPanel];  // two integers of 16 bits, times their scale
+  // Two integers of 16 bits, times their scale; or four unsigned bytes.
+  alignas(64) int32_t words[kUnpacked / 2][kPanel];
+  alignas(64) int32_t scale[kUnpacked / 16][kPanel];  // of bytes
   alignas(64) float factor[kUnpacked / 32][kPanel], minimum[kUnpacked / 32][kPanel];
 };
 
-template <Format format>
+template <Format format, bool bytes>
 #if WIDTH == 4 && defined(__GNUC__) && !defined(__clang__)
 __attribute__((optimize("no-ivopts")))  // with it GCC 12.2 drops the whole loop for IQ4_XS
 #endif
 void unpack(const uint8_t* data, int64_t inputs, Unpacked& to) {
+  constexpr int64_t subs = 32 / kForm<format>.sub;
   for (int64_t first = 0; first < inputs; first += kForm<format>.span) {
     const uint8_t* unit = data + first / kForm<format>.span * kForm<format>.bytes();
     fetch<kForm<format>.words_at()>(unit + kAhead);
@@ -242,69 +251,134 @@ void unpack(const uint8_t* data, int64_t inputs, Unpacked& to) {
           store(to.minimum[group] + p * kLanes, minimum_of<format>(unit, chunk, p));
         Shorts scale[2] = {};
         if constexpr (kForm<format>.scales)
-          for (int64_t i = 0; i < 32 / kForm<format>.sub; ++i) {
-            const Ints one = scale_of<format>(unit, chunk * (32 / kForm<format>.sub) + i, p);
+          for (int64_t i = 0; i < subs; ++i) {
+            const Ints one = scale_of<format>(unit, chunk * subs + i, p);
+            if (bytes) store(to.scale[group * subs + i] + p * kLanes, one);
             scale[i] = reinterpret_cast<Shorts>((one & 0xffff) | one << 16);
           }
+#if WIDTH == 16
+        if constexpr (bytes) {
+          unrolled<8>([&](auto i) __attribute__((always_inline)) {
+            store(to.words[group * 8 + i] + p * kLanes, Quants<format>::template quad<i>(words, p));
+          });
+          continue;
+        }
+#endif
         unrolled<16>([&](auto i) __attribute__((always_inline)) {
           Shorts pair = reinterpret_cast<Shorts>(Quants<format>::template pair<i>(words, p));
           if (kForm<format>.offset) pair -= static_cast<int16_t>(kForm<format>.offset);
           if (kForm<format>.scales) pair *= scale[i / (kForm<format>.sub / 2)];
-          *reinterpret_cast<Ints*>(to.pairs[group * 16 + i] + p * kLanes) =
-              reinterpret_cast<Ints>(pair);
+          store(to.words[group * 16 + i] + p * kLanes, reinterpret_cast<Ints>(pair));
         });
       }
     }
   }
 }
 
-// sums [count][32] of the rows from `row` on += their inputs from k on by what was unpacked.
+// Sums of the products of 32 inputs with group `g` of what was unpacked, x those of the first row.
 template <Format format, int64_t count>
+inline __attribute__((always_inline)) void multiply_pairs(const Unpacked& from, int64_t g,
+                                                          const int16_t* x, int64_t stride,
+                                                          Ints (&sum)[count][kParts]) {
+  for (int64_t i = 0; i < 16; ++i) {
+    Ints weights[kParts];
+#pragma GCC unroll 8
+    for (int64_t p = 0; p < kParts; ++p) weights[p] = load(from.words[g * 16 + i] + p * kLanes);
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < count; ++r) {
+      const Ints two = broadcast_word(x + r * stride + 2 * i);
+#pragma GCC unroll 8
+      for (int64_t p = 0; p < kParts; ++p) sum[r][p] = add_pairs(sum[r][p], two, weights[p]);
+    }
+  }
+}
+
+#if WIDTH == 16
+// The same of bytes; `totals`: of each 16 of the first row's inputs.
+template <Format format, int64_t count>
+inline __attribute__((always_inline)) void multiply_quads(const Unpacked& from, int64_t g,
+                                                          const uint8_t* x, const int32_t* totals,
+                                                          int64_t stride,
+                                                          Ints (&sum)[count][kParts]) {
+  constexpr int64_t sub = kForm<format>.sub, subs = 32 / sub;
+  constexpr int64_t offset = kForm<format>.offset + Quants<format>::lifted;
+  unrolled<subs>([&](auto index) __attribute__((always_inline)) {
+    Ints part[count][kParts] = {};
+    for (int64_t i = index * (sub / 4); i < (index + 1) * (sub / 4); ++i) {
+      Ints weights[kParts];
+#pragma GCC unroll 8
+      for (int64_t p = 0; p < kParts; ++p) weights[p] = load(from.words[g * 8 + i] + p * kLanes);
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < count; ++r) {
+        const __m512i four = (__m512i)broadcast_word(x + r * stride + 4 * i);
+#pragma GCC unroll 8
+        for (int64_t p = 0; p < kParts; ++p)
+          part[r][p] = (Ints)_mm512_dpbusd_epi32((__m512i)part[r][p], (__m512i)weights[p], four);
+      }
+    }
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < count; ++r) {
+      int32_t inputs = 0;
+      for (int64_t i = 0; offset && i < sub / 16; ++i)
+        inputs += totals[r * stride / 16 + index * (sub / 16) + i];
+#pragma GCC unroll 8
+      for (int64_t p = 0; p < kParts; ++p) {
+        Ints exact = part[r][p] - static_cast<int32_t>(offset) * inputs;
+        if (kForm<format>.scales) exact *= load(from.scale[g * subs + index] + p * kLanes);
+        sum[r][p] += exact;
+      }
+    }
+  });
+}
+#endif
+
+// sums [count][32] of the rows from `row` on += their inputs from k on by what was unpacked.
+template <Format format, bool bytes, int64_t count>
 void multiply_unpacked(const Unpacked& from, const Rows& rows, int64_t row, int64_t k,
                        int64_t inputs, float* sums) {
   const int64_t all = rows.stride / 32;
+  Tile<count> totals;
+#pragma GCC unroll 16
+  for (int64_t r = 0; r < count; ++r)
+#pragma GCC unroll 8
+    for (int64_t p = 0; p < kParts; ++p)
+      totals.at[r][p] = k ? load(sums + (row + r) * kPanel + p * kLanes) : Floats{};
   for (int64_t g = 0; g < inputs / 32; ++g) {
     Ints sum[count][kParts] = {};
-    const int16_t* x = rows.shorts + row * rows.stride + k + 32 * g;
-    for (int64_t i = 0; i < 16; ++i) {
-      Ints weights[kParts];
-#pragma GCC unroll 8
-      for (int64_t p = 0; p < kParts; ++p)
-        weights[p] = load(from.pairs[g * 16 + i] + p * kLanes);
-#pragma GCC unroll 16
-      for (int64_t r = 0; r < count; ++r) {
-        const Ints two = broadcast_word(x + r * rows.stride + 2 * i);
-#pragma GCC unroll 8
-        for (int64_t p = 0; p < kParts; ++p) sum[r][p] = add_pairs(sum[r][p], two, weights[p]);
-      }
-    }
+    const int64_t first = row * rows.stride + k + 32 * g;
+#if WIDTH == 16
+    if constexpr (bytes)
+      multiply_quads<format>(from, g, rows.bytes + first, rows.totals + first / 16, rows.stride, sum);
+    else
+#endif
+      multiply_pairs<format>(from, g, rows.shorts + first, rows.stride, sum);
 #pragma GCC unroll 8
     for (int64_t p = 0; p < kParts; ++p) {
       const Floats factor = load(from.factor[g] + p * kLanes);
 #pragma GCC unroll 16
       for (int64_t r = 0; r < count; ++r) {
         const int64_t at = (row + r) * all + k / 32 + g;
-        float* target = sums + (row + r) * kPanel + p * kLanes;
-        Floats total = k + g ? load(target) : Floats{};
+        Floats& total = totals.at[r][p];
         add_products(total, sum[r][p], factor, rows.scales[at]);
         if constexpr (kForm<format>.minimums)
           add_minimum(total, load(from.minimum[g] + p * kLanes), rows.sums[at]);
-        store(target, total);
       }
     }
   }
+  store_tile(totals, sums + row * kPanel);
 }
 
-template <Format format>
+template <Format format, bool eight>
 void multiply_blocks_of(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
-  if (rows.count == 1) return multiply_blocks_by_row<format>(m, rows, panel, sums);
+  if (rows.count == 1) return multiply_blocks_by_row<format, eight>(m, rows, panel, sums);
+  constexpr bool bytes = eight && WIDTH == 16;
   Unpacked unpacked;
   const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
   for (int64_t k = 0; k < m.in; k += kUnpacked) {
     const int64_t inputs = smaller_of(kUnpacked, m.in - k);
-    unpack<format>(data + k / kForm<format>.span * kForm<format>.bytes(), inputs, unpacked);
+    unpack<format, bytes>(data + k / kForm<format>.span * kForm<format>.bytes(), inputs, unpacked);
     in_tiles<kBlockTile>(rows.count, [&](auto count, int64_t row) {
-      multiply_unpacked<format, count>(unpacked, rows, row, k, inputs, sums);
+      multiply_unpacked<format, bytes, count>(unpacked, rows, row, k, inputs, sums);
     });
   }
 }
@@ -319,11 +393,17 @@ inline void with_format(Format format, Body&& body) {
 }
 
 inline void multiply_blocks(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
-  with_format(m.format, [&](auto format) { multiply_blocks_of<format>(m, rows, panel, sums); });
+  with_format(m.format, [&](auto format) {
+    if (m.integer_input)
+      multiply_blocks_of<format, true>(m, rows, panel, sums);
+    else
+      multiply_blocks_of<format, false>(m, rows, panel, sums);
+  });
 }
 
 // What the inputs of a matrix are rounded to.
 inline float most_rounded(const Matrix& m) {
+  if (m.integer_input) return kEightBits;
   if (m.format != Format::kJoined)
     return m.format == Format::kQ6_K || m.format == Format::kIQ4_XS ? kFewerBits : kMostRounded;
   const JoinedMatrix& joined = *reinterpret_cast<const JoinedMatrix*>(&m);
@@ -348,18 +428,17 @@ inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, 
       const float factor = integer_factor(bound, most), scale = bound / most;
       int32_t* total = totals + (row * stride + first) / 16;
       for (int64_t half = 0; half < 2; ++half) {
-        int32_t sum = 0;
-        for (int64_t i = first + 16 * half; i < first + 16 * half + 16; ++i) {
-          to[i] = static_cast<int16_t>(__builtin_rintf(from[i] * factor));
-          sum += to[i];
-        }
-        total[half] = sum;
+        const int64_t at = first + 16 * half;
+        total[half] = round_all(from + at, 16, factor, to + at);
       }
       scales[row * groups + first / 32] = scale;
       sums[row * groups + first / 32] = static_cast<float>(total[0] + total[1]) * scale;
 #if WIDTH == 16
       uint8_t* above = bytes + 2 * (row * stride + first);
-      split_bytes<Int8>(to + first, 32, above, above + 32);
+      if (most == kEightBits)
+        order_bytes(to + first, bytes + row * stride + first);
+      else
+        split_bytes<Int8>(to + first, 32, above, above + 32);
 #endif
     }
   });

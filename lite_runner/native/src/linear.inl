@@ -337,6 +337,12 @@ inline void split_bytes(const int16_t* from, int64_t count, uint8_t* above, uint
   _mm256_mask_storeu_epi8(below, live, _mm256_shuffle_epi8(lower, in_order));
 }
 
+// 32 integers of 8 bits in the order of Int8.
+inline void order_bytes(const int16_t* from, uint8_t* to) {
+  uint8_t above[32];  // all 0
+  split_bytes<Int8>(from, 32, above, to);
+}
+
 // The same as multiply_shorts, and the same sums: four inputs by two products of bytes, which leaves
 // less to unpack.
 template <int64_t count, class W>
@@ -464,11 +470,7 @@ inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t str
       int16_t* to = shorts + row * stride;
       const float bound = bound_of(from + first, end - first);
       const float factor = integer_factor(bound, most), scale = bound / most;
-      int32_t sum = 0;
-      for (int64_t k = first; k < end; ++k) {
-        to[k] = static_cast<int16_t>(__builtin_rintf(from[k] * factor));
-        sum += to[k];
-      }
+      const int32_t sum = round_all(from + first, end - first, factor, to + first);
       scales[row * groups + g] = scale;
       sums[row * groups + g] = static_cast<float>(sum) * scale;
       totals[row * groups + g] = sum;

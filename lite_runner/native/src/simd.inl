@@ -9,6 +9,7 @@ constexpr int64_t kParts = kPanel / kLanes;  // vectors of a panel
 inline Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
 inline Ints load(const int32_t* from) { return *reinterpret_cast<const Ints*>(from); }
 inline void store(float* to, Floats value) { *reinterpret_cast<Floats*>(to) = value; }
+inline void store(int32_t* to, Ints value) { *reinterpret_cast<Ints*>(to) = value; }
 inline Floats splat(float value) { return value - Floats{}; }
 inline Ints splat_int(int32_t value) { return value - Ints{}; }
 inline Floats to_float(Ints value) { return __builtin_convertvector(value, Floats); }
@@ -143,8 +144,12 @@ inline float bound_of(const float* x, int64_t count) {
     const Ints bits = reinterpret_cast<Ints>(load(x + i)) & 0x7fffffff;
     most = bits > most ? bits : most;
   }
+#if WIDTH == 16
+  int32_t bound = _mm512_reduce_max_epi32((__m512i)most);
+#else
   int32_t bound = 0;
   for (int lane = 0; lane < WIDTH; ++lane) bound = larger_of<int32_t>(bound, most[lane]);
+#endif
   for (; i < count; ++i) {
     int32_t bits;
     __builtin_memcpy(&bits, x + i, 4);
@@ -153,6 +158,27 @@ inline float bound_of(const float* x, int64_t count) {
   float value;
   __builtin_memcpy(&value, &bound, 4);
   return value;
+}
+
+// Rounds `count` numbers to integers, by 16 a time where there are vectors of so many; their sum.
+inline int32_t round_all(const float* from, int64_t count, float factor, int16_t* to) {
+  int32_t sum = 0;
+  int64_t i = 0;
+#if WIDTH == 16
+  __m512i sums = _mm512_setzero_si512();
+  for (; i + 16 <= count; i += 16) {
+    const __m512i whole = _mm512_cvtps_epi32((__m512)(load(from + i) * factor));
+    const __m256i shorts = _mm512_cvtepi32_epi16(whole);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), shorts);
+    sums = _mm512_add_epi32(sums, _mm512_cvtepi16_epi32(shorts));
+  }
+  sum = _mm512_reduce_add_epi32(sums);
+#endif
+  for (; i < count; ++i) {
+    to[i] = static_cast<int16_t>(__builtin_rintf(from[i] * factor));
+    sum += to[i];
+  }
+  return sum;
 }
 
 // What numbers up to `bound` are multiplied with to become integers up to `most`; 0 where that

@@ -42,12 +42,12 @@ def with_quantization(
 
     A file's quantized weights are used as they are if bits and groups match; other matrices are
     quantized when they are read. Without quantization all are floats, and a file's quantized form
-    stays available; "file" keeps the blocks of a GGUF file beside the floats. The floats of a
+    stays available; where blocks are kept they stay beside the floats. The floats of a
     quantized matrix are its dequantized weights. Raises ArtifactError if a group does not divide a
     matrix.
     """
     wanted = schemes(config, quantization)
-    if quantization.quant == "file":
+    if quantization.keeps_blocks:
         return {name: _as_stored(tensor) for name, tensor in tensors.items()}
     if not wanted:
         return {name: replace(_with_own(tensor), own=None) for name, tensor in tensors.items()}
