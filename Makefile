@@ -134,6 +134,7 @@ bench-gguf:  ## measure Q4_K_M files of published sizes, random weights, against
 	@set -e; for size in qwen2.5_0.5b llama_7b; do \
 	  .venv/bin/python benchmarks/bench.py --batches 1 --new-tokens 32 --vocabulary 32000 \
 	    --ours "$(FAST_OURS) model=$(FILE) backend=mslite engine=native" \
+	    --peer "$(FAST_OURS) model=$(FILE) backend=mslite engine=native quant=a8" \
 	    --peer "$(FAST_OURS) model=$(FILE)" \
 	    --peer ".venv-bench/bin/python benchmarks/peer_llama_cpp.py --gguf $(FILE) \
 	    --made build/gguf $(SIZES) --type file" $(ARGS); done
@@ -149,7 +150,7 @@ bench-prefix:  ## measure 64 prompts that begin alike, with the prefix cache and
 	  .venv/bin/python benchmarks/prefix.py quant=$$quant $(ARGS); done
 
 SERVE = .venv/bin/python run_lite.py run_mode=serve model={gguf} serve.port={port} seed=1 \
-	context.threads={threads} serve.max_length=1024 serve.max_queue=1024
+	backend=auto context.threads={threads} serve.max_length=1024 serve.max_queue=1024
 LLAMA_SERVER = build/llama.cpp/bin/llama-server --model {gguf} --port {port} --threads {threads} \
 	--parallel 8 --ctx-size 8192
 bench-serve:  ## measure the server under load against llama.cpp's and OpenVINO GenAI, and draw it
@@ -159,7 +160,8 @@ bench-serve:  ## measure the server under load against llama.cpp's and OpenVINO 
 	@gguf=$$(.venv/bin/python scripts/model_path.py smollm2_135m) && \
 	.venv/bin/python benchmarks/serve.py --gguf "$$gguf" --adapters 0 1 8 --prefixes own shared \
 	  --json build/serve.json --page docs/performance.md --chart docs/serving_load \
-	  --server "lite-runner=$(SERVE)" --server "llama.cpp=$(LLAMA_SERVER)" \
+	  --server "lite-runner=$(SERVE)" --server "lite-runner a8=$(SERVE) quant=a8" \
+	  --server "llama.cpp=$(LLAMA_SERVER)" \
 	  --server "OpenVINO=.venv-bench/bin/python benchmarks/openvino_server.py --gguf {gguf} \
 	    --port {port} --threads {threads}" \
 	  --server "lite-runner=$(SERVE) adapter_path={adapters}" \

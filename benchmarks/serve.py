@@ -41,7 +41,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--server", action="append", required=True, help="NAME=COMMAND")
     parser.add_argument("--gguf", type=Path, required=True)
-    parser.add_argument("--rates", type=float, nargs="+", default=[1, 2, 4, 8], help="requests/s")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=[1, 2, 4, 8, 16], help="requests/s"
+    )
     parser.add_argument("--seconds", type=float, default=20.0, help="of requests at each rate")
     parser.add_argument("--prompt", type=int, default=256, help="letters")
     parser.add_argument("--new", type=int, default=64, help="tokens")
