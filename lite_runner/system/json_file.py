@@ -51,7 +51,7 @@ def read_json(
 ) -> Any:
     """The value in a JSON file of at most `most` bytes.
 
-    Raises ArtifactError, "{path}: not {what}: ...", where it is missing, unreadable, or broken.
+    Raises ArtifactError, "{path}: not {what}: ...", or where it cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -59,9 +59,10 @@ def read_json(
         if len(data) > most:
             raise ValueError(f"more than {most:,} bytes")
         return parse_json(data)
-    except (OSError, ValueError) as error:  # of a path with a NUL as well
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise ArtifactError(f"{path}: not {what}: {reason or error}", hint) from error
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}", hint) from error
+    except ValueError as error:  # of a path with a NUL as well
+        raise ArtifactError(f"{path}: not {what}: {error}", hint) from error
 
 
 def read_json_object(

@@ -59,7 +59,7 @@ def test_what_is_broken_is_told_in_one_line(tmp_path: Path, data: bytes, expecte
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for path, expected in [
-        (tmp_path / "none.json", "none.json: not valid JSON: No such file"),
+        (tmp_path / "none.json", "none.json: cannot be read: No such file"),
         (tmp_path, "Is a directory"),
         (tmp_path / "a\0b", "null byte"),
     ]:
