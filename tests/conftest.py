@@ -191,10 +191,10 @@ def llama_called_mine(write_tiny_llama: Callable[..., Path]) -> Path:
     """A folder of a tiny Llama with a tokenizer, whose config.json has the model_type `mine`: one
     that a plugin has to register."""
     from lite_runner.text.tokenizer import byte_tokenizer
+    from tests.tokenizer_files import write_tokenizer
 
     folder = write_tiny_llama("model")
-    for name, text in byte_tokenizer().files().items():
-        (folder / name).write_text(text, encoding="utf-8")
+    write_tokenizer(byte_tokenizer(), folder)
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps(settings | {"model_type": "mine"}))
     return folder

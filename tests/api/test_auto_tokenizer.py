@@ -21,6 +21,7 @@ from lite_runner import (
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.text.tokenizer import byte_tokenizer
+from tests.tokenizer_files import write_tokenizer
 
 TEXTS = ["I love Beijing, because", " two  spaces", "中国的首都是", "it's 1234\n", ""]
 
@@ -107,8 +108,7 @@ def test_qwen2_splits_otherwise(vocab_folder: Path, tmp_path: Path) -> None:
 
 
 def test_settings_of_a_tokenizer(tmp_path: Path) -> None:
-    for name, text in byte_tokenizer().files().items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+    write_tokenizer(byte_tokenizer(), tmp_path)
     made = BloomTokenizer.from_pretrained(tmp_path, padding_side="left", pad_token="</s>")
     assert made(["abc", "d"], padding=True)["input_ids"] == [[97, 98, 99], [257, 257, 100]]
     assert made(["abc", "d"], padding=True)["attention_mask"][1] == [0, 0, 1]

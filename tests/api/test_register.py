@@ -45,6 +45,7 @@ from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.layouts import Parameter
 from lite_runner.weights.read_ahead import ReadAhead
 from lite_runner.weights.tensor import LazyTensor
+from tests.tokenizer_files import write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -166,8 +167,7 @@ def folder(tmp_path: Path) -> Path:
     sizes = {"width": HIDDEN, "heads": HEADS, "depth": LAYERS, "positions": LENGTH}
     described = {"model_type": "toy", "vocab_size": VOCAB, **sizes}
     (path / "config.json").write_text(json.dumps(described))
-    for name, text in byte_tokenizer().files().items():
-        (path / name).write_text(text, encoding="utf-8")
+    write_tokenizer(byte_tokenizer(), path)
     generator = np.random.default_rng(3)
     shapes = {"words.weight": (VOCAB, HIDDEN), "norm.weight": (HIDDEN,)}
     for index in range(LAYERS):

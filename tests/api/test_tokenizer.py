@@ -15,6 +15,7 @@ from lite_runner import AutoModel, AutoProcessor, AutoTokenizer, GPT2TokenizerFa
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.text.tokenizer import byte_tokenizer
+from tests.tokenizer_files import write_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +69,7 @@ def test_decoding_one_and_several(tokenizer: PreTrainedTokenizer) -> None:
 
 
 def test_from_a_file(tmp_path, tokenizer: PreTrainedTokenizer) -> None:
-    for name, text in byte_tokenizer().files().items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+    write_tokenizer(byte_tokenizer(), tmp_path)
     for path in (tmp_path, tmp_path / "tokenizer.json"):
         loaded = LlamaTokenizer.from_pretrained(path)
         assert loaded.encode("é<s>") == tokenizer.encode("é<s>")
@@ -92,8 +92,7 @@ def test_the_hub_gives_a_tokenizer_without_its_weights(
     import huggingface_hub
 
     remote = write_tiny_llama("remote")
-    for name, text in byte_tokenizer().files().items():
-        (remote / name).write_text(text, encoding="utf-8")
+    write_tokenizer(byte_tokenizer(), remote)
     local = tmp_path / "snapshot"
     local.mkdir()
 

@@ -59,7 +59,7 @@ def test_files_and_figures(conversation: Conversation, tmp_path: Path) -> None:
     command(f"/save {tmp_path}/a.json", conversation)
     command("/reset", conversation)
     assert "1 turns" in command(f"/load {tmp_path}/a.json", conversation)
-    with pytest.raises(ConfigError, match="nope.json: cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"nope\.json: cannot be read: No such file"):
         command("/load nope.json", conversation)
     for name in ("/save", "/load"):
         with pytest.raises(ConfigError, match="expected the name"):

@@ -17,6 +17,7 @@ import pytest
 
 from tests.paths import ROOT
 from tests.serving.conftest import TEMPLATE
+from tests.tokenizer_files import write_tokenizer
 
 CHAT = [sys.executable, str(ROOT / "run_lite.py"), "run_mode=chat", "load_checkpoint=tiny"]
 CHAT += ["model=auto"]
@@ -28,8 +29,7 @@ def folder(write_tiny_llama: Callable[..., Path], tmp_path: Path) -> Path:
     from lite_runner.text.tokenizer import byte_tokenizer
 
     tiny = write_tiny_llama("tiny", {"seq_length": 4096})
-    for name, text in byte_tokenizer().with_special(chat_template=TEMPLATE).files().items():
-        (tiny / name).write_text(text)
+    write_tokenizer(byte_tokenizer().with_special(chat_template=TEMPLATE), tiny)
     return tmp_path
 
 

@@ -26,6 +26,7 @@ from lite_runner.text.tokenizer import byte_tokenizer
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.random import random_checkpoint
 from tests.paths import ROOT
+from tests.tokenizer_files import write_tokenizer
 
 Runner = Callable[..., str]
 
@@ -251,8 +252,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    for name, text in byte_tokenizer().files().items():
-        (folder / "path/to" / name).write_text(text, encoding="utf-8")
+    write_tokenizer(byte_tokenizer(), folder / "path/to")
     return folder
 
 

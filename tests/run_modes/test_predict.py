@@ -20,6 +20,7 @@ from lite_runner.app import main
 from lite_runner.text.tokenizer import byte_tokenizer
 from tests.paths import ROOT
 from tests.refusals import refused
+from tests.tokenizer_files import write_tokenizer
 
 Run = Callable[..., dict[str, Any]]
 WriteModel = Callable[..., Path]
@@ -222,8 +223,7 @@ def test_a_mistral_without_a_window_is_what_mindformers_calls_a_llama(
     write_tiny_llama: WriteModel,
 ) -> None:
     folder = write_tiny_llama("model")
-    for name, text in byte_tokenizer().files().items():
-        (folder / name).write_text(text, encoding="utf-8")
+    write_tokenizer(byte_tokenizer(), folder)
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     settings |= {"model_type": "mistral", "sliding_window": None}
     (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")

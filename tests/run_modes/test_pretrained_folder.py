@@ -12,6 +12,7 @@ import pytest
 from lite_runner.app import main
 from lite_runner.text.tokenizer import byte_tokenizer
 from tests.refusals import refused
+from tests.tokenizer_files import write_tokenizer
 
 Run = Callable[..., dict[str, Any]]
 WriteModel = Callable[..., Path]
@@ -46,8 +47,7 @@ parallel: {parallel_mode: MANUAL_PARALLEL, enable_alltoall: False}
 def folder(write_tiny_llama: WriteModel) -> Path:
     """A model as Hugging Face has it, its tokenizer beside it."""
     made = write_tiny_llama("model")
-    for name, text in byte_tokenizer().files().items():
-        (made / name).write_text(text, encoding="utf-8")
+    write_tokenizer(byte_tokenizer(), made)
     return made
 
 
@@ -108,8 +108,7 @@ def test_a_yaml_for_ascend_says_what_runs_it_here(
 def test_a_short_context_is_no_fault_of_the_defaults(write_tiny_llama: WriteModel) -> None:
     """model=auto would generate 128 tokens: more than this model, and these run modes, hold."""
     short = write_tiny_llama("short", {"seq_length": 64})
-    for name, text in byte_tokenizer().files().items():
-        (short / name).write_text(text, encoding="utf-8")
+    write_tokenizer(byte_tokenizer(), short)
     Path("text.txt").write_text("a text of a few words", encoding="utf-8")
     model = ["verbosity=0", "model=auto", f"load_checkpoint={short}"]
     assert main([*model, "run_mode=shard", "parallel=tp2"]) == 0

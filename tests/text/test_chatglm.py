@@ -14,6 +14,7 @@ from lite_runner import AutoTokenizer, ChatGLM2Tokenizer, ChatGLM3Tokenizer
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
+from tests.tokenizer_files import write_tokenizer
 
 ROUND = "[Round 1]\n\n问：你好\n\n答：世界\n\n[Round 2]\n\n问：今天\n\n答："
 CHAT = [
@@ -124,8 +125,7 @@ def test_written_and_read_again(form: Any, model_folder: Folder, tmp_path: Path)
     tokenizer = load_tokenizer(model_folder(), model_vocab=None, chat_form=form)
     folder = tmp_path / "written"
     folder.mkdir()
-    for name, text in tokenizer.with_special(pad="</s>").files().items():
-        (folder / name).write_text(text, encoding="utf-8")
+    write_tokenizer(tokenizer.with_special(pad="</s>"), folder)
     again = load_tokenizer(folder, model_vocab=None)
     for one in (tokenizer, again):
         assert one.has_chat_template

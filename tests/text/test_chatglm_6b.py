@@ -13,6 +13,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 from tests.paths import FIXTURES
+from tests.tokenizer_files import write_tokenizer
 
 BLANKS = [f"<|blank_{count}|>" for count in range(2, 81)]
 CONTROL = ["[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>"]
@@ -88,8 +89,7 @@ def test_special_tokens(tokenizer: Tokenizer) -> None:
 
 
 def test_survives_being_written(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    for name, text in tokenizer.files().items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+    write_tokenizer(tokenizer, tmp_path)
     again = load_tokenizer(tmp_path, model_vocab=None)
     for text in TEXTS:
         assert again.encode(text) == tokenizer.encode(text)

@@ -13,6 +13,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.text import StreamDecoder, Tokenizer, load_tokenizer
 from lite_runner.text.sentencepiece import read_model
 from tests.paths import FIXTURES
+from tests.tokenizer_files import write_tokenizer
 
 FIXTURE = FIXTURES / "tokenizers/smollm2.json"
 Write = Callable[..., Path]
@@ -201,8 +202,7 @@ def test_the_files_of_a_sentencepiece_vocabulary(
 def reloaded(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
     """The tokenizer that a folder with the files of `tokenizer` holds."""
     folder.mkdir()
-    for name, text in tokenizer.files().items():
-        (folder / name).write_text(text, encoding="utf-8")
+    write_tokenizer(tokenizer, folder)
     return load_tokenizer(folder, model_vocab=tokenizer.vocab_size)
 
 

@@ -18,6 +18,7 @@ from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.spelling import byte_alphabet
 from lite_runner.text.tokenizer import Tokenizer
 from tests.paths import FIXTURES
+from tests.tokenizer_files import write_tokenizer
 
 WORDS = (  # as in the model's own code
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -118,8 +119,7 @@ def test_chat(folder: Path, ranks: Ranks) -> None:
 def test_written_and_read_again(folder: Path, texts: list[str], tmp_path: Path) -> None:
     tokenizer = load_tokenizer(folder, model_vocab=None)
     (tmp_path / "again").mkdir()
-    for name, text in tokenizer.files().items():
-        (tmp_path / "again" / name).write_text(text, encoding="utf-8")
+    write_tokenizer(tokenizer, tmp_path / "again")
     again = load_tokenizer(tmp_path / "again", model_vocab=None)
     for text in texts:
         assert again.encode(text) == tokenizer.encode(text)
