@@ -169,6 +169,12 @@ class WorkerProcess:
                     EnvironmentFault, f"{doing}: {product} {message}", memory.TAKE_LESS
                 ) from error
             raise self._fault(RunnerError, f"{doing}: {product} {message}") from error
+        except OSError as error:
+            if not self._requests.closed:
+                self.close()
+                raise
+            # Another thread has closed it while this one waited.
+            raise RunnerError(f"{doing}: {product} was closed") from error
         except ValueError as error:
             self.close()
             raise self._fault(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +71,24 @@ def test_events_come_before_the_answer(process: WorkerProcess) -> None:
 def test_an_error_has_the_first_line_of_its_cause(process: WorkerProcess, op: str) -> None:
     with pytest.raises(RunnerError, match=r"see the manual \(from: disk full\)$"):
         ask(process, [], op=op)
+
+
+def test_another_thread_may_close_it(
+    process: WorkerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's call that waits for an answer says then that there is no such file."""
+    answers = process._answers
+
+    class Closing:
+        fileno, close = answers.fileno, answers.close
+
+        def read(self, _: int) -> bytes:
+            process.close()
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(process, "_answers", Closing())
+    with pytest.raises(RunnerError, match="working: The Product was closed"):
+        ask(process, [])
 
 
 def test_the_time_runs_from_the_last_event(process: WorkerProcess) -> None:
