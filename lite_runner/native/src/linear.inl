@@ -161,8 +161,8 @@ constexpr int64_t kBlock = 256;            // inputs whose panel stays in the L1
 struct Rows {
   const float* x;  // [count, stride]; zeros up to the matrix's depth
   int64_t count, stride;
-  // [count, depth]: rounded to 8 bits, 128 added. Of 16 bits [count, 2, depth]: above and below of
-  // split_bytes; for blocks [count, depth / 32, 2, 32].
+  // [count, depth]: rounded to 8 bits, 128 added; for blocks signed, in the order of Int8. Of 16 bits
+  // [count, 2, depth]: above and below of split_bytes; for blocks [count, depth / 32, 2, 32].
   const uint8_t* bytes;
   const int16_t* shorts;       // [count, depth]: rounded to 16 bits
   const float *scales, *sums;  // [count, input groups] of the integers; sums times scale
