@@ -50,6 +50,16 @@ def window(case: str) -> dict[str, int]:
     return {"attention.sliding_window": window} | pattern
 
 
+def opened(path: Path, known: Any, *, integer_input: bool) -> NativeBackend:
+    """The file's model; `integer_input`: with inputs of 8 bits."""
+    file = open_gguf(path)
+    config = config_of_gguf(file)
+    options = NativeOptions(
+        slots=len(known.prompts), length=known.length, integer_input=integer_input
+    )
+    return open_compiled(config, QuantizedWeights(from_gguf(file, config), config), options)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_transformers(
     case: str,
@@ -59,13 +69,7 @@ def test_logits_equal_transformers(
 ) -> None:
     known = reference(case)
     write_model_gguf(tmp_path / "x.gguf", known.folder, metadata=window(case))
-    file = open_gguf(tmp_path / "x.gguf")
-    config = config_of_gguf(file)
-    model = open_compiled(
-        config,
-        QuantizedWeights(from_gguf(file, config), config),
-        NativeOptions(slots=len(known.prompts), length=known.length),
-    )
+    model = opened(tmp_path / "x.gguf", known, integer_input=False)
     assert relative_error(known.run(model), known.logits) <= 1e-5
 
 
@@ -99,15 +103,6 @@ def test_experts_of_older_files_are_apart(kind: str, tmp_path: Path) -> None:
     expected = from_gguf(together, config)
     for name, tensor in from_gguf(apart, config).items():
         np.testing.assert_array_equal(tensor.float32(), expected[name].float32(), name)
-
-
-def opened(path: Path, known: Any, *, integer_input: bool) -> NativeBackend:
-    file = open_gguf(path)
-    config = config_of_gguf(file)
-    options = NativeOptions(
-        slots=len(known.prompts), length=known.length, integer_input=integer_input
-    )
-    return open_compiled(config, QuantizedWeights(from_gguf(file, config), config), options)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -415,6 +415,7 @@ inline float most_rounded(const Matrix& m) {
 inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, int64_t stride) {
   const int64_t groups = m.input_groups();
   const float most = most_rounded(m);
+  [[maybe_unused]] const bool eight = m.integer_input;
   int16_t* shorts = scratch<int16_t>(kShorts, count * stride);
   float* scales = scratch<float>(kScales, 2 * count * groups);
   float* sums = scales + count * groups;
@@ -435,7 +436,7 @@ inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, 
       sums[row * groups + first / 32] = static_cast<float>(total[0] + total[1]) * scale;
 #if WIDTH == 16
       uint8_t* above = bytes + 2 * (row * stride + first);
-      if (most == kEightBits)
+      if (eight)
         order_bytes(to + first, bytes + row * stride + first);
       else
         split_bytes<Int8>(to + first, 32, above, above + 32);
