@@ -33,7 +33,7 @@ def adopt(
     from lite_runner.mindir.inspect import foreign_manifest
 
     config = job.config
-    write_tokenizer(folder, job)
+    tokenizer = write_tokenizer(folder, job)
     names = sorted(
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
     )
@@ -41,7 +41,7 @@ def adopt(
         foreign_manifest({"model": graph}, job.files.model, config.model_name),
         source=job.files.source,
         files={name: sha256_of(folder / name) for name in names if name != MANIFEST},
-        tokenizer=tuple(job.tokenizer_files()),
+        tokenizer=tokenizer,
         versions=made_by,
     )
     manifest.write(folder)

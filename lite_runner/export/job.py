@@ -39,14 +39,15 @@ class ExportJob:
         """Memory that writing it needs."""
         return export_memory(self.files, self.spec)
 
-    def tokenizer_files(self) -> dict[str, str]:
-        """The texts of the tokenizer's files by name. Raises ConfigError where there is none."""
+    @property
+    def required_tokenizer(self) -> Tokenizer:
+        """Raises ConfigError where there is none."""
         if self.tokenizer is None:
             raise ConfigError(
                 "an exported model has its tokenizer beside it, and there is none",
                 "processor.tokenizer.tokenizer_file= names one",
             )
-        return self.tokenizer.files()
+        return self.tokenizer
 
 
 def job_of_export(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from lite_runner import progress
@@ -53,14 +54,15 @@ def write_packed_layers(folder: Path, job: ExportJob) -> tuple[dict[GraphName, G
     weights = QuantizedWeights(tensors, files.model)
     name = f"{job.config.model_name}.safetensors"
     try:
-        layers = packed_layers(
+        pack_in = partial(
+            packed_layers,
             files.model,
             weights,
             integer_input=spec.operators.quantization.rounds_inputs,
             dequantize=spec.operators.quant == "none",
         )
         with (folder / name).open("wb") as file:
-            written = write_packed(file, files.model, layers)
+            written = write_packed(file, files.model, lambda room: pack_in(room=room))
     finally:
         weights.close()
     operators = replace(spec.operators, format=written)

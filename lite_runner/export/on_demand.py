@@ -21,7 +21,7 @@ def cached_export(job: ExportJob) -> tuple[Path, Manifest]:
     folder, ranks = folder_in_cache(job.config, job.files, job.spec), job.ranks
     found = caches.use(folder)
     if not found:
-        job.tokenizer_files()  # without a tokenizer it cannot be exported
+        job.required_tokenizer  # noqa: B018  (without one it cannot be exported)
     if broadcast(ranks, "" if found else "missing"):
         from lite_runner.export.writer import export_artifact
 
@@ -36,7 +36,7 @@ def cached_export(job: ExportJob) -> tuple[Path, Manifest]:
             caches.use(folder)
             return folder, manifest
         if job.first:
-            export_artifact(replace(job, ranks=Ranks()), paths)
+            export_artifact(replace(job, ranks=Ranks()), paths, verified=not packed)
             if packed:
                 size = sum(one.stat().st_size for one in folder.iterdir())
                 progress.note(f"{folder.name} is in the cache from now on: {size / 1e6:.0f} MB")

@@ -24,14 +24,19 @@ MODEL_TYPES: dict[str, Literal["MINDIR", "MINDIR_LITE", "PACKED"]] = {
 }
 
 
-def write_tokenizer(folder: Path, job: ExportJob) -> None:
-    """Write the tokenizer's files."""
-    for file, text in job.tokenizer_files().items():
+def write_tokenizer(folder: Path, job: ExportJob) -> tuple[str, ...]:
+    """Write the tokenizer's files; their names. Raises ConfigError where there is no tokenizer."""
+    files = job.required_tokenizer.files()
+    for file, text in files.items():
         (folder / file).write_text(text, encoding="utf-8")
+    return tuple(files)
 
 
-def write_manifest(folder: Path, job: ExportJob, graphs: Mapping[GraphName, Graph]) -> None:
-    """Write the manifest, which lists all files that are in the folder by now."""
+def write_manifest(
+    folder: Path, job: ExportJob, graphs: Mapping[GraphName, Graph], tokenizer: tuple[str, ...]
+) -> None:
+    """Write the manifest, which lists all files that are in the folder by now; `tokenizer`: names
+    of those that are the tokenizer's."""
     config, files, spec = job.config, job.files, job.spec
     there = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     names = sorted(name for name in there if name != MANIFEST)
@@ -47,7 +52,7 @@ def write_manifest(folder: Path, job: ExportJob, graphs: Mapping[GraphName, Grap
         seq_length=files.model.seq_length if spec.fits_any else spec.length,
         graphs=graphs,
         files={file: sha256_of(folder / file) for file in names},
-        tokenizer=tuple(job.tokenizer_files()),
+        tokenizer=tokenizer,
         versions=versions(),
         encrypted=spec.key is not None,
         sampled=spec.sampled,

@@ -25,8 +25,9 @@ from lite_runner.system import environment
 from lite_runner.weights.quantization import rounding
 
 
-def export_artifact(job: ExportJob, paths: OutputPaths) -> Manifest:
-    """Write the artifact, verify it in the job's engine, and only then give it its name.
+def export_artifact(job: ExportJob, paths: OutputPaths, *, verified: bool = True) -> Manifest:
+    """Write the artifact, verify it in the job's engine, and only then give it its name. Not
+    `verified`: it is used by the run that writes it, with the operators that packed it.
 
     Several ranks have met, and each calls this: each writes and verifies its graphs, and the first
     does the rest.
@@ -51,16 +52,17 @@ def export_artifact(job: ExportJob, paths: OutputPaths) -> Manifest:
         with progress.step(f"export {job.config.model_name} ({spec.layout})"):
             graphs, job = write_graphs(folder, job, paths.stems)
         if job.first:
-            write_tokenizer(folder, job)
-            write_manifest(folder, job, graphs)
+            tokenizer = write_tokenizer(folder, job)
+            write_manifest(folder, job, graphs, tokenizer)
         barrier(ranks)
         manifest = read_manifest(folder, check_files=False)
-        verify(folder, manifest, job)
+        if verified:
+            verify(folder, manifest, job)
         barrier(ranks)
         if job.first:
             if ranks.size > 1 and spec.target == "Ascend" and job.engine.device != "Ascend":
                 name_ascend(folder, manifest)
-                write_manifest(folder, job, graphs)
+                write_manifest(folder, job, graphs, tokenizer)
             write_settings(folder, job, manifest, paths)
             paths.take(folder)
         barrier(ranks)

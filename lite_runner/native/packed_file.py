@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +20,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.native import structs, validation
 from lite_runner.native.lora_pool import LoraSize, PoolLayout
 from lite_runner.native.packed_model import Packed, PoolLayouts
-from lite_runner.native.packing import ALIGNMENT, Block, format_of
+from lite_runner.native.packing import ALIGNMENT, Block, Room, aligned, format_of
 from lite_runner.weights.formats.safetensors_file import stored_tensors
 
 AGAIN = "export the model again"
@@ -37,8 +38,28 @@ def layer_names(model: Decoder) -> list[str]:
     return ["embedding", *blocks, "head"]
 
 
-def write_packed(file: IO[bytes], model: Decoder, layers: Iterable[Packed]) -> int:
-    """Write layers, each before the next is packed; the oldest format version that has all.
+class _TwoRooms:
+    """Two pieces of memory, by turns: a layer is packed in one while the other is written. To zero
+    memory that was used before costs a fraction of new pages."""
+
+    def __init__(self) -> None:
+        self._now, self._next = aligned(0), aligned(0)
+
+    def __call__(self, nbytes: int) -> Block:
+        """See packing.Room; it holds until the next but one."""
+        self._now, self._next = self._next, self._now
+        if self._now.nbytes < nbytes:
+            self._now = aligned(nbytes)
+        else:
+            self._now[:nbytes] = 0
+        return self._now[:nbytes]
+
+
+def write_packed(
+    file: IO[bytes], model: Decoder, pack_in: Callable[[Room], Iterable[Packed]]
+) -> int:
+    """Write the layers that `pack_in` packs in a room, each while the next is packed; the oldest
+    format version that has all.
 
     Their sizes are known only then, so the header, padded to a size that suffices, is written last.
     """
@@ -47,14 +68,20 @@ def write_packed(file: IO[bytes], model: Decoder, layers: Iterable[Packed]) -> i
     file.seek(start)
     header: dict[str, Any] = {}
     at, version = 0, 1
-    for name, layer in zip(names, layers, strict=True):
-        version = max(version, layer.since)
-        if name not in ("embedding", "head"):
-            version = max(version, format_of([layer.block]))
-        size = layer.block.nbytes  # a multiple of ALIGNMENT
-        header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [at, at + size]}
-        file.write(layer.block.data)
-        at += size
+    with ThreadPoolExecutor(1, thread_name_prefix="write-packed") as writer:
+        written: Future[int] | None = None
+        for name, layer in zip(names, pack_in(_TwoRooms()), strict=True):
+            version = max(version, layer.since)
+            if name not in ("embedding", "head"):
+                version = max(version, format_of([layer.block]))
+            size = layer.block.nbytes  # a multiple of ALIGNMENT
+            header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [at, at + size]}
+            at += size
+            if written is not None:
+                written.result()  # its room is the next one
+            written = writer.submit(file.write, layer.block.data)
+        if written is not None:
+            written.result()
     text = json.dumps(header, separators=(",", ":")).encode().ljust(start - _PREFIX)
     assert len(text) == start - _PREFIX
     file.seek(0)

@@ -13,7 +13,7 @@ from lite_runner.architectures.naming import HEAD, Part, Role
 from lite_runner.architectures.positions import alibi_slopes
 from lite_runner.native import packing
 from lite_runner.native.lora_pool import LoraSize, PoolLayout, Target
-from lite_runner.native.packing import Block, Floats, Layout, Norm, Weight
+from lite_runner.native.packing import Block, Floats, Layout, Norm, Room, Weight
 from lite_runner.native.structs import MOST_HEAD_DIM, Activation
 from lite_runner.records import dataclass
 
@@ -144,9 +144,11 @@ def packed_layers(
     *,
     integer_input: bool = False,
     dequantize: bool = False,
+    room: Room = packing.aligned,
 ) -> Iterator[Packed]:
-    """The same, one after the other: embedding, attention and feed-forward of each block, head."""
-    packer = _Packer(model, weights, PoolLayouts(model, lora), integer_input, dequantize)
+    """The same, one after the other: embedding, attention and feed-forward of each block, head.
+    Each is packed in a `room` of its own."""
+    packer = _Packer(model, weights, PoolLayouts(model, lora), integer_input, dequantize, room)
     yield packer.embedding()
     for layer, block in enumerate(model.blocks):
         yield packer.attention(layer, block)
@@ -224,9 +226,10 @@ class _Packer:
         layouts: PoolLayouts,
         integer_input: bool,
         dequantize: bool,
+        room: Room,
     ) -> None:
         self._model, self._weights, self._layouts = model, weights, layouts
-        self._integer_input, self._dequantize = integer_input, dequantize
+        self._integer_input, self._dequantize, self._room = integer_input, dequantize, room
         self._parameters, self._experts = by_role(model), by_expert(model)
 
     def embedding(self) -> Packed:
@@ -240,7 +243,7 @@ class _Packer:
         layout = self._layouts.embedding()
         table = self._packed(self._weights.matrix(name))
         block = packing.embedding(table, positions, norm, layout, hidden=model.hidden_size)
-        return Packed(block.block(), layout, block.since)
+        return Packed(block.block(self._room), layout, block.since)
 
     def attention(self, layer: int, block: spec.Block) -> Packed:
         parts, hidden = block.attention, self._model.hidden_size
@@ -282,7 +285,7 @@ class _Packer:
             qk_norm=(query_norm, key_norm),
             general=general,
         )
-        return Packed(packed.block(), layout, packed.since)
+        return Packed(packed.block(self._room), layout, packed.since)
 
     def feed_forward(self, layer: int, block: spec.Block) -> Packed:
         parts, hidden = block.feed_forward, self._model.hidden_size
@@ -310,7 +313,7 @@ class _Packer:
             gated=parts.gated,
             residual=residual is None or packing.GeneralFeedForward(residual, activation(parts)),
         )
-        return Packed(packed.block(), layout, packed.since)
+        return Packed(packed.block(self._room), layout, packed.since)
 
     def _mixture(self, layer: int, block: spec.Block, experts: spec.Experts) -> Packed:
         # The inputs of all experts are rounded alike.
@@ -333,7 +336,7 @@ class _Packer:
                 activation(block.feed_forward),
             ),
         )
-        return Packed(packed.block(), None, packed.since)
+        return Packed(packed.block(self._room), None, packed.since)
 
     def head(self) -> Packed:
         model = self._model
@@ -350,7 +353,7 @@ class _Packer:
         block = packing.head(
             matrix, norm, layout, hidden=model.hidden_size, softcap=model.logits_softcap
         )
-        return Packed(block.block(), layout, block.since)
+        return Packed(block.block(self._room), layout, block.since)
 
     def _name(self, role: Role, layer: int | None = None, kind: Part = "weight") -> str:
         return self._parameters[role, layer, kind].name

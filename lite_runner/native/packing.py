@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -38,6 +38,7 @@ Floats: TypeAlias = NDArray[np.float32]
 # [out, in]; floats as stored, see LazyTensor
 Weight: TypeAlias = NDArray[Any] | QuantizedTensor | BlockMatrix
 Block: TypeAlias = NDArray[np.uint8]
+Room: TypeAlias = Callable[[int], Block]  # gives that many bytes: zeros that start at a cache line
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Norm:
 
 
 def aligned(nbytes: int) -> Block:
-    """A zeroed buffer of `nbytes`, aligned to a cache line."""
+    """A new Room."""
     whole = np.zeros(nbytes + ALIGNMENT, np.uint8)  # zeroed: padding may be written to a file
     start = -whole.ctypes.data % ALIGNMENT
     return whole[start : start + nbytes]
@@ -95,9 +96,9 @@ class Layout:
         for at, part in self._parts:
             part.write(target[at : at + part.nbytes])
 
-    def block(self) -> Block:
-        """The packed bytes."""
-        result = aligned(self.nbytes)
+    def block(self, room: Room = aligned) -> Block:
+        """The packed bytes, in a `room`."""
+        result = room(self.nbytes)
         self.write(result)
         return result
 

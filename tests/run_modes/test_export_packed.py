@@ -197,6 +197,7 @@ def test_auto_packs_a_checkpoint_once(run: Run, capsys: pytest.CaptureFixture[st
     said = capsys.readouterr().err
     assert "exporting it first (backend=ms does without)" in said
     assert "is in the cache from now on" in said
+    assert "verify" not in said  # which packs it once more
     second = run(*auto)
     assert "exporting" not in capsys.readouterr().err
     online = run(*auto, "backend=ms")
