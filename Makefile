@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite mindformers clients lint reference reference-mindformers bench bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak fuzz lock clean
+.PHONY: help run test lite mindformers clients lint reference reference-mindformers bench bench-bfloat16 bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak fuzz lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -79,6 +79,19 @@ bench: build/genai/smollm2_135m  ## measure float32, 8 and 4 bits against llama.
 	done
 	@.venv/bin/python benchmarks/picture.py docs/performance.svg \
 	  build/bench/float32-128.json build/bench/8-bits-128.json build/bench/4-bits-128.json
+
+bench-bfloat16: SHORT = quant=none model.model_config.compute_dtype=bfloat16
+bench-bfloat16:  ## measure bfloat16 against llama.cpp and OpenVINO
+	@scripts/setup.sh run
+	@scripts/setup.sh peers
+	@set -e; model=$$(.venv/bin/python scripts/model_path.py smollm2_135m); \
+	for sizes in '128 --new-tokens 128' '512 --new-tokens 16' '2048 --new-tokens 16'; do \
+	  echo; .venv/bin/python benchmarks/bench.py --ours "$(NATIVE) $(SHORT)" \
+	    --peer "$(LLAMA_CPP) F16" --peer "$(LLAMA_CPP) BF16" \
+	    --peer ".venv-bench/bin/python benchmarks/peer_openvino.py --gguf '$$model' \
+	      --made build/gguf $(SIZES) --type bf16" \
+	    --batches 1 --prompt-tokens $$sizes $(ARGS); \
+	done
 
 bench-scaling:  ## measure over batch and context, and draw docs/scaling.svg
 	@scripts/setup.sh run

@@ -6,6 +6,7 @@ Standard library only, so that every engine's environment can import it.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -80,6 +81,12 @@ def engine_parser(doc: str) -> argparse.ArgumentParser:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     return parser
+
+
+def requantized(gguf: Path, made: Path, kind: str) -> Path:
+    """Where llama.cpp's process keeps the model of `gguf` in another type."""
+    key = hashlib.sha256(str(gguf.resolve()).encode()).hexdigest()[:8]
+    return made / f"{gguf.stem}-{key}-{kind}.gguf"
 
 
 def restart() -> NoReturn:

@@ -13,7 +13,6 @@ decode speed of 32).
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import sys
 import time
 from collections.abc import Iterator
@@ -21,12 +20,13 @@ from pathlib import Path
 
 import llama_cpp
 import numpy as np
-from measure import Measurement, engine_parser, restart, seconds_since_start
+from measure import Measurement, engine_parser, requantized, restart, seconds_since_start
 from numpy.typing import NDArray
 
 TYPES = {
     "F32": llama_cpp.LLAMA_FTYPE_ALL_F32,
     "F16": llama_cpp.LLAMA_FTYPE_MOSTLY_F16,
+    "BF16": llama_cpp.LLAMA_FTYPE_MOSTLY_BF16,
     "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
     "Q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
     "Q4_K_M": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
@@ -126,8 +126,7 @@ def main() -> None:
     arguments = parser.parse_args()
     llama_cpp.llama_log_set(log, ctypes.c_void_p())
 
-    key = hashlib.sha256(str(arguments.gguf.resolve()).encode()).hexdigest()[:8]
-    path = arguments.made / f"{arguments.gguf.stem}-{key}-{arguments.type}.gguf"
+    path = requantized(arguments.gguf, arguments.made, arguments.type)
     if arguments.type == AS_IT_IS:
         path = arguments.gguf
     elif not path.exists():

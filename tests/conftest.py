@@ -298,7 +298,7 @@ class Reference:
 
         weights = QuantizedWeights(self.tensors(quant, dtype), self.config)
         rounds = quant == "a8w8"
-        chosen = NativeOptions(slots=slots, length=length, integer_input=rounds, **options)
+        chosen = NativeOptions(slots=slots, length=length, rounded_input=rounds, **options)
         return open_compiled(self.config, weights, chosen, threads=threads)
 
     def run(self, model: Backend, slots: Sequence[int] | None = None) -> NDArray[np.float32]:

@@ -98,7 +98,7 @@ def packed() -> dict[str, str]:
             for name, lora in (("", None), ("/lora", every)):
                 weights = QuantizedWeights(_tensors(case, quant), config)
                 rounds = quant == "a8w8"
-                model = pack(config, weights, lora, integer_input=rounds)
+                model = pack(config, weights, lora, rounded_input=rounds)
                 digest = hashlib.sha256()
                 for layer in model:
                     digest.update(layer.block.tobytes())

@@ -32,8 +32,8 @@ def open_packed_layers(
     """The backend of the layers in a file, with `slots` cache slots; `threads` None: one per
     processor. Raises ArtifactError where they are not of the manifest's model."""
     assert manifest.operators is not None
-    rounds = manifest.operators.quantization.rounds_inputs
-    layers = open_packed(path, manifest.model, chosen.lora, integer_input=rounds)
+    rounded = manifest.operators.rounded_input
+    layers = open_packed(path, manifest.model, chosen.lora, rounded_input=rounded)
     model = NativeModel(manifest.model, layers, chosen.lora.slots if chosen.lora else 0)
     sizes = NativeOptions(slots, chosen.length, chosen.cache, lora=chosen.lora)
     return NativeBackend(manifest.model, model, sizes, chosen.adapters, threads=threads)

@@ -58,7 +58,7 @@ def write_packed_layers(folder: Path, job: ExportJob) -> tuple[dict[GraphName, G
             packed_layers,
             files.model,
             weights,
-            integer_input=spec.operators.quantization.rounds_inputs,
+            rounded_input=spec.operators.rounded_input,
             dequantize=spec.operators.quant == "none",
         )
         with (folder / name).open("wb") as file:

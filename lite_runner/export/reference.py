@@ -49,7 +49,7 @@ def _packed(job: ExportJob, length: int) -> Backend:
         layers = pack(
             model,
             weights,
-            integer_input=operators.quantization.rounds_inputs,
+            rounded_input=operators.rounded_input,
             dequantize=operators.quant == "none",
         )
     finally:
@@ -65,8 +65,8 @@ def _native(
     if operators is None:
         options = NativeOptions(1, length, dequantize=True)
     else:
-        rounds = operators.quantization.rounds_inputs
-        options = NativeOptions(1, length, cache=operators.kv_cache, integer_input=rounds)
+        rounded = operators.rounded_input
+        options = NativeOptions(1, length, cache=operators.kv_cache, rounded_input=rounded)
     weights = QuantizedWeights(tensors, model)
     try:
         return open_compiled(model, weights, options)

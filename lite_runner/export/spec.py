@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Literal
 
 from lite_runner.backends.engines.start import Device, check_operators
@@ -140,8 +140,15 @@ def _packed(config: ExportedOptions, files: ModelFiles, slots: int, length: int)
     _check_native(config, files, device, what, f"{what} is not available")
     if config.export.target == "Ascend" or key_of(config) is not None:
         raise ConfigError(f"{what} is for the CPU, and is not encrypted")
-    operators = Operators(FORMAT, quantization.quant, quantization.group, "fp32", step_capacity(1))
     rounded = config.rounded_dtype(device)
+    operators = Operators(
+        FORMAT,
+        quantization.quant,
+        quantization.group,
+        "fp32",
+        step_capacity(1),
+        bfloat16_input=replace(files, rounded=rounded).bfloat16_input,
+    )
     return ExportSpec(
         "packed", "packed", False, "float32", "CPU", False, slots, length, operators, rounded
     )

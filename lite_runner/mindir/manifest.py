@@ -74,10 +74,16 @@ class Operators:
     quant_group: Annotated[int, (0, 32, 64, 128)]  # columns of a group of 4 bits; 0 with 8 bits
     kv_cache: CacheType
     capacity: Annotated[int, Range(1, MAX_CAPACITY)]  # tokens of a step
+    bfloat16_input: bool = False  # what multiplies bfloat16 is rounded to it
 
     @property
     def quantization(self) -> Quantization:
         return Quantization(self.quant, self.quant_group)
+
+    @property
+    def rounded_input(self) -> bool:
+        """See packing.matrix."""
+        return self.bfloat16_input or self.quantization.rounds_inputs
 
 
 @dataclass(frozen=True, kw_only=True)

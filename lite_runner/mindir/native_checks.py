@@ -55,7 +55,7 @@ def check_parameter(path: Path, name: str, values: NDArray[Any], manifest: Manif
             int(name.removeprefix(_LAYER)),
             values,
             manifest.model,
-            integer_input=manifest.operators.quantization.rounds_inputs,
+            rounded_input=manifest.operators.rounded_input,
         )
 
 

@@ -39,8 +39,8 @@ def export_native(
     exceeds the model's.
     """
     check_length(model, seq_length)
-    rounds = operators.quantization.rounds_inputs
-    options = NativeOptions(slots, seq_length, operators.kv_cache, integer_input=rounds)
+    rounded = operators.rounded_input
+    options = NativeOptions(slots, seq_length, operators.kv_cache, rounded_input=rounded)
     network = NativeNetwork(model, weights, options)
     network.resize(options)
     step = NativeStep(network, operators.capacity, slots)

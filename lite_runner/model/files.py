@@ -54,6 +54,11 @@ class ModelFiles:
     # The opened GGUF, held so that its header is parsed once: see `gguf_at`.
     gguf: GGUFFile | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def bfloat16_input(self) -> bool:
+        """Whether the native operators round what multiplies bfloat16 to it."""
+        return self.rounded == "bfloat16" and self.quantization.quant == "none"
+
     def tensors(
         self, ranks: Ranks | None = None, *, vocab_parallel: bool = True
     ) -> Mapping[str, LazyTensor]:

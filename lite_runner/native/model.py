@@ -29,7 +29,7 @@ class NativeOptions:
     slots: int  # cache slots
     length: int  # maximum tokens per slot, prompt and generated
     cache: CacheType = "fp32"
-    integer_input: bool = False  # a8w8, a8: inputs of integer weights are quantized too
+    rounded_input: bool = False  # see packing.matrix
     lora: LoraSize | None = None  # adapter slots; None: base model only
     dequantize: bool = False  # quant=none: a quantized file's weights become float32
 

@@ -90,12 +90,12 @@ def write_packed(
 
 
 def open_packed(
-    path: Path, model: Decoder, lora: LoraSize | None = None, *, integer_input: bool = False
+    path: Path, model: Decoder, lora: LoraSize | None = None, *, rounded_input: bool = False
 ) -> list[Packed]:
     """The validated layers of a file, as `pack` returns them: views of the mapped file. With `lora`
     their headers say where adapters are, in this process only.
 
-    Raises ArtifactError where they are not of this model; `integer_input`: see packing.matrix.
+    Raises ArtifactError where they are not of this model; `rounded_input`: see packing.matrix.
     """
     validation.check_model(str(path), model)
     stored, names = stored_tensors(path, private=True), layer_names(model)
@@ -115,7 +115,7 @@ def open_packed(
         if block.ctypes.data % ALIGNMENT:
             raise ArtifactError(f"{path}: {name} does not start at a cache line", AGAIN)
         where = f"{path}: {name}"
-        validation.check_layer(where, index, block, model, integer_input=integer_input)
+        validation.check_layer(where, index, block, model, rounded_input=rounded_input)
         if layout is not None:
             _set_adapters(block, index, len(names), layout)
         found.append(Packed(block, layout))

@@ -124,16 +124,16 @@ def pack(
     weights: Weights,
     lora: LoraSize | None = None,
     *,
-    integer_input: bool = False,
+    rounded_input: bool = False,
     dequantize: bool = False,
 ) -> list[Packed]:
     """The layers of a model that is not `unsupported`, in the order of computation, taking its
     weights layer by layer.
 
-    `integer_input` and `dequantize`: see packing.matrix.
+    `rounded_input` and `dequantize`: see packing.matrix.
     """
     return list(
-        packed_layers(model, weights, lora, integer_input=integer_input, dequantize=dequantize)
+        packed_layers(model, weights, lora, rounded_input=rounded_input, dequantize=dequantize)
     )
 
 
@@ -142,13 +142,13 @@ def packed_layers(
     weights: Weights,
     lora: LoraSize | None = None,
     *,
-    integer_input: bool = False,
+    rounded_input: bool = False,
     dequantize: bool = False,
     room: Room = packing.aligned,
 ) -> Iterator[Packed]:
     """The same, one after the other: embedding, attention and feed-forward of each block, head.
     Each is packed in a `room` of its own."""
-    packer = _Packer(model, weights, PoolLayouts(model, lora), integer_input, dequantize, room)
+    packer = _Packer(model, weights, PoolLayouts(model, lora), rounded_input, dequantize, room)
     yield packer.embedding()
     for layer, block in enumerate(model.blocks):
         yield packer.attention(layer, block)
@@ -224,12 +224,12 @@ class _Packer:
         model: spec.Decoder,
         weights: Weights,
         layouts: PoolLayouts,
-        integer_input: bool,
+        rounded_input: bool,
         dequantize: bool,
         room: Room,
     ) -> None:
         self._model, self._weights, self._layouts = model, weights, layouts
-        self._integer_input, self._dequantize, self._room = integer_input, dequantize, room
+        self._rounded_input, self._dequantize, self._room = rounded_input, dequantize, room
         self._parameters, self._experts = by_role(model), by_expert(model)
 
     def embedding(self) -> Packed:
@@ -392,5 +392,5 @@ class _Packer:
         bias: Floats | tuple[Floats, Floats] | None = None,
     ) -> Layout:
         return packing.matrix(
-            weight, bias, integer_input=self._integer_input, dequantize=self._dequantize
+            weight, bias, rounded_input=self._rounded_input, dequantize=self._dequantize
         )

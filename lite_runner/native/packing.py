@@ -30,8 +30,9 @@ _SINCE = {
     Kind.EXPERTS: 3,
 }
 _SINCE_BLOCKS = 5  # that introduced matrices of GGUF's blocks
+_SINCE_BFLOAT16_INPUT = 6
 UNREADABLE = (4,)  # had them with their words in another order
-FORMAT = max(*_SINCE.values(), _SINCE_BLOCKS)  # newest version; the kernels read older ones too
+FORMAT = _SINCE_BFLOAT16_INPUT  # newest version; the kernels read older ones too
 ALIGNMENT = 64  # bytes: a cache line
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -274,12 +275,13 @@ def matrix(
     weight: Weight | Alternating | Stacked,
     bias: Floats | tuple[Floats, Floats] | None = None,
     *,
-    integer_input: bool = False,
+    rounded_input: bool = False,
     dequantize: bool = False,
 ) -> Layout:
     """Pack a matrix in panels with its bias [out] (a pair for Alternating).
 
-    `integer_input`: the input of an int8 matrix, or of blocks, is quantized to int8 too;
+    `rounded_input`: the input of an int8 matrix, or of blocks, is quantized to int8 too, and that
+    of a matrix in bfloat16 is rounded to bfloat16;
     `dequantize`: a group-quantized matrix, or one in blocks, is stored as float32.
     """
     pair = isinstance(weight, Alternating)
@@ -296,14 +298,14 @@ def matrix(
     assert bias is None or isinstance(bias, tuple) == pair
     blocks = [part for part in parts if isinstance(part, BlockMatrix) and not dequantize]
     if blocks and not _one_type(parts):
-        return _joined(parts, bias, integer_input=integer_input, by_turns=pair)
+        return _joined(parts, bias, rounded_input=rounded_input, by_turns=pair)
     out, inputs = parts[0].shape
     if pair:
         out = 2 * -(-out // PANEL) * PANEL
     fields = structs.Matrix(out=out, inputs=inputs)
     layout = Layout(fields)
     if blocks:
-        fields.format, fields.integer_input = Format[blocks[0].type_name], integer_input
+        fields.format, fields.rounded_input = Format[blocks[0].type_name], rounded_input
         fields.data = layout.add(BlockPanels(blocks))
         layout.since = _SINCE_BLOCKS
         _add_bias(layout, fields, bias)
@@ -313,11 +315,14 @@ def matrix(
         fields.format = Format.FLOAT32
         fields.data = layout.add(_Dequantized(quantized))
     elif quantized:
-        _add_integers(layout, fields, quantized, integer_input and quantized[0].bits == 8)
+        _add_integers(layout, fields, quantized, rounded_input and quantized[0].bits == 8)
     else:
         fields.format = _format(floats)
         bfloat16 = fields.format == Format.BFLOAT16
         fields.data = layout.add(_Panels(floats, 8, bfloat16=bfloat16))
+        if bfloat16 and rounded_input:
+            fields.rounded_input = True
+            layout.since = _SINCE_BFLOAT16_INPUT
     _add_bias(layout, fields, bias)
     return layout
 
@@ -326,19 +331,20 @@ def _joined(
     parts: Sequence[Weight],
     bias: Floats | tuple[Floats, Floats] | None,
     *,
-    integer_input: bool,
+    rounded_input: bool,
     by_turns: bool,
 ) -> Layout:
     """Matrices of different forms as one, each packed by itself."""
     whole = structs.JoinedMatrix(count=len(parts), by_turns=by_turns)
     fields = whole.plain
-    fields.format, fields.integer_input = Format.JOINED, integer_input
+    fields.format, fields.rounded_input = Format.JOINED, rounded_input
     fields.inputs = parts[0].shape[1]
     rows = [part.shape[0] for part in parts]
     fields.out = sum(-(-one // PANEL) * PANEL for one in rows) if by_turns else sum(rows)
     layout = Layout(whole)
     for index, part in enumerate(parts):
-        whole.parts[index] = layout.add(matrix(part, integer_input=integer_input))
+        rounded = rounded_input and isinstance(part, BlockMatrix)
+        whole.parts[index] = layout.add(matrix(part, rounded_input=rounded))
     _add_bias(layout, fields, bias)
     return layout
 
@@ -352,13 +358,13 @@ def _add_bias(
 
 
 def _add_integers(
-    layout: Layout, fields: structs.Matrix, parts: list[QuantizedTensor], integer_input: bool
+    layout: Layout, fields: structs.Matrix, parts: list[QuantizedTensor], rounded_input: bool
 ) -> None:
     """Add the quantized values and their scales."""
     bits, group = parts[0].bits, parts[0].group
     fields.format = Format.INT4 if bits == 4 else Format.INT8
-    fields.group, fields.integer_input = group, integer_input
-    order = Order.NIBBLE_PAIRS if bits == 4 else Order.PLAIN if integer_input else Order.BYTE_PAIRS
+    fields.group, fields.rounded_input = group, rounded_input
+    order = Order.NIBBLE_PAIRS if bits == 4 else Order.PLAIN if rounded_input else Order.BYTE_PAIRS
     # Eight inputs at a time.
     words = [_padded(part.values, 1, bits).view(np.uint32) for part in parts]
     fields.data = layout.add(_Panels(words, order=order))
@@ -370,7 +376,7 @@ def _add_integers(
         fields.minimums = layout.add(
             _Panels([part.minimums for part in parts if part.minimums is not None])
         )
-    if integer_input:
+    if rounded_input:
         span = group or INPUT_GROUP
         grouped = [_padded(part.values, 1, span) for part in parts]
         totals = [one.reshape(len(one), -1, span).sum(2, dtype=np.int32) for one in grouped]

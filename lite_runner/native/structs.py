@@ -93,7 +93,7 @@ class Matrix(Structure):
         ("out", c_int64),
         ("inputs", c_int64),
         ("group", c_int64),
-        ("integer_input", c_int64),
+        ("rounded_input", c_int64),
         ("data", c_int64),
         ("scales", c_int64),
         ("minimums", c_int64),

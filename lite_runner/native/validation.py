@@ -65,14 +65,14 @@ def check_model(where: str, model: spec.Decoder) -> None:
 
 
 def check_layer(
-    where: str, index: int, block: Block, model: spec.Decoder, *, integer_input: bool
+    where: str, index: int, block: Block, model: spec.Decoder, *, rounded_input: bool
 ) -> None:
     """Raise ArtifactError unless `block` is layer `index` of a model that passes `check_model`:
     0 is the embedding, then attention and feed-forward of each block, then the head.
 
-    `where` names the file and the layer; `integer_input`: see packing.matrix.
+    `where` names the file and the layer; `rounded_input`: see packing.matrix.
     """
-    found = _Validator(where, block, model, integer_input)
+    found = _Validator(where, block, model, rounded_input)
     layer, feed_forward = divmod(index - 1, 2)
     if index == 0:
         found.embedding()
@@ -88,9 +88,9 @@ def check_layer(
 class _Validator:
     """Holds the words of one block against a model."""
 
-    def __init__(self, where: str, block: Block, model: spec.Decoder, integer_input: bool) -> None:
+    def __init__(self, where: str, block: Block, model: spec.Decoder, rounded_input: bool) -> None:
         self._where, self._block, self._model = where, block, model
-        self._integer_input = integer_input
+        self._rounded_input = rounded_input
         self._header_end = 0
         self._parts: list[tuple[int, int, str]] = []  # of all parts: start, end, name
 
@@ -102,7 +102,8 @@ class _Validator:
         self._same(fields, expected, free=("table", "positions"))
         self._matrix("table", fields.table, model.vocab_size, model.hidden_size)
         if model.learned_positions:
-            self._matrix("positions", fields.positions, model.seq_length, model.hidden_size)
+            size = model.seq_length, model.hidden_size
+            self._matrix("positions", fields.positions, *size, plain=True)
         else:
             self._equal("positions", fields.positions, 0)
         self._norm("norm", fields.norm, model.embedding_norm, model.hidden_size)
@@ -180,7 +181,7 @@ class _Validator:
         self._equal("experts", whole.experts, experts.count)
         self._equal("chosen", whole.chosen, experts.chosen)
         self._equal("renormalized", whole.renormalized, int(experts.renormalized))
-        self._matrix("router", whole.router, experts.count, hidden)
+        self._matrix("router", whole.router, experts.count, hidden, plain=True)
         plain = whole.general.plain
         for name, at, shape in (
             ("up", plain.up, (out, hidden)),
@@ -222,11 +223,18 @@ class _Validator:
         self._norm("post_norm", fields.post_norm, block.post_norm, self._model.hidden_size)
 
     def _matrix(
-        self, name: str, at: int, out: int, inputs: int, *, bias: bool = False
+        self,
+        name: str,
+        at: int,
+        out: int,
+        inputs: int,
+        *,
+        bias: bool = False,
+        plain: bool = False,
     ) -> tuple[int, int, int]:
-        """A matrix [out, inputs] at an offset, zero-padded to panels and to whole words; how what
-        it multiplies is rounded: whether at all (2: as for blocks), to 8 bits or for blocks to 15,
-        and in which groups."""
+        """A matrix [out, inputs] at an offset, zero-padded to panels and to whole words; `plain`:
+        what it multiplies is never rounded. How integers are multiplied: whether it has them (2:
+        in blocks), with inputs of 8 bits or for blocks of 15, and in which groups."""
         size = ctypes.sizeof(structs.Matrix)
         fields = self._matrix_header(name, at)
         if fields.format == Format.JOINED:
@@ -249,8 +257,9 @@ class _Validator:
             "bias": 4 * rows if bias else 0,
         }
         integers = fields.format in (Format.INT8, Format.INT4)
-        rounded = self._integer_input and (blocks or fields.format == Format.INT8)
-        self._equal(f"{name}.integer_input", fields.integer_input, int(rounded))
+        rounding = blocks or fields.format in (Format.INT8, Format.BFLOAT16)
+        rounded = self._rounded_input and rounding and not plain
+        self._equal(f"{name}.rounded_input", fields.rounded_input, int(rounded))
         group = fields.group
         if not integers:
             self._equal(f"{name}.group", group, 0)
@@ -263,7 +272,7 @@ class _Validator:
             sizes["scales"] = 4 * rows
         if fields.format == Format.INT4:
             sizes["minimums"] = sizes["scales"]
-        if rounded and not blocks:
+        if rounded and integers:
             sizes["sums"] = 4 * rows * -(-depth // (group or INPUT_GROUP))
         for part, nbytes in sizes.items():
             offset = getattr(fields, part)
@@ -273,7 +282,7 @@ class _Validator:
                 self._equal(f"{name}.{part}", offset, 0)
         if blocks:
             return 2, int(fields.format in structs.FEWER_BITS), 0
-        return int(integers), fields.integer_input, group
+        return int(integers), int(integers and rounded), group
 
     def _matrix_header(self, name: str, at: int) -> structs.Matrix:
         size = ctypes.sizeof(structs.Matrix)
@@ -304,7 +313,8 @@ class _Validator:
             last = whole.by_turns or index == whole.count - 1
             if part.format == Format.JOINED or part.out < 1 or (part.out % PANEL and not last):
                 self._fail(f"{name}.{index}.out", part.out, f"a multiple of {PANEL}")
-            form = self._matrix(f"{name}.{index}", start, part.out, inputs)
+            floats = part.format not in structs.UNITS
+            form = self._matrix(f"{name}.{index}", start, part.out, inputs, plain=floats)
             fewer = max(fewer, form[1])
             if form[0] == 1:
                 self._fail(f"{name}.{index}.format", part.format, "floats, or GGUF's blocks")
@@ -315,7 +325,7 @@ class _Validator:
             format=Format.JOINED,
             out=out,
             inputs=inputs,
-            integer_input=self._integer_input,
+            rounded_input=self._rounded_input,
             bias=fields.bias,
         )
         self._same(fields, expected, free=())

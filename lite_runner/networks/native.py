@@ -65,7 +65,7 @@ class NativeNetwork(nn.Cell):
             config,
             weights,
             options.lora,
-            integer_input=options.integer_input,
+            rounded_input=options.rounded_input,
             dequantize=options.dequantize,
         )
         self.layers = ParameterTuple(

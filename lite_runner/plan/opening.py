@@ -40,7 +40,6 @@ def open_backend(
 ) -> Backend:
     """The backend with its weights; `native`: as `resolve_operators` returns. `advance` is called
     with the number of tensors read."""
-    rounds_inputs = files.quantization.rounds_inputs
     weights: ReadAhead | QuantizedWeights
     if native or uses_integer_matmul(config, files, device, ranks):
         weights = QuantizedWeights(tensors, files.model, advance)
@@ -57,7 +56,7 @@ def open_backend(
                 slots=capacity.slots,
                 length=capacity.length,
                 cache=config.kv_cache,
-                integer_input=rounds_inputs,
+                rounded_input=files.bfloat16_input or files.quantization.rounds_inputs,
                 lora=capacity.lora,
                 dequantize=files.quantization.quant == "none",
             )
@@ -78,7 +77,7 @@ def open_backend(
             ranks=ranks,
             vocab_parallel=config.vocab_parallel,
             lora=capacity.lora,
-            integer_input=rounds_inputs,
+            integer_input=files.quantization.rounds_inputs,
         )
         return MindSporeBackend(files.model, weights, settings, capacity.adapters)
     finally:

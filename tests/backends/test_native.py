@@ -81,6 +81,27 @@ def test_weights_of_16_bits(
     assert TOLERANCE < error <= WEIGHT_TOLERANCE[dtype]  # rounded, and really so
 
 
+@pytest.mark.parametrize(
+    "case", ["llama_biases", "gpt2", "bloom", "mixtral", "qwen3_tied", "gemma2"]
+)
+def test_inputs_in_bfloat16(case: str, reference: Reference, relative_error: Error) -> None:
+    known = reference(case)
+    found, wide = (
+        open_compiled(
+            known.config,
+            QuantizedWeights(known.tensors(dtype="bfloat16"), known.config),
+            NativeOptions(len(known.prompts), known.length, rounded_input=rounded),
+        )
+        for rounded in (True, False)
+    )
+    logits = known.run(found)
+    assert relative_error(logits, known.run(wide)) > TOLERANCE  # rounded, and really so
+    assert relative_error(logits, known.logits) <= WEIGHT_TOLERANCE["bfloat16"]
+    # A row does not depend on those beside it.
+    alone = known.run(found, slots=[0])
+    assert alone.tobytes() == logits[:1].tobytes()
+
+
 @pytest.mark.parametrize("cache", ["fp16", "int8"])
 @pytest.mark.parametrize(
     "case",

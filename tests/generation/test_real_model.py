@@ -142,7 +142,7 @@ def test_own_operators_to_the_bit(
 ) -> None:
     known = reference(case)
     adapters, lora = adapters_of(case, known.config)
-    options = NativeOptions(SLOTS, LENGTH, cache=cache, integer_input=quant == "a8w8", lora=lora)
+    options = NativeOptions(SLOTS, LENGTH, cache=cache, rounded_input=quant == "a8w8", lora=lora)
     weights = QuantizedWeights(known.tensors(quant), known.config)
     backend = open_compiled(known.config, weights, options, adapters)
     random = np.random.default_rng(len(case))

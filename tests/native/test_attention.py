@@ -45,7 +45,7 @@ class Layer:
     centred: bool
     cache: str
     weights: str
-    integer_input: bool = False
+    rounded_input: bool = False
     head_norms: tuple[bool, bool] = (False, False)  # of queries, of keys
     window: int | None = None
     out_bias: bool = False
@@ -78,8 +78,8 @@ class Layer:
                 self.residual,
                 self.window,
             ),
-            packing.matrix(self.inward, self.biases, integer_input=self.integer_input),
-            packing.matrix(self.outward, self.out_biases, integer_input=self.integer_input),
+            packing.matrix(self.inward, self.biases, rounded_input=self.rounded_input),
+            packing.matrix(self.outward, self.out_biases, rounded_input=self.rounded_input),
             self.norm,
             None,
             slopes=self.slopes,
@@ -258,7 +258,7 @@ def test_attention_is_the_same_however_a_prompt_is_split(
         *(64, 2, 3, 40, True, True, True, True, False),
         cache=cache,
         weights="int8" if integers else weights,
-        integer_input=integers,
+        rounded_input=integers,
         head_norms=(window is not None,) * 2,
         window=window,
     )

@@ -39,7 +39,7 @@ def theirs(matrix: BlockMatrix) -> NDArray[np.float32]:
 
 
 def rounded(x: NDArray[np.float32], kind: str, *, eight: bool = False) -> NDArray[np.float64]:
-    """What x [rows, inputs] is to the operators; `eight`: of integer_input."""
+    """What x [rows, inputs] is to the operators; `eight`: of rounded_input."""
     most = np.float32(127 if eight else FEWER_BITS.get(kind, 32512))
     padded = np.pad(x, ((0, 0), (0, -x.shape[1] % ROUNDED))).reshape(len(x), -1, ROUNDED)
     bound = abs(padded).max(2, keepdims=True)
@@ -54,7 +54,7 @@ def test_values_are_the_librarys_to_the_bit(operators: Any, kind: str) -> None:
     for rows, inputs in ((33, 512), (64, 256)):
         matrix = made(kind, rows, inputs, rng)
         table = packing.matrix(matrix)
-        assert table.since == packing.FORMAT == 5
+        assert table.since == 5
         block = packing.embedding(table, None, None, None, hidden=inputs).block()
         step = step_words(rows, np.zeros(rows), np.zeros(rows), np.arange(rows))
         found = operators.call("Embedding", step, BASE, block, shape=(rows, inputs))
@@ -85,7 +85,7 @@ def test_products(operators: Any, kind: str) -> None:
         matrix = made(kind, out, inputs, rng)
         x = rng.standard_normal((rows, inputs), np.float32)
         offset = rng.standard_normal(out, np.float32) if bias else None
-        block = packing.matrix(matrix, offset, integer_input=eight).block()
+        block = packing.matrix(matrix, offset, rounded_input=eight).block()
         operators.set_threads(2)
         result = operators.linear(block, out, x)
         values, wide = theirs(matrix).astype(np.float64), rounded(x, kind, eight=eight)

@@ -164,9 +164,9 @@ def test_no_number_reaches_the_output_of_its_row(operators: Any, kind: str, gate
     down = a_matrix(32, 40, kind.replace("integers", "int8"), rng)
     block = packing.feed_forward(
         packing.matrix(
-            packing.Alternating(*ups) if gated else ups[0], integer_input=kind == "integers"
+            packing.Alternating(*ups) if gated else ups[0], rounded_input=kind == "integers"
         ),
-        packing.matrix(down, integer_input=kind == "integers"),
+        packing.matrix(down, rounded_input=kind == "integers"),
         a_norm(32, False, rng),
         None,
         hidden=32,

@@ -136,7 +136,7 @@ def test_products_of_integers(operators: Any, kind: str) -> None:
             rng.standard_normal((shape["rows"], shape["inputs"]), np.float32), shape["offset"]
         )
         bias = rng.standard_normal(shape["out"], np.float32) if shape["bias"] else None
-        block = packing.matrix(matrix.weight, bias, integer_input=True).block()
+        block = packing.matrix(matrix.weight, bias, rounded_input=True).block()
         operators.set_threads(shape["threads"])
         result = operators.linear(block, shape["out"], x)
 
@@ -161,16 +161,16 @@ def test_products_of_integers(operators: Any, kind: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("integer_input", [False, True])
+@pytest.mark.parametrize("rounded_input", [False, True])
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("rows", [1, 4, 20])
 def test_what_is_no_number_reaches_its_own_row(
-    operators: Any, kind: str, integer_input: bool, rows: int
+    operators: Any, kind: str, rounded_input: bool, rows: int
 ) -> None:
     rng = np.random.default_rng(0)
     for inputs, group in ((160, 32), (128, 64)):
         matrix = made(kind, 40, inputs, group, rng)
-        block = packing.matrix(matrix.weight, integer_input=integer_input).block()
+        block = packing.matrix(matrix.weight, rounded_input=rounded_input).block()
         x = rng.standard_normal((rows, inputs), np.float32)
         before = operators.linear(block, 40, x)
         assert np.isfinite(before).all()
@@ -186,15 +186,15 @@ def test_what_is_no_number_reaches_its_own_row(
                     assert np.isnan(result[rows // 2]).all()
 
 
-@pytest.mark.parametrize("integer_input", [False, True])
+@pytest.mark.parametrize("rounded_input", [False, True])
 @pytest.mark.parametrize("repeated", [1, 3])
-def test_integers_of_extreme_inputs(operators: Any, integer_input: bool, repeated: int) -> None:
+def test_integers_of_extreme_inputs(operators: Any, rounded_input: bool, repeated: int) -> None:
     """Zeros, numbers whose scale has no inverse, and the largest sums that there are."""
     inputs = 4096
     weight = QuantizedTensor(
         8, 0, np.full((32, inputs), -127, np.int8), np.ones(32, np.float32), None
     )
-    block = packing.matrix(weight, integer_input=integer_input).block()
+    block = packing.matrix(weight, rounded_input=rounded_input).block()
     for number, expected in (0, 0), (1e-40, 0), (3.0, -381.0 * inputs), (-3e38, np.inf):
         x = np.full((repeated, inputs), number, np.float32)
         result = operators.linear(block, 32, x)
@@ -213,13 +213,13 @@ def test_the_largest_sums_of_4_bits(operators: Any) -> None:
         np.testing.assert_allclose(result, np.full_like(result, sign * 30 * group), rtol=1e-6)
 
 
-def test_a_matrix_that_is_not_int8_takes_no_integers(operators: Any) -> None:
+def test_integers_of_8_bits_alone_take_integers(operators: Any) -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal((3, 64), np.float32)
-    for kind in (*STORED, "int4 in groups"):
+    for kind in ("float32", "float16", "int4 in groups"):
         weight = made(kind, 33, 64, 32, rng).weight
         plain, integer = (
-            packing.matrix(weight, integer_input=wish).block() for wish in (False, True)
+            packing.matrix(weight, rounded_input=wish).block() for wish in (False, True)
         )
         np.testing.assert_array_equal(
             operators.linear(plain, 33, x), operators.linear(integer, 33, x)
@@ -255,6 +255,39 @@ def test_floats_that_bfloat16_holds_are_packed_as_such(operators: Any) -> None:
     assert isinstance(stored, np.ndarray)
     block = packing.matrix(widened(stored)).block()
     np.testing.assert_array_equal(block, packing.matrix(stored).block())
+
+
+@pytest.mark.parametrize(("rows", "inputs"), [(1, 7), (1, 600), (3, 40), (13, 300), (40, 777)])
+def test_inputs_in_bfloat16(operators: Any, rows: int, inputs: int) -> None:
+    """The bits that the processor's own instruction gives, whether it is there or not."""
+    rng = np.random.default_rng(rows)
+    stored = made("bfloat16", 45, inputs, 0, rng).weight
+    assert isinstance(stored, np.ndarray)
+    x = rng.standard_normal((rows, inputs), np.float32) * np.float32(37)
+    layout = packing.matrix(stored, rounded_input=True)
+    assert layout.since == packing.FORMAT == 6
+    even = np.zeros((rows, inputs + 1), np.float32)
+    even[:, :inputs] = widened(narrowed(x, "BF16"))
+    weights = np.zeros((45, inputs + 1), np.float32)
+    weights[:, :inputs] = widened(stored)
+    expected = np.zeros((rows, 45), np.float32)
+    for first in range(0, inputs, 2):
+        for k in (first + 1, first):  # a product of two is exact, each sum is rounded
+            expected += even[:, k : k + 1] * weights[:, k]
+    np.testing.assert_array_equal(operators.linear(layout.block(), 45, x), expected)
+
+
+def test_inputs_that_bfloat16_cannot_hold(operators: Any) -> None:
+    block = packing.matrix(
+        narrowed(np.eye(8, dtype=np.float32), "BF16"), rounded_input=True
+    ).block()
+    largest = np.finfo(np.float32).max  # the nearest bfloat16 is infinite
+    x = np.zeros((4, 8), np.float32)
+    x[0, 0], x[1, 0], x[2, 0] = np.nan, np.inf, largest
+    x[3, 0] = np.uint32(0x7FFFFFFF).view(np.float32)  # no number, with all bits set
+    found = operators.linear(block, 8, x)
+    assert np.isnan(found[0, 0]) and np.isnan(found[3, 0])
+    assert found[1, 0] == found[2, 0] == np.inf
 
 
 def test_matrices_of_several_types_are_packed_together(operators: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import gguf
 import numpy as np
@@ -27,7 +27,8 @@ from tests.native.in_numpy import BASE, NO_ROPE, step_words
 Block = NDArray[np.uint8]
 Reference = Callable[[str], Any]
 LENGTH = 128  # positions of the cache
-CASES: list[tuple[str, Held]] = [
+Form = Held | Literal["bfloat16"]  # matrices in bfloat16, with such inputs
+CASES: list[tuple[str, Form]] = [
     ("llama_biases", "file"),
     ("mixtral", "file"),
     ("llama_biases", "a8"),
@@ -49,6 +50,8 @@ CASES: list[tuple[str, Held]] = [
     ("mixtral", "a16w4"),
     ("mixtral", "a8w8"),
     ("qwen3_moe", "none"),
+    ("gpt2", "bfloat16"),
+    ("mixtral", "bfloat16"),
 ]
 
 
@@ -68,19 +71,25 @@ class InBlocks(QuantizedWeights):
 @pytest.fixture(params=CASES, ids=lambda case: "-".join(case))
 def packed(
     request: pytest.FixtureRequest, reference: Reference
-) -> tuple[Decoder, Held, list[Block]]:
+) -> tuple[Decoder, Form, list[Block]]:
     case, quant = request.param
     known = reference(case)
-    if Quantization(quant).keeps_blocks:
-        weights: QuantizedWeights = InBlocks(known.tensors("none"), known.config)
+    if quant == "bfloat16":
+        weights = QuantizedWeights(known.tensors(dtype=quant), known.config)
+    elif Quantization(quant).keeps_blocks:
+        weights = InBlocks(known.tensors("none"), known.config)
     else:
         weights = QuantizedWeights(known.tensors(quant), known.config)
-    layers = pack(known.config, weights, integer_input=Quantization(quant).rounds_inputs)
+    layers = pack(known.config, weights, rounded_input=rounds(quant))
     return known.config, quant, [one.block for one in layers]
 
 
-def check(where: str, index: int, block: Block, model: Decoder, quant: Held) -> None:
-    check_layer(where, index, block, model, integer_input=Quantization(quant).rounds_inputs)
+def rounds(form: Form) -> bool:
+    return form == "bfloat16" or Quantization(form).rounds_inputs
+
+
+def check(where: str, index: int, block: Block, model: Decoder, quant: Form) -> None:
+    check_layer(where, index, block, model, rounded_input=rounds(quant))
 
 
 def compute(operators: Any, model: Decoder, blocks: list[Block]) -> NDArray[np.float32]:
@@ -106,7 +115,7 @@ def compute(operators: Any, model: Decoder, blocks: list[Block]) -> NDArray[np.f
 
 
 def test_what_is_packed_passes_and_computes(
-    packed: tuple[Decoder, Held, list[Block]], operators: Any
+    packed: tuple[Decoder, Form, list[Block]], operators: Any
 ) -> None:
     model, quant, blocks = packed
     check_model("it", model)
@@ -116,7 +125,7 @@ def test_what_is_packed_passes_and_computes(
 
 
 def test_no_word_leads_out_of_a_layer(
-    packed: tuple[Decoder, Held, list[Block]], operators: Any
+    packed: tuple[Decoder, Form, list[Block]], operators: Any
 ) -> None:
     """Under the sanitizers too, where a layer that passes is computed with."""
     model, quant, blocks = packed
@@ -137,7 +146,7 @@ def test_no_word_leads_out_of_a_layer(
     assert refused > 500
 
 
-def test_a_layer_of_another_length_is_refused(packed: tuple[Decoder, Held, list[Block]]) -> None:
+def test_a_layer_of_another_length_is_refused(packed: tuple[Decoder, Form, list[Block]]) -> None:
     model, quant, blocks = packed
     for index, block in enumerate(blocks):
         longer = np.concatenate([block, np.zeros(64, np.uint8)])
@@ -146,7 +155,7 @@ def test_a_layer_of_another_length_is_refused(packed: tuple[Decoder, Held, list[
                 check("it", index, other, model, quant)
 
 
-def test_a_layer_in_place_of_another_is_refused(packed: tuple[Decoder, Held, list[Block]]) -> None:
+def test_a_layer_in_place_of_another_is_refused(packed: tuple[Decoder, Form, list[Block]]) -> None:
     model, quant, blocks = packed
     for index in range(4):
         for other in range(4):
@@ -155,7 +164,7 @@ def test_a_layer_in_place_of_another_is_refused(packed: tuple[Decoder, Held, lis
                     check("it", index, blocks[other], model, quant)
 
 
-def test_values_may_be_anything(packed: tuple[Decoder, Held, list[Block]], operators: Any) -> None:
+def test_values_may_be_anything(packed: tuple[Decoder, Form, list[Block]], operators: Any) -> None:
     model, quant, blocks = packed
     rng = np.random.default_rng(3)
     # As sums of inputs, which int32 arithmetic holds; any others wrap, which sanitizers forbid.
@@ -174,7 +183,7 @@ def test_values_may_be_anything(packed: tuple[Decoder, Held, list[Block]], opera
 
 
 def test_the_message_names_the_field_and_both_values(
-    packed: tuple[Decoder, Held, list[Block]],
+    packed: tuple[Decoder, Form, list[Block]],
 ) -> None:
     model, quant, blocks = packed
     other = blocks[0].copy()

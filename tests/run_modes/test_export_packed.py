@@ -54,6 +54,17 @@ def test_matrices_of_16_bits_need_no_note(
     assert ("compute_dtype=bfloat16: quantized weights" in capsys.readouterr().err) == says
 
 
+def test_bfloat16_is_what_inputs_are_rounded_to(run: Run) -> None:
+    short = "model.model_config.compute_dtype=bfloat16"
+    run(*EXPORT, short)
+    folder = Path(f"{FOLDER}_bfloat16")
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["operators"]["bfloat16_input"]
+    offline = run("backend=mslite", f"infer.model_dir={folder}", *PREDICT)
+    online = run("model=tiny_llama", *PREDICT, short)
+    assert tokens(offline) == tokens(online)
+
+
 def test_a_run_chooses_what_graphs_fix(run: Run) -> None:
     """Rows, positions, beams and the type of the cache."""
     run(*EXPORT, "seed=3")  # of the random weights too

@@ -50,12 +50,12 @@ def window(case: str) -> dict[str, int]:
     return {"attention.sliding_window": window} | pattern
 
 
-def opened(path: Path, known: Any, *, integer_input: bool) -> NativeBackend:
-    """The file's model; `integer_input`: with inputs of 8 bits."""
+def opened(path: Path, known: Any, *, rounded_input: bool) -> NativeBackend:
+    """The file's model; `rounded_input`: with inputs of 8 bits."""
     file = open_gguf(path)
     config = config_of_gguf(file)
     options = NativeOptions(
-        slots=len(known.prompts), length=known.length, integer_input=integer_input
+        slots=len(known.prompts), length=known.length, rounded_input=rounded_input
     )
     return open_compiled(config, QuantizedWeights(from_gguf(file, config), config), options)
 
@@ -69,7 +69,7 @@ def test_logits_equal_transformers(
 ) -> None:
     known = reference(case)
     write_model_gguf(tmp_path / "x.gguf", known.folder, metadata=window(case))
-    model = opened(tmp_path / "x.gguf", known, integer_input=False)
+    model = opened(tmp_path / "x.gguf", known, rounded_input=False)
     assert relative_error(known.run(model), known.logits) <= 1e-5
 
 
@@ -107,7 +107,7 @@ def test_experts_of_older_files_are_apart(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("case", "integer_input"),
+    ("case", "rounded_input"),
     [
         *((case, False) for case in ("qwen3", "mistral", "qwen3_moe", "mixtral")),
         # With 8 bits a router may choose another expert.
@@ -116,7 +116,7 @@ def test_experts_of_older_files_are_apart(kind: str, tmp_path: Path) -> None:
 )
 def test_logits_are_those_of_the_floats_that_the_file_means(
     case: str,
-    integer_input: bool,
+    rounded_input: bool,
     kind: str,
     reference: Callable[[str], Any],
     relative_error: Callable[..., float],
@@ -124,7 +124,7 @@ def test_logits_are_those_of_the_floats_that_the_file_means(
 ) -> None:
     known = reference(case)
     meant = write_model_gguf(tmp_path / "x.gguf", known.folder, kind, window(case))
-    model = opened(tmp_path / "x.gguf", known, integer_input=integer_input)
+    model = opened(tmp_path / "x.gguf", known, rounded_input=rounded_input)
     config = known.config
     floats = {one.name: meant[one.hugging_face] for one in parameters(config)}
     expected = []
@@ -132,9 +132,9 @@ def test_logits_are_those_of_the_floats_that_the_file_means(
         logits = forward(config, floats, np.concatenate([prompt, forced]))
         expected.append(logits[len(prompt) - 1 :])
     error = relative_error(known.run(model), np.stack(expected))
-    coarser = 256 if integer_input else 1  # than 16 bits
+    coarser = 256 if rounded_input else 1  # than 16 bits
     assert error <= coarser * 5e-4
-    assert not integer_input or kind == "F32" or error > 5e-4  # they were rounded
+    assert not rounded_input or kind == "F32" or error > 5e-4  # they were rounded
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q4_K", "Q8_0"])
@@ -144,7 +144,7 @@ def test_rows_of_8_bits_do_not_depend_on_others(
 ) -> None:
     known = reference(case)
     write_model_gguf(tmp_path / "x.gguf", known.folder, kind, window(case))
-    model = opened(tmp_path / "x.gguf", known, integer_input=True)
+    model = opened(tmp_path / "x.gguf", known, rounded_input=True)
     together = known.run(model)
     for row, (prompt, forced) in enumerate(zip(known.prompts, known.forced, strict=True)):
         tokens = np.concatenate([prompt, forced])

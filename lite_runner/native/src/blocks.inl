@@ -394,7 +394,7 @@ inline void with_format(Format format, Body&& body) {
 
 inline void multiply_blocks(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
   with_format(m.format, [&](auto format) {
-    if (m.integer_input)
+    if (m.rounded_input)
       multiply_blocks_of<format, true>(m, rows, panel, sums);
     else
       multiply_blocks_of<format, false>(m, rows, panel, sums);
@@ -403,7 +403,7 @@ inline void multiply_blocks(const Matrix& m, const Rows& rows, int64_t panel, fl
 
 // What the inputs of a matrix are rounded to.
 inline float most_rounded(const Matrix& m) {
-  if (m.integer_input) return kEightBits;
+  if (m.rounded_input) return kEightBits;
   if (m.format != Format::kJoined)
     return m.format == Format::kQ6_K || m.format == Format::kIQ4_XS ? kFewerBits : kMostRounded;
   const JoinedMatrix& joined = *reinterpret_cast<const JoinedMatrix*>(&m);
@@ -415,7 +415,7 @@ inline float most_rounded(const Matrix& m) {
 inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, int64_t stride) {
   const int64_t groups = m.input_groups();
   const float most = most_rounded(m);
-  [[maybe_unused]] const bool eight = m.integer_input;
+  [[maybe_unused]] const bool eight = m.rounded_input;
   int16_t* shorts = scratch<int16_t>(kShorts, count * stride);
   float* scales = scratch<float>(kScales, 2 * count * groups);
   float* sums = scales + count * groups;

@@ -81,7 +81,7 @@ inline Rows some_of(const Rows& rows, const Matrix& m, int64_t first, int64_t co
   const auto moved = [&](auto* from, int64_t stride) { return from ? from + first * stride : from; };
   const int64_t groups = m.integers() ? m.input_groups() : 0;
   return {moved(rows.x, rows.stride),     count,
-          rows.stride,                    moved(rows.bytes, (m.integer_input ? 1 : 2) * m.depth()),
+          rows.stride,                    moved(rows.bytes, (m.rounded_input ? 1 : 2) * m.depth()),
           moved(rows.shorts, m.depth()),  moved(rows.scales, groups),
           moved(rows.sums, groups),       moved(rows.totals, m.blocks() ? m.depth() / 16 : groups)};
 }

@@ -88,7 +88,9 @@ struct Matrix {
   Format format;
   int64_t out, in;
   int64_t group;          // inputs that share a scale; 0: all
-  int64_t integer_input;  // what multiplies integers is rounded too: 1: to 8 bits, 0: to 16
+  // What multiplies integers is rounded too: 1: to 8 bits, 0: to 16; 1: what multiplies bfloat16 is
+  // rounded to it.
+  int64_t rounded_input;
   int64_t data, scales, minimums;  // scales float32 [panels * 32], or half [panels, in / group, 32]
   int64_t sums;                    // int32 [panels, input groups, 32] of each output's integers
   int64_t bias;                    // float32 [panels * 32]
@@ -108,7 +110,7 @@ struct Matrix {
   // others.
   int64_t input_group() const {
     if (blocks()) return 32;
-    return group ? group : integer_input ? kInputGroup : 4 * kInputGroup;
+    return group ? group : rounded_input ? kInputGroup : 4 * kInputGroup;
   }
   int64_t input_groups() const { return (depth() + input_group() - 1) / input_group(); }
   inline int64_t panel_bytes() const;

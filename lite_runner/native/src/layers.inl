@@ -107,7 +107,7 @@ inline void read_row(const Matrix& m, int64_t index, float* to, bool add) {
         value = widened(reinterpret_cast<const Half*>(data)[k * kPanel + column]);
         break;
       case Format::kInt8: {
-        const int64_t byte = m.integer_input ? k % 4 : k % 2 * 2 + k % 4 / 2;
+        const int64_t byte = m.rounded_input ? k % 4 : k % 2 * 2 + k % 4 / 2;
         value = static_cast<int8_t>(data[(k / 4 * kPanel + column) * 4 + byte]);
         break;
       }

@@ -93,6 +93,12 @@ inline __attribute__((always_inline)) void unrolled(Body&& body) {
   }
 }
 
+inline Ints broadcast_word(const void* from) {
+  int32_t word;
+  __builtin_memcpy(&word, from, 4);
+  return splat_int(word);
+}
+
 template <int64_t rows>
 struct Tile {
   Floats at[rows][kParts];
@@ -110,36 +116,73 @@ inline __attribute__((always_inline)) void store_tile(const Tile<count>& tile, f
 // ahead too little while it multiplies several rows. Measured with 1, 8 and 32 rows.
 constexpr int64_t kAhead = 4096;
 
-// tile [rows][32] += x [rows][depth] * panel [depth][32].
-template <int64_t rows, class F>
-inline __attribute__((always_inline)) void multiply(Tile<rows>& tile, const float* x,
-                                                    int64_t stride, const uint8_t* panel,
-                                                    int64_t depth) {
-  for (int64_t k = 0; k < depth; ++k, panel += F::bytes) {
-    fetch<F::bytes>(panel + kAhead);
-    const typename F::Raw column = F::read(panel);
+// tile [rows][32] += x [rows][depth] * panel [depth][32]. Of inputs in bfloat16 the second of each
+// pair goes first, as in multiply_pairs: the sums have the same bits, since a product is exact.
+template <int64_t rows, class F, class X>
+inline __attribute__((always_inline)) void multiply(Tile<rows>& tile, const X* x, int64_t stride,
+                                                    const uint8_t* panel, int64_t depth) {
+  constexpr int64_t turned = std::is_same_v<X, UpperHalf>;
+  for (int64_t i = 0; i < depth; ++i) {
+    const int64_t k = i ^ turned;
+    fetch<F::bytes>(panel + i * F::bytes + kAhead);
+    const typename F::Raw column = F::read(panel + k * F::bytes);
 #pragma GCC unroll 16
     for (int64_t r = 0; r < rows; ++r) {
-      const Floats one = splat(x[r * stride + k]);
+      const Floats one = splat(widened(x[r * stride + k]));
 #pragma GCC unroll 8
       for (int64_t p = 0; p < kParts; ++p) tile.at[r][p] += one * column.part[p];
     }
   }
 }
 
-// The same over memory: sums [rows][32] grow by the product, or begin with it.
-template <int64_t rows, class F>
-__attribute__((noinline)) void accumulate(float* sums, const float* x, int64_t stride,
-                                          const uint8_t* panel, int64_t depth, bool begin) {
-  Tile<rows> tile;
+template <int64_t count>
+inline __attribute__((always_inline)) void load_tile(Tile<count>& tile, const float* from) {
 #pragma GCC unroll 16
-  for (int64_t r = 0; r < rows; ++r)
+  for (int64_t r = 0; r < count; ++r)
 #pragma GCC unroll 8
-    for (int64_t p = 0; p < kParts; ++p)
-      tile.at[r][p] = begin ? Floats{} : load(sums + r * kPanel + p * kLanes);
+    for (int64_t p = 0; p < kParts; ++p) tile.at[r][p] = load(from + r * kPanel + p * kLanes);
+}
+
+// The same over memory: sums [rows][32] grow by the product, or begin with it.
+template <int64_t rows, class F, class X>
+__attribute__((noinline)) void accumulate(float* sums, const X* x, int64_t stride,
+                                          const uint8_t* panel, int64_t depth, bool begin) {
+  Tile<rows> tile{};
+  if (!begin) load_tile(tile, sums);
   multiply<rows, F>(tile, x, stride, panel, depth);
   store_tile(tile, sums);
 }
+
+#if BFLOAT16_PRODUCTS
+const bool multiplies_bfloat16 = __builtin_cpu_supports("avx512bf16");
+
+// The same of bfloat16, two inputs at a time by an instruction for that.
+template <int64_t rows>
+__attribute__((noinline, target("avx512bf16"))) void accumulate_pairs(
+    float* sums, const UpperHalf* x, int64_t stride, const uint8_t* panel, int64_t depth,
+    bool begin) {
+  constexpr int64_t bytes = Numbers<UpperHalf>::bytes;
+  const __m512i step = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __m512i low = _mm512_or_si512(step, _mm512_slli_epi32(_mm512_add_epi32(step, _mm512_set1_epi32(32)), 16));
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  Tile<rows> tile{};
+  if (!begin) load_tile(tile, sums);
+  for (int64_t k = 0; k < depth; k += 2, panel += 2 * bytes) {
+    fetch<2 * bytes>(panel + kAhead);
+    const __m512i first = _mm512_loadu_si512(panel), second = _mm512_loadu_si512(panel + bytes);
+    const __m512bh weights[kParts] = {(__m512bh)_mm512_permutex2var_epi16(first, low, second),
+                                      (__m512bh)_mm512_permutex2var_epi16(first, high, second)};
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < rows; ++r) {
+      const __m512bh two = (__m512bh)broadcast_word(x + r * stride + k);
+#pragma GCC unroll 8
+      for (int64_t p = 0; p < kParts; ++p)
+        tile.at[r][p] = (Floats)_mm512_dpbf16_ps((__m512)tile.at[r][p], two, weights[p]);
+    }
+  }
+  store_tile(tile, sums);
+}
+#endif
 
 // Runs body<n> over all rows in tiles of at most `most`.
 template <int64_t most, class Body>
@@ -164,29 +207,29 @@ struct Rows {
   // [count, depth]: rounded to 8 bits, 128 added; for blocks signed, in the order of Int8. Of 16 bits
   // [count, 2, depth]: above and below of split_bytes; for blocks [count, depth / 32, 2, 32].
   const uint8_t* bytes;
-  const int16_t* shorts;       // [count, depth]: rounded to 16 bits
+  const int16_t* shorts;       // [count, depth]: rounded to 16 bits, or to bfloat16
   const float *scales, *sums;  // [count, input groups] of the integers; sums times scale
   const int32_t* totals;       // [count, input groups] of the integers; for blocks [count, depth / 16]
 };
 
-// sums [rows][32] += the rows' inputs from k on * block [depth][32].
-template <class F>
-inline void multiply_block(const Rows& rows, const uint8_t* block, int64_t k, int64_t depth,
-                           float* sums) {
+// sums [rows][32] += the inputs x [rows][stride] from k on * block [depth][32].
+template <class F, class X>
+inline void multiply_block(const Rows& rows, const X* x, const uint8_t* block, int64_t k,
+                           int64_t depth, float* sums) {
   in_tiles<kTile>(rows.count, [&](auto count, int64_t row) {
-    accumulate<count, F>(sums + row * kPanel, rows.x + row * rows.stride + k, rows.stride, block,
-                         depth, k == 0);
+    accumulate<count, F>(sums + row * kPanel, x + row * rows.stride + k, rows.stride, block, depth,
+                         k == 0);
   });
 }
 
-template <class T>
-void multiply_floats(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
+template <class T, class X>
+void multiply_floats(const Matrix& m, const Rows& rows, const X* x, int64_t panel, float* sums) {
   using F = Numbers<T>;
   const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
   for (int64_t k = 0; k < m.depth(); k += kBlock, data += kBlock * F::bytes) {
     const int64_t depth = smaller_of(kBlock, m.depth() - k);
     if (std::is_same_v<T, float> || rows.count <= 2 * kTile) {
-      multiply_block<F>(rows, data, k, depth, sums);
+      multiply_block<F>(rows, x, data, k, depth, sums);
     } else {  // widened once for all tiles
       alignas(64) float wide[kBlock * kPanel];
       for (int64_t i = 0; i < depth; ++i) {
@@ -194,15 +237,29 @@ void multiply_floats(const Matrix& m, const Rows& rows, int64_t panel, float* su
         const typename F::Raw column = F::read(data + i * F::bytes);
         for (int64_t p = 0; p < kParts; ++p) store(wide + i * kPanel + p * kLanes, column.part[p]);
       }
-      multiply_block<Numbers<float>>(rows, reinterpret_cast<const uint8_t*>(wide), k, depth, sums);
+      multiply_block<Numbers<float>>(rows, x, reinterpret_cast<const uint8_t*>(wide), k, depth,
+                                     sums);
     }
   }
 }
 
-inline Ints broadcast_word(const void* from) {
-  int32_t word;
-  __builtin_memcpy(&word, from, 4);
-  return splat_int(word);
+// Weights and inputs in bfloat16.
+inline void multiply_bfloat16(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
+  const UpperHalf* x = reinterpret_cast<const UpperHalf*>(rows.shorts);
+#if BFLOAT16_PRODUCTS
+  if (multiplies_bfloat16) {
+    const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
+    for (int64_t k = 0; k < m.depth(); k += kBlock, data += kBlock * Numbers<UpperHalf>::bytes) {
+      const int64_t depth = smaller_of(kBlock, m.depth() - k);
+      in_tiles<kTile>(rows.count, [&](auto count, int64_t row) {
+        accumulate_pairs<count>(sums + row * kPanel, x + row * rows.stride + k, rows.stride, data,
+                                depth, k == 0);
+      });
+    }
+    return;
+  }
+#endif
+  multiply_floats<UpperHalf>(m, rows, x, panel, sums);
 }
 
 // Adds to the totals the sums of one group of inputs, which are exact up to here: by the scale of
@@ -418,14 +475,16 @@ inline void multiply_panel(const Matrix& m, const Rows& rows, int64_t panel, flo
   } else if (m.blocks()) {
     multiply_blocks(m, rows, panel, sums);
   } else if (m.format == Format::kFloat32) {
-    multiply_floats<float>(m, rows, panel, sums);
+    multiply_floats<float>(m, rows, rows.x, panel, sums);
+  } else if (m.format == Format::kBFloat16 && m.rounded_input && rows.shorts) {
+    multiply_bfloat16(m, rows, panel, sums);
   } else if (m.format == Format::kBFloat16) {
-    multiply_floats<UpperHalf>(m, rows, panel, sums);
+    multiply_floats<UpperHalf>(m, rows, rows.x, panel, sums);
   } else if (m.format == Format::kFloat16) {
-    multiply_floats<Half>(m, rows, panel, sums);
+    multiply_floats<Half>(m, rows, rows.x, panel, sums);
   } else if (m.format == Format::kInt4) {
     multiply_integers<Int4>(m, rows, panel, sums);
-  } else if (!m.integer_input) {
+  } else if (!m.rounded_input) {
     multiply_integers<Int8>(m, rows, panel, sums);
   } else {
     in_tiles<kIntegerTile>(rows.count, [&](auto count, int64_t row) {
@@ -455,9 +514,17 @@ inline void multiply_panel(const Matrix& m, const Rows& rows, int64_t panel, flo
 inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t stride) {
   Rows rows{x, count, stride, nullptr, nullptr, nullptr, nullptr, nullptr};
   if (m.blocks()) return prepared_for_blocks(m, x, count, stride);
+  if (m.format == Format::kBFloat16 && m.rounded_input) {
+    int16_t* rounded = scratch<int16_t>(kShorts, count * stride);
+    over_rows(count, [=](int64_t row) {
+      const int64_t first = row * stride;
+      for (int64_t k = first; k < first + stride; ++k) rounded[k] = upper_half(x[k]);
+    });
+    rows.shorts = rounded;
+  }
   if (!m.integers()) return rows;
   const int64_t group = m.input_group(), groups = m.input_groups();
-  const float most = m.integer_input ? 127.0f : 32512.0f;
+  const float most = m.rounded_input ? 127.0f : 32512.0f;
   int16_t* shorts = scratch<int16_t>(kShorts, count * stride);
   uint8_t* bytes = scratch<uint8_t>(kBytes, 2 * count * stride);
   float* scales = scratch<float>(kScales, 2 * count * groups);
@@ -474,12 +541,12 @@ inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t str
       scales[row * groups + g] = scale;
       sums[row * groups + g] = static_cast<float>(sum) * scale;
       totals[row * groups + g] = sum;
-      for (int64_t k = first; m.integer_input && k < end; ++k)
+      for (int64_t k = first; m.rounded_input && k < end; ++k)
         bytes[row * stride + k] = static_cast<uint8_t>(to[k] + 128);
     }
 #if WIDTH == 16
     uint8_t* target = bytes + 2 * row * stride;
-    for (int64_t k = 0; !m.integer_input && k < stride; k += 32) {
+    for (int64_t k = 0; !m.rounded_input && k < stride; k += 32) {
       const int16_t* from = shorts + row * stride + k;
       const int64_t here = smaller_of<int64_t>(32, stride - k);
       if (m.format == Format::kInt4)

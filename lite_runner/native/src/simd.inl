@@ -73,6 +73,14 @@ inline uint16_t half_of_float(float value) {
 #endif
 }
 
+// The upper half of the nearest bfloat16, ties to even.
+inline int16_t upper_half(float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, 4);
+  bits = value != value ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1);
+  return static_cast<int16_t>(bits >> 16);
+}
+
 inline Floats load_bfloat16(const uint16_t* from) {
 #if WIDTH == 16
   __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
