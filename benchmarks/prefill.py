@@ -32,7 +32,7 @@ from lite_runner.backends.base import Row
 from lite_runner.backends.native import NativeBackend
 from lite_runner.config.argv import parse
 from lite_runner.model.locate import locate
-from lite_runner.native import packing
+from lite_runner.native import matrices
 from lite_runner.native.compiler import compiler
 from lite_runner.native.model import NativeModel, NativeOptions
 from lite_runner.native.packed_model import pack
@@ -132,7 +132,7 @@ class Products:
         random = np.random.default_rng(0)
         self._calls = []
         for out, inputs in shapes:
-            block_bytes = packing.matrix(random.standard_normal((out, inputs), np.float32)).block()
+            block_bytes = matrices.matrix(random.standard_normal((out, inputs), np.float32)).block()
             x = random.standard_normal((STEP, inputs), np.float32)
             self._calls.append((block_bytes, x, np.empty((STEP, out), np.float32)))
 

@@ -16,7 +16,7 @@ from lite_runner.export.layout import choose_layout, layout_faults
 from lite_runner.mindir.manifest import Layout, Operators, fits_any
 from lite_runner.model.files import ModelFiles
 from lite_runner.native import packed_model
-from lite_runner.native.packing import FORMAT
+from lite_runner.native.versions import FORMAT
 from lite_runner.records import dataclass
 
 

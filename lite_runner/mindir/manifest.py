@@ -18,7 +18,7 @@ from lite_runner.config.manifest_file import FileName, FilePath, Sha256, write_m
 from lite_runner.config.model_dir import MANIFEST as MANIFEST
 from lite_runner.config.quantization import CacheType, Held, Quantization
 from lite_runner.errors import ArtifactError
-from lite_runner.native.packing import FORMAT, UNREADABLE
+from lite_runner.native.versions import FORMAT, UNREADABLE
 from lite_runner.records import dataclass
 from lite_runner.system.files import sha256_of
 
@@ -82,7 +82,7 @@ class Operators:
 
     @property
     def rounded_input(self) -> bool:
-        """See packing.matrix."""
+        """See matrices.matrix."""
         return self.bfloat16_input or self.quantization.rounds_inputs
 
 

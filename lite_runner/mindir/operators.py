@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.mindir.writer import GRAPH_SUFFIX
-from lite_runner.native.packing import ALIGNMENT, aligned
+from lite_runner.native.layout import ALIGNMENT, aligned
 from lite_runner.records import dataclass
 from lite_runner.system.files import temporary_folder
 from lite_runner.system.protobuf import parse_message

@@ -13,9 +13,9 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import CacheType
 from lite_runner.native import library
 from lite_runner.native.kv_cache import cache_shapes, cached_positions
+from lite_runner.native.layout import aligned
 from lite_runner.native.lora_pool import LoraSize, NativePools
 from lite_runner.native.packed_model import Packed
-from lite_runner.native.packing import aligned
 from lite_runner.records import dataclass
 
 _CACHE_TYPES: dict[CacheType, int] = {"fp32": 0, "fp16": 1, "int8": 2}
@@ -29,7 +29,7 @@ class NativeOptions:
     slots: int  # cache slots
     length: int  # maximum tokens per slot, prompt and generated
     cache: CacheType = "fp32"
-    rounded_input: bool = False  # see packing.matrix
+    rounded_input: bool = False  # see matrices.matrix
     lora: LoraSize | None = None  # adapter slots; None: base model only
     dequantize: bool = False  # quant=none: a quantized file's weights become float32
 

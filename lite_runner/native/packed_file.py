@@ -18,9 +18,10 @@ import numpy as np
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.native import structs, validation
+from lite_runner.native.layout import ALIGNMENT, Block, Room, aligned
 from lite_runner.native.lora_pool import LoraSize, PoolLayout
 from lite_runner.native.packed_model import Packed, PoolLayouts
-from lite_runner.native.packing import ALIGNMENT, Block, Room, aligned, format_of
+from lite_runner.native.versions import format_of
 from lite_runner.weights.formats.safetensors_file import stored_tensors
 
 AGAIN = "export the model again"
@@ -46,7 +47,7 @@ class _TwoRooms:
         self._now, self._next = aligned(0), aligned(0)
 
     def __call__(self, nbytes: int) -> Block:
-        """See packing.Room; it holds until the next but one."""
+        """See layout.Room; it holds until the next but one."""
         self._now, self._next = self._next, self._now
         if self._now.nbytes < nbytes:
             self._now = aligned(nbytes)
@@ -95,7 +96,7 @@ def open_packed(
     """The validated layers of a file, as `pack` returns them: views of the mapped file. With `lora`
     their headers say where adapters are, in this process only.
 
-    Raises ArtifactError where they are not of this model; `rounded_input`: see packing.matrix.
+    Raises ArtifactError where they are not of this model; `rounded_input`: see matrices.matrix.
     """
     validation.check_model(str(path), model)
     stored, names = stored_tensors(path, private=True), layer_names(model)

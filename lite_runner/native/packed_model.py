@@ -11,9 +11,10 @@ import numpy as np
 from lite_runner.architectures import by_expert, by_role, custom_network, limits, spec
 from lite_runner.architectures.naming import HEAD, Part, Role
 from lite_runner.architectures.positions import alibi_slopes
-from lite_runner.native import packing
+from lite_runner.native import matrices, packing
+from lite_runner.native.layout import Block, Floats, Layout, Norm, Room, aligned
 from lite_runner.native.lora_pool import LoraSize, PoolLayout, Target
-from lite_runner.native.packing import Block, Floats, Layout, Norm, Room, Weight
+from lite_runner.native.matrices import Weight
 from lite_runner.native.structs import MOST_HEAD_DIM, Activation
 from lite_runner.records import dataclass
 
@@ -130,7 +131,7 @@ def pack(
     """The layers of a model that is not `unsupported`, in the order of computation, taking its
     weights layer by layer.
 
-    `rounded_input` and `dequantize`: see packing.matrix.
+    `rounded_input` and `dequantize`: see matrices.matrix.
     """
     return list(
         packed_layers(model, weights, lora, rounded_input=rounded_input, dequantize=dequantize)
@@ -144,7 +145,7 @@ def packed_layers(
     *,
     rounded_input: bool = False,
     dequantize: bool = False,
-    room: Room = packing.aligned,
+    room: Room = aligned,
 ) -> Iterator[Packed]:
     """The same, one after the other: embedding, attention and feed-forward of each block, head.
     Each is packed in a `room` of its own."""
@@ -248,7 +249,7 @@ class _Packer:
     def attention(self, layer: int, block: spec.Block) -> Packed:
         parts, hidden = block.attention, self._model.hidden_size
         layout = self._layouts.attention(layer, block)
-        inward = packing.stacked([self._matrix(role, layer) for role in _INWARD])
+        inward = matrices.stacked([self._matrix(role, layer) for role in _INWARD])
         bias = None
         if parts.qkv_bias:
             bias = np.concatenate([self._bias(role, layer) for role in _INWARD])
@@ -292,10 +293,10 @@ class _Packer:
         if parts.experts is not None:
             return self._mixture(layer, block, parts.experts)
         layout = self._layouts.feed_forward(layer, block)
-        up: Weight | packing.Alternating
+        up: Weight | matrices.Alternating
         bias: Floats | tuple[Floats, Floats] | None
         if parts.gated:
-            up = packing.Alternating(self._matrix("gate", layer), self._matrix("up", layer))
+            up = matrices.Alternating(self._matrix("gate", layer), self._matrix("up", layer))
             bias = (self._bias("gate", layer), self._bias("up", layer)) if parts.bias else None
         else:
             up = self._matrix("up", layer)
@@ -322,10 +323,10 @@ class _Packer:
             [self._weights.matrix(one.name) for one in self._experts[role, layer]]
             for role in _EXPERTS
         )
-        inward, outward = packing.alike([*gates, *ups]), packing.alike(downs)
-        pairs = map(packing.Alternating, inward[: experts.count], inward[experts.count :])
+        inward, outward = matrices.alike([*gates, *ups]), matrices.alike(downs)
+        pairs = map(matrices.Alternating, inward[: experts.count], inward[experts.count :])
         packed = packing.experts(
-            packing.Routing(packing.matrix(router), experts.chosen, experts.renormalized),
+            packing.Routing(matrices.matrix(router), experts.chosen, experts.renormalized),
             [self._packed(pair) for pair in pairs],
             [self._packed(down) for down in outward],
             self._norm_of_hidden(block.norm, "feed_forward_norm", layer),
@@ -388,9 +389,9 @@ class _Packer:
 
     def _packed(
         self,
-        weight: Weight | packing.Alternating | packing.Stacked,
+        weight: Weight | matrices.Alternating | matrices.Stacked,
         bias: Floats | tuple[Floats, Floats] | None = None,
     ) -> Layout:
-        return packing.matrix(
+        return matrices.matrix(
             weight, bias, rounded_input=self._rounded_input, dequantize=self._dequantize
         )

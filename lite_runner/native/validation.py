@@ -17,6 +17,7 @@ import numpy as np
 from lite_runner.architectures import spec
 from lite_runner.errors import ArtifactError
 from lite_runner.native import structs
+from lite_runner.native.layout import ALIGNMENT, Block
 from lite_runner.native.lora_pool import PoolLayout
 from lite_runner.native.packed_model import (
     activation,
@@ -28,7 +29,6 @@ from lite_runner.native.packed_model import (
     score_scale,
     unsupported,
 )
-from lite_runner.native.packing import ALIGNMENT, Block
 from lite_runner.native.structs import INPUT_GROUP, MOST_GROUP, PANEL, Format, Kind
 
 HINT = "the file is damaged, or of another model: export the model again"
@@ -70,7 +70,7 @@ def check_layer(
     """Raise ArtifactError unless `block` is layer `index` of a model that passes `check_model`:
     0 is the embedding, then attention and feed-forward of each block, then the head.
 
-    `where` names the file and the layer; `rounded_input`: see packing.matrix.
+    `where` names the file and the layer; `rounded_input`: see matrices.matrix.
     """
     found = _Validator(where, block, model, rounded_input)
     layer, feed_forward = divmod(index - 1, 2)

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from lite_runner.architectures.spec import Decoder
 from lite_runner.native import LIBRARY
 from lite_runner.native.kv_cache import cache_shapes
+from lite_runner.native.layout import aligned
 from lite_runner.native.lora_pool import PoolLayout
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import Weights, pack
-from lite_runner.native.packing import aligned, format_of
+from lite_runner.native.versions import format_of
 
 
 def _parameter(block: NDArray[np.generic], name: str) -> Parameter:

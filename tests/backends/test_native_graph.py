@@ -25,7 +25,7 @@ from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import Manifest, Operators
 from lite_runner.mindir.operators import Stored
 from lite_runner.mindir.write_native import export_native
-from lite_runner.native.packing import FORMAT
+from lite_runner.native.versions import FORMAT
 from lite_runner.system import memory
 from lite_runner.weights.read_ahead import QuantizedWeights
 from tests.backends.shared import check_generated

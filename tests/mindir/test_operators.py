@@ -14,7 +14,7 @@ from mindspore.train.mind_ir_pb2 import ModelProto
 
 from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.mindir.operators import LIBRARY, resolve, write_graph
-from lite_runner.native.packing import ALIGNMENT
+from lite_runner.native.layout import ALIGNMENT
 
 WEIGHTS = {
     "bytes": np.arange(130, dtype=np.uint8),

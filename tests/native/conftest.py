@@ -13,7 +13,7 @@ from hypothesis import settings
 from numpy.typing import NDArray
 
 from lite_runner import native
-from lite_runner.native.packing import Layout
+from lite_runner.native.layout import Layout
 
 Floats = NDArray[np.float32]
 

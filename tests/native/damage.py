@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.native import structs
-from lite_runner.native.packing import Block
+from lite_runner.native.layout import Block
 from lite_runner.native.structs import Kind
 
 _MATRICES = ("table", "positions", "query_key_value", "projection", "up", "down", "matrix_offset")

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.native import packing
-from lite_runner.native.packing import Norm
+from lite_runner.native import matrices
+from lite_runner.native.layout import Norm
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
 from lite_runner.weights.tensor import narrowed, widened
 
@@ -41,7 +41,7 @@ def normed(x: Floats, norm: Norm) -> Wide:
     return wide if norm.beta is None else wide + norm.beta
 
 
-def a_matrix(out: int, inputs: int, kind: str, rng: np.random.Generator) -> packing.Weight:
+def a_matrix(out: int, inputs: int, kind: str, rng: np.random.Generator) -> matrices.Weight:
     weight = rng.standard_normal((out, inputs), np.float32) / np.float32(np.sqrt(inputs))
     if kind == "int8":
         return quantize(weight, 8, 0)
@@ -50,7 +50,7 @@ def a_matrix(out: int, inputs: int, kind: str, rng: np.random.Generator) -> pack
     return quantize(weight, 4, 32) if kind == "int4" and inputs % 32 == 0 else weight
 
 
-def values(weight: packing.Weight) -> Wide:
+def values(weight: matrices.Weight) -> Wide:
     plain = weight.float32() if isinstance(weight, QuantizedTensor) else widened(weight)
     return plain.astype(np.float64)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lite_runner.native import packing
+from lite_runner.native import matrices, packing
 from tests.native.in_numpy import (
     BASE,
     Floats,
@@ -78,8 +78,8 @@ class Layer:
                 self.residual,
                 self.window,
             ),
-            packing.matrix(self.inward, self.biases, rounded_input=self.rounded_input),
-            packing.matrix(self.outward, self.out_biases, rounded_input=self.rounded_input),
+            matrices.matrix(self.inward, self.biases, rounded_input=self.rounded_input),
+            matrices.matrix(self.outward, self.out_biases, rounded_input=self.rounded_input),
             self.norm,
             None,
             slopes=self.slopes,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lite_runner.native import packing
+from lite_runner.native import matrices, packing
 from lite_runner.native.structs import UNITS, Format
 from lite_runner.weights.formats.gguf_blocks import BlockMatrix
 from lite_runner.weights.formats.gguf_file import QUANTIZED_TYPES
@@ -53,7 +53,7 @@ def test_values_are_the_librarys_to_the_bit(operators: Any, kind: str) -> None:
     rng = np.random.default_rng(0)
     for rows, inputs in ((33, 512), (64, 256)):
         matrix = made(kind, rows, inputs, rng)
-        table = packing.matrix(matrix)
+        table = matrices.matrix(matrix)
         assert table.since == 5
         block = packing.embedding(table, None, None, None, hidden=inputs).block()
         step = step_words(rows, np.zeros(rows), np.zeros(rows), np.arange(rows))
@@ -64,7 +64,7 @@ def test_values_are_the_librarys_to_the_bit(operators: Any, kind: str) -> None:
 @pytest.mark.parametrize("kind", QUANTIZED_TYPES)
 def test_memory_is_that_of_the_file(kind: str) -> None:
     matrix = made(kind, 320, 1024, np.random.default_rng(1))
-    nbytes = packing.matrix(matrix).block().nbytes
+    nbytes = matrices.matrix(matrix).block().nbytes
     assert matrix.nbytes <= nbytes < 1.05 * matrix.nbytes + 256
 
 
@@ -85,7 +85,7 @@ def test_products(operators: Any, kind: str) -> None:
         matrix = made(kind, out, inputs, rng)
         x = rng.standard_normal((rows, inputs), np.float32)
         offset = rng.standard_normal(out, np.float32) if bias else None
-        block = packing.matrix(matrix, offset, rounded_input=eight).block()
+        block = matrices.matrix(matrix, offset, rounded_input=eight).block()
         operators.set_threads(2)
         result = operators.linear(block, out, x)
         values, wide = theirs(matrix).astype(np.float64), rounded(x, kind, eight=eight)
@@ -108,22 +108,22 @@ def test_matrices_of_several_types_are_one(operators: Any, rows: int, by_turns: 
     floats = rng.standard_normal((70, 512), np.float32)
     if by_turns:
         pair = [made(kind, 70, 512, rng) for kind in ("Q4_K", "Q5_0")]
-        block = packing.matrix(packing.Alternating(*pair)).block()
+        block = matrices.matrix(matrices.Alternating(*pair)).block()
         found = operators.linear(block, 192, x).reshape(rows, 3, 2, 32)
         for index, one in enumerate(pair):
-            own = operators.linear(packing.matrix(one).block(), 70, x)
+            own = operators.linear(matrices.matrix(one).block(), 70, x)
             np.testing.assert_array_equal(found[:, :, index].reshape(rows, -1)[:, :70], own)
         return
     parts = [made("Q4_K", 64, 512, rng), made("Q5_K", 32, 512, rng), floats]
     bias = rng.standard_normal(166, np.float32)
-    joined = packing.stacked(parts)
-    assert isinstance(joined, packing.Stacked)
-    found = operators.linear(packing.matrix(joined, bias).block(), 166, x)
-    own = [operators.linear(packing.matrix(one).block(), one.shape[0], x) for one in parts]
+    joined = matrices.stacked(parts)
+    assert isinstance(joined, matrices.Stacked)
+    found = operators.linear(matrices.matrix(joined, bias).block(), 166, x)
+    own = [operators.linear(matrices.matrix(one).block(), one.shape[0], x) for one in parts]
     np.testing.assert_array_equal(found, np.concatenate(own, 1) + bias)
-    widened = packing.matrix(joined, bias, dequantize=True).block()
+    widened = matrices.matrix(joined, bias, dequantize=True).block()
     expected = np.concatenate([theirs(parts[0]), theirs(parts[1]), floats])
-    np.testing.assert_array_equal(widened, packing.matrix(expected, bias).block())
+    np.testing.assert_array_equal(widened, matrices.matrix(expected, bias).block())
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -131,7 +131,7 @@ def test_inputs_are_rounded_for_the_part_with_the_largest_scales(operators: Any,
     rng = np.random.default_rng(rows)
     x = np.repeat(np.float32([1, -1] * 256)[None], rows, 0)  # rounded to the most there is
     parts = [made(kind, 32, 512, rng) for kind in ("Q4_K", "Q6_K", "Q8_0")]
-    joined = packing.matrix(packing.stacked(parts)).block()
+    joined = matrices.matrix(matrices.stacked(parts)).block()
     exact = rounded(x, "Q6_K") @ np.concatenate([theirs(one) for one in parts]).T
     found = operators.linear(joined, 96, x)
     np.testing.assert_allclose(found, exact, rtol=0, atol=1e-4 * abs(exact).max())
@@ -140,7 +140,7 @@ def test_inputs_are_rounded_for_the_part_with_the_largest_scales(operators: Any,
 def test_of_one_type_they_are_one_matrix() -> None:
     rng = np.random.default_rng(2)
     parts = [made("Q5_K", rows, 256, rng) for rows in (40, 8, 8)]
-    joined = packing.stacked(parts)
+    joined = matrices.stacked(parts)
     assert isinstance(joined, BlockMatrix)
     np.testing.assert_array_equal(theirs(joined), np.concatenate([theirs(one) for one in parts]))
 
@@ -148,14 +148,14 @@ def test_of_one_type_they_are_one_matrix() -> None:
 def test_parts_that_are_no_whole_panels_become_floats() -> None:
     rng = np.random.default_rng(3)
     parts = [made(kind, 40, 256, rng) for kind in ("Q5_K", "Q6_K")]
-    block = packing.matrix(packing.stacked(parts)).block()
-    expected = packing.matrix(np.concatenate([theirs(one) for one in parts])).block()
+    block = matrices.matrix(matrices.stacked(parts)).block()
+    expected = matrices.matrix(np.concatenate([theirs(one) for one in parts])).block()
     np.testing.assert_array_equal(block, expected)
 
 
 def test_what_is_no_number_reaches_its_own_row(operators: Any) -> None:
     rng = np.random.default_rng(4)
-    block = packing.matrix(made("Q4_K", 40, 256, rng)).block()
+    block = matrices.matrix(made("Q4_K", 40, 256, rng)).block()
     for rows in (1, 4, 20):
         x = rng.standard_normal((rows, 256), np.float32)
         before = operators.linear(block, 40, x)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lite_runner.native import packing
-from lite_runner.native.packing import Norm
+from lite_runner.native import matrices, packing
+from lite_runner.native.layout import Norm, aligned
 from tests.native.in_numpy import (
     BASE,
     CLOSE,
@@ -63,13 +63,13 @@ def test_feed_forward(operators: Any) -> None:
         gate_bias, up_bias = (rng.standard_normal(wide, np.float32) for _ in range(2))
         down_bias = rng.standard_normal(hidden, np.float32)
         if layer.gated:
-            both = packing.Alternating(*ups)
-            upward = packing.matrix(both, (gate_bias, up_bias) if layer.bias else None)
+            both = matrices.Alternating(*ups)
+            upward = matrices.matrix(both, (gate_bias, up_bias) if layer.bias else None)
         else:
-            upward = packing.matrix(ups[0], gate_bias if layer.bias else None)
+            upward = matrices.matrix(ups[0], gate_bias if layer.bias else None)
         block = packing.feed_forward(
             upward,
-            packing.matrix(down, down_bias if layer.bias else None),
+            matrices.matrix(down, down_bias if layer.bias else None),
             norm,
             None,
             hidden=hidden,
@@ -117,10 +117,10 @@ def activations(operators: Any, inputs: Floats, gated: bool) -> Floats:
     size = len(inputs)
     zeros = np.zeros((size, size), np.float32)
     block = packing.feed_forward(
-        packing.matrix(packing.Alternating(zeros, zeros), (inputs, np.ones_like(inputs)))
+        matrices.matrix(matrices.Alternating(zeros, zeros), (inputs, np.ones_like(inputs)))
         if gated
-        else packing.matrix(zeros, inputs),
-        packing.matrix(np.eye(size, dtype=np.float32)),
+        else matrices.matrix(zeros, inputs),
+        matrices.matrix(np.eye(size, dtype=np.float32)),
         Norm(np.ones(size, np.float32), None, 1.0),
         None,
         hidden=size,
@@ -163,10 +163,10 @@ def test_no_number_reaches_the_output_of_its_row(operators: Any, kind: str, gate
     ups = [a_matrix(40, 32, kind.replace("integers", "int8"), rng) for _ in range(1 + gated)]
     down = a_matrix(32, 40, kind.replace("integers", "int8"), rng)
     block = packing.feed_forward(
-        packing.matrix(
-            packing.Alternating(*ups) if gated else ups[0], rounded_input=kind == "integers"
+        matrices.matrix(
+            matrices.Alternating(*ups) if gated else ups[0], rounded_input=kind == "integers"
         ),
-        packing.matrix(down, rounded_input=kind == "integers"),
+        matrices.matrix(down, rounded_input=kind == "integers"),
         a_norm(32, False, rng),
         None,
         hidden=32,
@@ -194,7 +194,7 @@ def test_embedding(
     table = a_matrix(101, hidden, kind, rng)
     places = rng.standard_normal((50, hidden), np.float32) if positions else None
     norm = None if centred is None else a_norm(hidden, centred, rng)
-    block = packing.embedding(packing.matrix(table), places, norm, None, hidden=hidden).block()
+    block = packing.embedding(matrices.matrix(table), places, norm, None, hidden=hidden).block()
     tokens, at = rng.integers(0, 101, 23), rng.integers(0, 50, 23)
     step = step_words(40, np.zeros(23), at, tokens)
     result = operators.call("Embedding", step, BASE, block, shape=(40, hidden))
@@ -221,8 +221,8 @@ def test_head(
     hidden, vocab = 64, 101
     table, own = a_matrix(vocab, hidden, kind, rng), a_matrix(vocab, hidden, kind, rng)
     norm = a_norm(hidden, centred, rng)
-    embedding = packing.embedding(packing.matrix(table), None, None, None, hidden=hidden).block()
-    matrix = None if tied else packing.matrix(own)
+    embedding = packing.embedding(matrices.matrix(table), None, None, None, hidden=hidden).block()
+    matrix = None if tied else matrices.matrix(own)
     head = packing.head(matrix, norm, None, hidden=hidden).block()
     x = np.full((40, hidden), np.nan, np.float32)
     x[:23] = rng.standard_normal((23, hidden), np.float32)
@@ -241,7 +241,7 @@ def test_head(
 
 
 def test_a_layer_of_an_unknown_kind_is_refused(operators: Any) -> None:
-    block, x = packing.aligned(512), np.zeros((1, 8), np.float32)
+    block, x = aligned(512), np.zeros((1, 8), np.float32)
     block[0] = 99
     step = step_words(1, np.zeros(1), np.zeros(1))
     assert operators.code("Layers", x, step, NO_ROPE, BASE, block, x) != 0

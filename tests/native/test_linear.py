@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lite_runner.native import packing, structs
+from lite_runner.native import matrices, structs, versions
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
 from lite_runner.weights.tensor import DType, narrowed, widened
 
@@ -24,7 +24,7 @@ FORMATS = ("float32", "bfloat16", "float16", "int8", "int8 in groups", "int4 in 
 class Made:
     """A matrix as it is packed, and what its numbers are."""
 
-    weight: packing.Weight
+    weight: matrices.Weight
     values: NDArray[np.float64]  # [out, in]
     parts: NDArray[np.float64]  # [out, in]: what the sum of a value's parts could be at most
     group: int
@@ -98,12 +98,12 @@ def test_products(operators: Any, kind: str) -> None:
             rng.standard_normal((shape["rows"], shape["inputs"]), np.float32), shape["offset"]
         )
         bias = rng.standard_normal(shape["out"], np.float32) if shape["bias"] else None
-        block = packing.matrix(matrix.weight, bias).block()
+        block = matrices.matrix(matrix.weight, bias).block()
         operators.set_threads(shape["threads"])
         result = operators.linear(block, shape["out"], x)
         wide = x.astype(np.float64)
         if isinstance(matrix.weight, QuantizedTensor):  # multiplied by 16 bits
-            integers, scales = rounded(x, shape["group"] or 4 * packing.INPUT_GROUP, 32512)
+            integers, scales = rounded(x, shape["group"] or 4 * structs.INPUT_GROUP, 32512)
             wide = (integers * scales[..., None].astype(np.float64)).reshape(len(x), -1)
             wide = wide[:, : shape["inputs"]]
             assert (abs(wide - x) <= abs(x).max(1, keepdims=True) / 64000).all()
@@ -136,11 +136,11 @@ def test_products_of_integers(operators: Any, kind: str) -> None:
             rng.standard_normal((shape["rows"], shape["inputs"]), np.float32), shape["offset"]
         )
         bias = rng.standard_normal(shape["out"], np.float32) if shape["bias"] else None
-        block = packing.matrix(matrix.weight, bias, rounded_input=True).block()
+        block = matrices.matrix(matrix.weight, bias, rounded_input=True).block()
         operators.set_threads(shape["threads"])
         result = operators.linear(block, shape["out"], x)
 
-        group = shape["group"] or packing.INPUT_GROUP
+        group = shape["group"] or structs.INPUT_GROUP
         integers, x_scales = rounded(x, group, 127)
         missing = -shape["inputs"] % group
         weights = np.pad(matrix.weight.values, ((0, 0), (0, missing))).astype(np.int64)
@@ -170,7 +170,7 @@ def test_what_is_no_number_reaches_its_own_row(
     rng = np.random.default_rng(0)
     for inputs, group in ((160, 32), (128, 64)):
         matrix = made(kind, 40, inputs, group, rng)
-        block = packing.matrix(matrix.weight, rounded_input=rounded_input).block()
+        block = matrices.matrix(matrix.weight, rounded_input=rounded_input).block()
         x = rng.standard_normal((rows, inputs), np.float32)
         before = operators.linear(block, 40, x)
         assert np.isfinite(before).all()
@@ -194,7 +194,7 @@ def test_integers_of_extreme_inputs(operators: Any, rounded_input: bool, repeate
     weight = QuantizedTensor(
         8, 0, np.full((32, inputs), -127, np.int8), np.ones(32, np.float32), None
     )
-    block = packing.matrix(weight, rounded_input=rounded_input).block()
+    block = matrices.matrix(weight, rounded_input=rounded_input).block()
     for number, expected in (0, 0), (1e-40, 0), (3.0, -381.0 * inputs), (-3e38, np.inf):
         x = np.full((repeated, inputs), number, np.float32)
         result = operators.linear(block, 32, x)
@@ -206,7 +206,7 @@ def test_the_largest_sums_of_4_bits(operators: Any) -> None:
     group = structs.MOST_GROUP
     ones = np.ones((40, 2), np.float16)
     full = np.full((40, group), 0xFF, np.uint8)
-    block = packing.matrix(QuantizedTensor(4, group, full, ones, 0 * ones)).block()
+    block = matrices.matrix(QuantizedTensor(4, group, full, ones, 0 * ones)).block()
     for sign in (1, -1):
         x = np.full((3, 2 * group), sign, np.float32)
         result = operators.linear(block, 40, x)
@@ -219,7 +219,7 @@ def test_integers_of_8_bits_alone_take_integers(operators: Any) -> None:
     for kind in ("float32", "float16", "int4 in groups"):
         weight = made(kind, 33, 64, 32, rng).weight
         plain, integer = (
-            packing.matrix(weight, rounded_input=wish).block() for wish in (False, True)
+            matrices.matrix(weight, rounded_input=wish).block() for wish in (False, True)
         )
         np.testing.assert_array_equal(
             operators.linear(plain, 33, x), operators.linear(integer, 33, x)
@@ -230,7 +230,7 @@ def test_integers_of_8_bits_alone_take_integers(operators: Any) -> None:
 def test_threads_have_runs_of_a_large_matrix(operators: Any, rows: int) -> None:
     rng = np.random.default_rng(rows)
     x, weight = rng.standard_normal((rows, 300), np.float32), rng.standard_normal((3001, 300))
-    block = packing.matrix(weight.astype(np.float32)).block()
+    block = matrices.matrix(weight.astype(np.float32)).block()
     operators.set_threads(1)
     alone = operators.linear(block, 3001, x)
     np.testing.assert_allclose(alone, x @ weight.T, rtol=0, atol=1e-4)
@@ -245,7 +245,7 @@ def test_numbers_of_16_bits_are_kept_in_16_bits(operators: Any) -> None:
     for kind, dtype in ("float16", np.float16), ("bfloat16", np.uint16):
         every = np.arange(1 << 16, dtype=np.uint16).view(dtype).reshape(256, 256)
         finite = np.where(np.isfinite(widened(every)), every, dtype(0))
-        block = packing.matrix(finite).block()
+        block = matrices.matrix(finite).block()
         assert 2 * finite.size <= block.nbytes < 2 * finite.size + 256, kind
         np.testing.assert_array_equal(operators.linear(block, 256, x), widened(finite).T)
 
@@ -253,8 +253,8 @@ def test_numbers_of_16_bits_are_kept_in_16_bits(operators: Any) -> None:
 def test_floats_that_bfloat16_holds_are_packed_as_such(operators: Any) -> None:
     stored = made("bfloat16", 70, 40, 0, np.random.default_rng(3)).weight
     assert isinstance(stored, np.ndarray)
-    block = packing.matrix(widened(stored)).block()
-    np.testing.assert_array_equal(block, packing.matrix(stored).block())
+    block = matrices.matrix(widened(stored)).block()
+    np.testing.assert_array_equal(block, matrices.matrix(stored).block())
 
 
 @pytest.mark.parametrize(("rows", "inputs"), [(1, 7), (1, 600), (3, 40), (13, 300), (40, 777)])
@@ -264,8 +264,8 @@ def test_inputs_in_bfloat16(operators: Any, rows: int, inputs: int) -> None:
     stored = made("bfloat16", 45, inputs, 0, rng).weight
     assert isinstance(stored, np.ndarray)
     x = rng.standard_normal((rows, inputs), np.float32) * np.float32(37)
-    layout = packing.matrix(stored, rounded_input=True)
-    assert layout.since == packing.FORMAT == 6
+    layout = matrices.matrix(stored, rounded_input=True)
+    assert layout.since == versions.FORMAT == 6
     even = np.zeros((rows, inputs + 1), np.float32)
     even[:, :inputs] = widened(narrowed(x, "BF16"))
     weights = np.zeros((45, inputs + 1), np.float32)
@@ -278,7 +278,7 @@ def test_inputs_in_bfloat16(operators: Any, rows: int, inputs: int) -> None:
 
 
 def test_inputs_that_bfloat16_cannot_hold(operators: Any) -> None:
-    block = packing.matrix(
+    block = matrices.matrix(
         narrowed(np.eye(8, dtype=np.float32), "BF16"), rounded_input=True
     ).block()
     largest = np.finfo(np.float32).max  # the nearest bfloat16 is infinite
@@ -294,7 +294,7 @@ def test_matrices_of_several_types_are_packed_together(operators: Any) -> None:
     rng = np.random.default_rng(4)
     weights = [made(kind, 40, 64, 0, rng) for kind in ("float16", "bfloat16", "float32")]
     x = rng.standard_normal((5, 64), np.float32)
-    block = packing.matrix(packing.stacked([one.weight for one in weights])).block()
+    block = matrices.matrix(matrices.stacked([one.weight for one in weights])).block()
     exact = x @ np.concatenate([one.values for one in weights]).T
     np.testing.assert_allclose(operators.linear(block, 120, x), exact, rtol=0, atol=1e-4)
 
@@ -306,7 +306,7 @@ def test_integers_are_packed_as_the_floats_that_they_stand_for(
     rng = np.random.default_rng(bits)
     weights = [quantize(rng.standard_normal((70, 256), np.float32), bits, group) for _ in range(2)]
     floats = [weight.float32() for weight in weights]
-    widened = packing.matrix(weights[0], dequantize=True).block()
-    np.testing.assert_array_equal(widened, packing.matrix(floats[0]).block())
-    widened = packing.matrix(packing.Alternating(*weights), dequantize=True).block()
-    np.testing.assert_array_equal(widened, packing.matrix(packing.Alternating(*floats)).block())
+    widened = matrices.matrix(weights[0], dequantize=True).block()
+    np.testing.assert_array_equal(widened, matrices.matrix(floats[0]).block())
+    widened = matrices.matrix(matrices.Alternating(*weights), dequantize=True).block()
+    np.testing.assert_array_equal(widened, matrices.matrix(matrices.Alternating(*floats)).block())

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner.native import packing
+from lite_runner.native import matrices, packing
+from lite_runner.native.layout import Norm
 from lite_runner.native.lora_pool import PoolLayout, Target
-from lite_runner.native.packing import Norm
 
 RANK = 5
 PLACES = 3
@@ -96,8 +96,8 @@ def test_attention(operators: Any, changed: tuple[bool, ...], head_norms: bool) 
         inward, outward = np.concatenate(weights[:3]), weights[3]
         return packing.attention(
             packing.AttentionShape(heads, kv_heads, dim, HIDDEN, rotary=True, residual=True),
-            packing.matrix(inward),
-            packing.matrix(outward),
+            matrices.matrix(inward),
+            matrices.matrix(outward),
             NORM,
             layout,
             qk_norm=qk_norm,
@@ -128,10 +128,10 @@ def test_feed_forward(operators: Any, gated: bool, changed: tuple[bool, ...]) ->
     weights = [numbers(WIDE, HIDDEN), numbers(WIDE, HIDDEN), numbers(HIDDEN, WIDE)]
 
     def layer(weights: list[Floats], layout: PoolLayout | None) -> NDArray[np.uint8]:
-        up = packing.Alternating(weights[0], weights[1]) if gated else weights[1]
+        up = matrices.Alternating(weights[0], weights[1]) if gated else weights[1]
         return packing.feed_forward(
-            packing.matrix(up),
-            packing.matrix(weights[2]),
+            matrices.matrix(up),
+            matrices.matrix(weights[2]),
             NORM,
             layout,
             hidden=HIDDEN,
@@ -153,7 +153,7 @@ def test_head(operators: Any) -> None:
     wanted = tuple(range(COUNT))
 
     def layer(weights: list[Floats], layout: PoolLayout | None) -> NDArray[np.uint8]:
-        return packing.head(packing.matrix(weights[0]), NORM, layout, hidden=HIDDEN).block()
+        return packing.head(matrices.matrix(weights[0]), NORM, layout, hidden=HIDDEN).block()
 
     def call(block: NDArray[np.uint8], *pool: NDArray[Any]) -> Floats:
         unused = np.zeros(64, np.uint8)
@@ -174,7 +174,7 @@ def test_head(operators: Any) -> None:
 
 def test_embedding(operators: Any) -> None:
     def layer(weights: list[Floats], layout: PoolLayout | None) -> NDArray[np.uint8]:
-        table = packing.matrix(weights[0])
+        table = matrices.matrix(weights[0])
         return packing.embedding(table, None, None, layout, hidden=HIDDEN).block()
 
     def call(block: NDArray[np.uint8], *pool: NDArray[Any]) -> Floats:

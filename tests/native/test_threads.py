@@ -16,10 +16,10 @@ SOURCES = Path(native.__file__).parent / "src"
 WORK = f"""
 import ctypes, os, resource, sys, time
 import numpy as np
-from lite_runner.native import packing
+from lite_runner.native import matrices
 operators = ctypes.CDLL({str(native.LIBRARY)!r})
 weight = np.random.default_rng(0).standard_normal((4096, 256), np.float32)
-block = packing.matrix(weight).block()
+block = matrices.matrix(weight).block()
 x = np.ones((8, 256), np.float32)
 expected = np.tile(weight.sum(1), (8, 1))
 

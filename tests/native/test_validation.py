@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import Held, Quantization
 from lite_runner.errors import ArtifactError
-from lite_runner.native import packing
+from lite_runner.native import matrices
 from lite_runner.native.packed_model import pack
 from lite_runner.native.structs import PANEL
 from lite_runner.native.validation import check_layer, check_model
@@ -58,7 +58,7 @@ CASES: list[tuple[str, Form]] = [
 class InBlocks(QuantizedWeights):
     """Matrices in blocks of GGUF, those that lie side by side in different ones."""
 
-    def matrix(self, name: str) -> packing.Weight:
+    def matrix(self, name: str) -> matrices.Weight:
         floats = super().matrix(name)
         assert isinstance(floats, np.ndarray)
         if floats.shape[1] % 32:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lite_runner import native
-from lite_runner.native.packing import FORMAT, UNREADABLE
+from lite_runner.native.versions import FORMAT, UNREADABLE
 from tests.refusals import refused
 
 Run = Callable[..., dict[str, Any]]

@@ -1,0 +1,229 @@
+"""Packs matrices for the native kernels, alone or several as one, with their biases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.native import structs
+from lite_runner.native.block_panels import BlockPanels
+from lite_runner.native.layout import Floats, Layout
+from lite_runner.native.panels import Dequantized, Panels
+from lite_runner.native.structs import FEWER_BITS, INPUT_GROUP, PANEL, Format, Order
+from lite_runner.native.versions import SINCE_BFLOAT16_INPUT, SINCE_BLOCKS
+from lite_runner.records import dataclass
+from lite_runner.weights.formats.gguf_blocks import BlockMatrix
+from lite_runner.weights.memory_map import drop_pages
+from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
+from lite_runner.weights.tensor import widened
+
+# [out, in]; floats as stored, see LazyTensor
+Weight: TypeAlias = NDArray[Any] | QuantizedTensor | BlockMatrix
+
+
+@dataclass(frozen=True)
+class Alternating:
+    """Two matrices of one shape with interleaved panels."""
+
+    first: Weight
+    second: Weight
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Matrices with the same input one after the other, of which some are in GGUF's blocks."""
+
+    parts: tuple[Weight, ...]
+
+
+def stacked(parts: Sequence[Weight]) -> Weight | Stacked:
+    """Matrices with the same input concatenated along their outputs, if they can be one."""
+    blocks = [part for part in parts if isinstance(part, BlockMatrix)]
+    if blocks and not _one_type(parts):
+        return Stacked(tuple(parts))
+    if blocks:
+        return replace(blocks[0], data=np.concatenate([part.data for part in blocks]))
+    quantized, floats = _alike(parts)
+    if not quantized:
+        joined: NDArray[Any] = np.concatenate(floats)
+        for part in floats:
+            drop_pages(part)
+        return joined
+    first, minimums = quantized[0], [part.minimums for part in quantized]
+    return QuantizedTensor(
+        first.bits,
+        first.group,
+        np.concatenate([part.values for part in quantized]),
+        np.concatenate([part.scales for part in quantized]),
+        None if first.minimums is None else np.concatenate(minimums),  # type: ignore[arg-type]
+    )
+
+
+def alike(matrices: Sequence[Weight]) -> Sequence[Weight]:
+    """The matrices in forms whose inputs are rounded alike: all in blocks, all quantized with the
+    same groups, or all floats."""
+    types = {one.type_name if isinstance(one, BlockMatrix) else "" for one in matrices}
+    if "" not in types and len({Format[one] in FEWER_BITS for one in types}) == 1:
+        return matrices
+    quantized, floats = _alike(matrices)
+    return quantized or floats
+
+
+def _one_type(parts: Sequence[Weight]) -> bool:
+    """Whether all are in GGUF's blocks of one type."""
+    types = {part.type_name if isinstance(part, BlockMatrix) else "" for part in parts}
+    return len(types) == 1 and "" not in types
+
+
+def _alike(parts: Sequence[Weight]) -> tuple[list[QuantizedTensor], list[NDArray[Any]]]:
+    """Bring matrices that are packed together to one form: all quantized with the same groups, or
+    all floats of one type."""
+    quantized = [part for part in parts if isinstance(part, QuantizedTensor)]
+    if len(quantized) < len(parts) or len({part.bits for part in quantized}) > 1:
+        floats = [part if isinstance(part, np.ndarray) else part.float32() for part in parts]
+        one_type = len({part.dtype for part in floats}) == 1
+        return [], floats if one_type else [widened(part) for part in floats]
+    if len({part.group for part in quantized}) > 1:
+        # Some have a file's own 8-bit groups, others were quantized per row.
+        quantized = [quantize(one.float32(), 8, 0) if one.group else one for one in quantized]
+    return quantized, []
+
+
+def _padded(array: NDArray[Any], axis: int = 0, multiple: int = PANEL) -> NDArray[Any]:
+    """Zero-pad an axis to a multiple."""
+    missing = -array.shape[axis] % multiple
+    if not missing:
+        return array
+    return np.pad(array, [(0, missing if i == axis else 0) for i in range(array.ndim)])
+
+
+def _format(parts: Sequence[NDArray[Any]]) -> Format:
+    """Storage format of floats: as stored, or bfloat16 if that is exact."""
+    if parts[0].dtype == np.float16:
+        return Format.FLOAT16
+    return Format.BFLOAT16 if all(_is_bfloat16(part) for part in parts) else Format.FLOAT32
+
+
+def _is_bfloat16(weight: NDArray[Any]) -> bool:
+    if weight.dtype == np.uint16:
+        return True
+    bits = weight.view(np.uint32)
+    return not (bits[:1] & 0xFFFF).any() and not any(
+        (bits[start : start + 256] & 0xFFFF).any() for start in range(0, len(bits), 256)
+    )
+
+
+def matrix(
+    weight: Weight | Alternating | Stacked,
+    bias: Floats | tuple[Floats, Floats] | None = None,
+    *,
+    rounded_input: bool = False,
+    dequantize: bool = False,
+) -> Layout:
+    """Pack a matrix in panels with its bias [out] (a pair for Alternating).
+
+    `rounded_input`: the input of an int8 matrix, or of blocks, is quantized to int8 too, and that
+    of a matrix in bfloat16 is rounded to bfloat16;
+    `dequantize`: a group-quantized matrix, or one in blocks, is stored as float32.
+    """
+    pair = isinstance(weight, Alternating)
+    parts: list[Weight]
+    if isinstance(weight, Alternating):
+        parts = [weight.first, weight.second]
+    elif not isinstance(weight, Stacked):
+        parts = [weight]
+    else:
+        parts = list(weight.parts)
+        whole = all(part.shape[0] % PANEL == 0 for part in parts[:-1])
+        if dequantize or not whole:
+            return matrix(np.concatenate(_alike(parts)[1]), bias)
+    assert bias is None or isinstance(bias, tuple) == pair
+    blocks = [part for part in parts if isinstance(part, BlockMatrix) and not dequantize]
+    if blocks and not _one_type(parts):
+        return _joined(parts, bias, rounded_input=rounded_input, by_turns=pair)
+    out, inputs = parts[0].shape
+    if pair:
+        out = 2 * -(-out // PANEL) * PANEL
+    fields = structs.Matrix(out=out, inputs=inputs)
+    layout = Layout(fields)
+    if blocks:
+        fields.format, fields.rounded_input = Format[blocks[0].type_name], rounded_input
+        fields.data = layout.add(BlockPanels(blocks))
+        layout.since = SINCE_BLOCKS
+        _add_bias(layout, fields, bias)
+        return layout
+    quantized, floats = _alike(parts)
+    if quantized and dequantize:
+        fields.format = Format.FLOAT32
+        fields.data = layout.add(Dequantized(quantized))
+    elif quantized:
+        _add_integers(layout, fields, quantized, rounded_input and quantized[0].bits == 8)
+    else:
+        fields.format = _format(floats)
+        bfloat16 = fields.format == Format.BFLOAT16
+        fields.data = layout.add(Panels(floats, 8, bfloat16=bfloat16))
+        if bfloat16 and rounded_input:
+            fields.rounded_input = True
+            layout.since = SINCE_BFLOAT16_INPUT
+    _add_bias(layout, fields, bias)
+    return layout
+
+
+def _joined(
+    parts: Sequence[Weight],
+    bias: Floats | tuple[Floats, Floats] | None,
+    *,
+    rounded_input: bool,
+    by_turns: bool,
+) -> Layout:
+    """Matrices of different forms as one, each packed by itself."""
+    whole = structs.JoinedMatrix(count=len(parts), by_turns=by_turns)
+    fields = whole.plain
+    fields.format, fields.rounded_input = Format.JOINED, rounded_input
+    fields.inputs = parts[0].shape[1]
+    rows = [part.shape[0] for part in parts]
+    fields.out = sum(-(-one // PANEL) * PANEL for one in rows) if by_turns else sum(rows)
+    layout = Layout(whole)
+    for index, part in enumerate(parts):
+        rounded = rounded_input and isinstance(part, BlockMatrix)
+        whole.parts[index] = layout.add(matrix(part, rounded_input=rounded))
+    _add_bias(layout, fields, bias)
+    return layout
+
+
+def _add_bias(
+    layout: Layout, fields: structs.Matrix, bias: Floats | tuple[Floats, Floats] | None
+) -> None:
+    if bias is not None:
+        biases = bias if isinstance(bias, tuple) else (bias,)
+        fields.bias = layout.add(Panels([one[:, None] for one in biases]))
+
+
+def _add_integers(
+    layout: Layout, fields: structs.Matrix, parts: list[QuantizedTensor], rounded_input: bool
+) -> None:
+    """Add the quantized values and their scales."""
+    bits, group = parts[0].bits, parts[0].group
+    fields.format = Format.INT4 if bits == 4 else Format.INT8
+    fields.group, fields.rounded_input = group, rounded_input
+    order = Order.NIBBLE_PAIRS if bits == 4 else Order.PLAIN if rounded_input else Order.BYTE_PAIRS
+    # Eight inputs at a time.
+    words = [_padded(part.values, 1, bits).view(np.uint32) for part in parts]
+    fields.data = layout.add(Panels(words, order=order))
+    if group:
+        fields.scales = layout.add(Panels([part.scales for part in parts]))
+    else:
+        fields.scales = layout.add(Panels([part.scales[:, None] for part in parts]))
+    if bits == 4:
+        fields.minimums = layout.add(
+            Panels([part.minimums for part in parts if part.minimums is not None])
+        )
+    if rounded_input:
+        span = group or INPUT_GROUP
+        grouped = [_padded(part.values, 1, span) for part in parts]
+        totals = [one.reshape(len(one), -1, span).sum(2, dtype=np.int32) for one in grouped]
+        fields.sums = layout.add(Panels(totals))
