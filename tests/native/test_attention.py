@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -240,6 +240,25 @@ def test_attention(operators: Any) -> None:
     check()
 
 
+def test_attention_in_bfloat16(operators: Any) -> None:
+    """Of the sizes of its float32 cousin, and as near as 8 bits are."""
+
+    @settings(max_examples=settings().max_examples // 8)
+    @given(layer=layers, counts=counts)
+    def check(layer: Layer, counts: tuple[int, int, int]) -> None:
+        operators.set_threads(2)
+        form = {one.name: getattr(layer, one.name) for one in fields(Layer) if one.init}
+        short = Layer(**(form | {"weights": "bfloat16", "rounded_input": True}))
+        long = Layer(**(form | {"weights": "bfloat16"}))
+        steps = schedule(list(counts), np.random.default_rng(layer.seed), 200)
+        found, _ = outputs(short, operators, steps)
+        expected, _ = outputs(long, operators, steps)
+        error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+        assert 0 < error < 0.03, error
+
+    check()
+
+
 @pytest.mark.parametrize(
     ("weights", "window", "cache"),
     [
@@ -247,6 +266,7 @@ def test_attention(operators: Any) -> None:
         *(("float32", window, cache) for window in (None, 130) for cache in sorted(CACHES)),
         *(("int8", None, "int8"), ("int4", None, "fp16"), ("integers", None, "fp32")),
         *(("float32", 3, "int8"), ("int8", 50, "fp16")),
+        *(("bfloat16", window, cache) for window in (None, 77) for cache in sorted(CACHES)),
     ],
 )
 def test_attention_is_the_same_however_a_prompt_is_split(
@@ -258,7 +278,7 @@ def test_attention_is_the_same_however_a_prompt_is_split(
         *(64, 2, 3, 40, True, True, True, True, False),
         cache=cache,
         weights="int8" if integers else weights,
-        rounded_input=integers,
+        rounded_input=integers or weights == "bfloat16",
         head_norms=(window is not None,) * 2,
         window=window,
     )

@@ -40,13 +40,17 @@ inline void with_numbers(CacheType type, Body&& body) {
   }
 }
 
-template <class F>
-inline void product(float* sums, const float* x, int64_t rows, int64_t stride, const void* panel,
+// X: float, or UpperHalf where keys and values are such that bfloat16 holds.
+template <class F, class X>
+inline void product(float* sums, const X* x, int64_t rows, int64_t stride, const void* panel,
                     int64_t depth) {
-  in_tiles<kTile>(rows, [&](auto count, int64_t row) {
-    accumulate<count, F>(sums + row * kPanel, x + row * stride, stride,
-                         static_cast<const uint8_t*>(panel), depth, true);
-  });
+  const uint8_t* from = static_cast<const uint8_t*>(panel);
+  if constexpr (std::is_same_v<X, UpperHalf>)
+    product_of_pairs<F>(sums, x, rows, stride, from, depth, true);
+  else
+    in_tiles<kTile>(rows, [&](auto count, int64_t row) {
+      accumulate<count, F>(sums + row * kPanel, x + row * stride, stride, from, depth, true);
+    });
 }
 
 struct Seen {  // by a row of queries: keys of these positions
@@ -58,21 +62,24 @@ struct Scores {  // what becomes of scores
   float softcap;       // 0: none
 };
 
-// One chunk of keys for `rows` queries [rows][dim], already scaled. What a row does not see, though another does, has a weight of 0, which changes no bit
-// of its sums; where it sees nothing of the chunk its total is 0. Only with `windowed` does a row not
-// see all that is before it.
-template <class F, bool windowed>  // not inlined: two copies might round differently
-__attribute__((noinline)) void attend_chunk(const Keys& keys, const float* queries, int64_t rows,
+// One chunk of keys for `rows` queries [rows][even(dim)], already scaled. What a row does not see,
+// though another does, has a weight of 0, which changes no bit of its sums; where it sees nothing of
+// the chunk its total is 0. Only with `windowed` does a row not see all that is before it.
+template <class F, class X, bool windowed>  // not inlined: two copies might round differently
+__attribute__((noinline)) void attend_chunk(const Keys& keys, const X* queries, int64_t rows,
                          const Seen* seen, Scores form, int64_t first,
                          float* work, Running result) {
   constexpr int64_t size = F::bytes / kPanel;
   float* scores = work;                     // [4][rows][32]
   float* weights = scores + rows * kChunk;  // [rows][128]
+  X* factors = reinterpret_cast<X*>(weights + rows * kChunk);  // the same as X
   // Rows are at rising positions: none sees keys before those of the first, or behind the last's.
-  const int64_t begin = windowed ? larger_of<int64_t>(0, seen[0].first - first) : 0;
+  const int64_t seen_first = windowed ? larger_of<int64_t>(0, seen[0].first - first) : 0;
+  // The same two make a pair, whatever a row sees.
+  const int64_t begin = std::is_same_v<X, UpperHalf> ? seen_first & ~1 : seen_first;
   const int64_t end = smaller_of<int64_t>(kChunk, seen[rows - 1].last - first + 1);
   for (int64_t p = begin / kPanel; p * kPanel < end; ++p)
-    product<F>(scores + p * rows * kPanel, queries, rows, keys.dim,
+    product<F>(scores + p * rows * kPanel, queries, rows, even(keys.dim),
                keys.key(first / kPanel + p, size), keys.dim);
   Ints lane;
   for (int i = 0; i < WIDTH; ++i) lane[i] = i;
@@ -106,16 +113,21 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const float* queri
       Floats weight = exponential(load(row + k) - subtracted);
       total = total + weight;
       if (value_scales) weight = weight * load(value_scales + k);
-      store(row + k, weight);
+      if constexpr (std::is_same_v<X, float>)
+        store(factors + r * kChunk + k, weight);
+      else
+        store_upper_halves(reinterpret_cast<int16_t*>(factors) + r * kChunk + k, weight);
     }
+    // Beside the last of an odd number: a scale there may be anything.
+    if (std::is_same_v<X, UpperHalf> && end % 2) factors[r * kChunk + end] = X{};
     result.total[r] = sum(total);
   }
   for (int64_t p = 0; p < keys.dim_panels(); ++p)
-    product<F>(result.mixed + p * rows * kPanel, weights + begin, rows, kChunk,
+    product<F>(result.mixed + p * rows * kPanel, factors + begin, rows, kChunk,
                keys.value(p, first + begin, size), end - begin);
 }
 
-inline int64_t work_floats(int64_t rows) { return rows * 2 * kChunk; }
+inline int64_t work_floats(int64_t rows) { return rows * 3 * kChunk; }
 
 // Adds the next chunk to what the chunks before it came to.
 inline void merge(Running all, Running next, int64_t rows, int64_t panels) {
@@ -149,6 +161,7 @@ struct Attention {
   int64_t window;  // keys that a token sees; 0: all
   float softcap;   // of scores; 0: none
   bool prefix;     // keys behind a token's own may be seen too
+  bool bfloat16;   // queries, keys, values and their weights are rounded to it
   const Step& step;
   const Cache& cache;
   const float* fused;  // [count][stride]: queries, keys, values
@@ -161,7 +174,7 @@ struct Attention {
 
   // Some tokens' rows for one key/value head.
   struct Queries {
-    float* x;      // [rows][head_dim], scaled
+    float* x;      // [rows][even(head_dim)], scaled; UpperHalf where these are rounded
     Seen* seen;    // [rows]
     float* slope;  // [rows]
   };
@@ -183,7 +196,14 @@ struct Attention {
       for (int64_t g = 0; g < group(); ++g) {
         const int64_t row = t * group() + g, which = head * group() + g;
         const float* from = fused + (token + t) * stride + which * layer.head_dim;
-        for (int64_t d = 0; d < layer.head_dim; ++d) to.x[row * layer.head_dim + d] = from[d] * scale;
+        const int64_t dim = layer.head_dim, at = row * even(dim);
+        if (bfloat16) {
+          int16_t* halves = reinterpret_cast<int16_t*>(to.x) + at;
+          halves[even(dim) - 1] = 0;
+          for (int64_t d = 0; d < dim; ++d) halves[d] = upper_half(from[d] * scale);
+        } else {
+          for (int64_t d = 0; d < dim; ++d) to.x[at + d] = from[d] * scale;
+        }
         to.seen[row] = {static_cast<int32_t>(first_seen(step.position[token + t])),
                         last_seen(token + t)};
         if (layer.slopes) to.slope[row] = layer.at<float>(layer.slopes)[which];
@@ -237,7 +257,7 @@ struct Attention {
   void run() const {
     Item* items = scratch<Item>(kItems, step.count * layer.kv_heads * (cache.length / kChunk));
     const int64_t count = plan(items);
-    const int64_t rows = larger_of(kQueries, group()), dim = layer.head_dim;
+    const int64_t rows = larger_of(kQueries, group()), dim = even(layer.head_dim);
     const int64_t one = running_floats(group(), dim), many = running_floats(rows, dim);
     const int64_t local = rows * (dim + 3) + work_floats(rows) + 2 * many + 64;
     float* memory = scratch<float>(kPartial, count * one + threads() * local);
@@ -258,10 +278,17 @@ struct Attention {
       gather(item.token, item.tokens, item.head, queries);
       const auto attend = [&](int64_t chunk, Running to) {
         with_numbers(cache.type, [&](auto numbers) {
-          const auto attend_one = window ? attend_chunk<decltype(numbers), true>
-                                         : attend_chunk<decltype(numbers), false>;
-          const Scores form{layer.slopes ? slope : nullptr, softcap};
-          attend_one(keys_of(item), x, used, queries.seen, form, chunk * kChunk, work, to);
+          const auto with = [&](auto* inputs) {
+            using X = std::decay_t<decltype(*inputs)>;
+            const auto attend_one = window ? attend_chunk<decltype(numbers), X, true>
+                                           : attend_chunk<decltype(numbers), X, false>;
+            const Scores form{layer.slopes ? slope : nullptr, softcap};
+            attend_one(keys_of(item), inputs, used, queries.seen, form, chunk * kChunk, work, to);
+          };
+          if (bfloat16)
+            with(reinterpret_cast<UpperHalf*>(x));
+          else
+            with(x);
         });
       };
       if (item.chunk >= 0) {

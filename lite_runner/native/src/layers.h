@@ -88,8 +88,8 @@ struct Matrix {
   Format format;
   int64_t out, in;
   int64_t group;          // inputs that share a scale; 0: all
-  // What multiplies integers is rounded too: 1: to 8 bits, 0: to 16; 1: what multiplies bfloat16 is
-  // rounded to it.
+  // What multiplies integers is rounded too: 1: to 8 bits, 0: to 16. Of bfloat16: whether what
+  // multiplies it is rounded to it; attention before such a projection computes with it too.
   int64_t rounded_input;
   int64_t data, scales, minimums;  // scales float32 [panels * 32], or half [panels, in / group, 32]
   int64_t sums;                    // int32 [panels, input groups, 32] of each output's integers

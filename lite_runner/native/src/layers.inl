@@ -166,6 +166,7 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   const Matrix& inward = layer.matrix(layer.query_key_value);
   const Matrix& outward = layer.matrix(layer.projection);
   const int64_t stride = inward.out;
+  const bool bfloat16 = multiplies_bfloat16(outward);
   const GeneralAttentionLayer* general = layer.general();
   if (general && general->parallel)  // before `out`, which may be `x`, is written
     __builtin_memcpy(scratch<float>(kBlockInput, count * layer.hidden), x,
@@ -192,6 +193,8 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
     if (layer.rotary)
       for (int64_t head = 0; head < layer.heads + layer.kv_heads; ++head)
         rotate(query + head * dim, rope + step.rope[row] * rope_width, dim);
+    for (int64_t k = 0; bfloat16 && k < 2 * keys; ++k)
+      key[k] = widened(static_cast<UpperHalf>(upper_half(key[k])));
     for (int64_t head = 0; head < layer.kv_heads; ++head)
       remember({cache, step.slot[row] * layer.kv_heads + head, dim}, step.position[row],
                key + head * dim, value + head * dim);
@@ -201,7 +204,7 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   const int64_t window = extended ? extended->window : 0;
   const float softcap = general ? static_cast<float>(general->softcap) : 0.0f;
   const bool prefix = general && general->prefix;
-  Attention{layer, window, softcap, prefix, step, cache, fused, stride, mixed, outward.depth()}
+  Attention{layer, window, softcap, prefix, bfloat16, step, cache, fused, stride, mixed, outward.depth()}
       .run();
   const Rows mixed_rows = prepared(outward, mixed, count, outward.depth());
   Lowered back(layer.adapters, adapters, 3, 1, mixed_rows, queries);

@@ -121,9 +121,9 @@ constexpr int64_t kAhead = 4096;
 template <int64_t rows, class F, class X>
 inline __attribute__((always_inline)) void multiply(Tile<rows>& tile, const X* x, int64_t stride,
                                                     const uint8_t* panel, int64_t depth) {
-  constexpr int64_t turned = std::is_same_v<X, UpperHalf>;
+  constexpr bool turned = std::is_same_v<X, UpperHalf>;
   for (int64_t i = 0; i < depth; ++i) {
-    const int64_t k = i ^ turned;
+    const int64_t k = turned && (i | 1) < depth ? i ^ 1 : i;
     fetch<F::bytes>(panel + i * F::bytes + kAhead);
     const typename F::Raw column = F::read(panel + k * F::bytes);
 #pragma GCC unroll 16
@@ -153,36 +153,7 @@ __attribute__((noinline)) void accumulate(float* sums, const X* x, int64_t strid
   store_tile(tile, sums);
 }
 
-#if BFLOAT16_PRODUCTS
-const bool multiplies_bfloat16 = __builtin_cpu_supports("avx512bf16");
-
-// The same of bfloat16, two inputs at a time by an instruction for that.
-template <int64_t rows>
-__attribute__((noinline, target("avx512bf16"))) void accumulate_pairs(
-    float* sums, const UpperHalf* x, int64_t stride, const uint8_t* panel, int64_t depth,
-    bool begin) {
-  constexpr int64_t bytes = Numbers<UpperHalf>::bytes;
-  const __m512i step = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  const __m512i low = _mm512_or_si512(step, _mm512_slli_epi32(_mm512_add_epi32(step, _mm512_set1_epi32(32)), 16));
-  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-  Tile<rows> tile{};
-  if (!begin) load_tile(tile, sums);
-  for (int64_t k = 0; k < depth; k += 2, panel += 2 * bytes) {
-    fetch<2 * bytes>(panel + kAhead);
-    const __m512i first = _mm512_loadu_si512(panel), second = _mm512_loadu_si512(panel + bytes);
-    const __m512bh weights[kParts] = {(__m512bh)_mm512_permutex2var_epi16(first, low, second),
-                                      (__m512bh)_mm512_permutex2var_epi16(first, high, second)};
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < rows; ++r) {
-      const __m512bh two = (__m512bh)broadcast_word(x + r * stride + k);
-#pragma GCC unroll 8
-      for (int64_t p = 0; p < kParts; ++p)
-        tile.at[r][p] = (Floats)_mm512_dpbf16_ps((__m512)tile.at[r][p], two, weights[p]);
-    }
-  }
-  store_tile(tile, sums);
-}
-#endif
+inline int64_t even(int64_t count) { return (count + 1) & ~1; }
 
 // Runs body<n> over all rows in tiles of at most `most`.
 template <int64_t most, class Body>
@@ -241,25 +212,6 @@ void multiply_floats(const Matrix& m, const Rows& rows, const X* x, int64_t pane
                                      sums);
     }
   }
-}
-
-// Weights and inputs in bfloat16.
-inline void multiply_bfloat16(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
-  const UpperHalf* x = reinterpret_cast<const UpperHalf*>(rows.shorts);
-#if BFLOAT16_PRODUCTS
-  if (multiplies_bfloat16) {
-    const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
-    for (int64_t k = 0; k < m.depth(); k += kBlock, data += kBlock * Numbers<UpperHalf>::bytes) {
-      const int64_t depth = smaller_of(kBlock, m.depth() - k);
-      in_tiles<kTile>(rows.count, [&](auto count, int64_t row) {
-        accumulate_pairs<count>(sums + row * kPanel, x + row * rows.stride + k, rows.stride, data,
-                                depth, k == 0);
-      });
-    }
-    return;
-  }
-#endif
-  multiply_floats<UpperHalf>(m, rows, x, panel, sums);
 }
 
 // Adds to the totals the sums of one group of inputs, which are exact up to here: by the scale of
@@ -461,6 +413,12 @@ void multiply_integers(const Matrix& m, const Rows& rows, int64_t panel, float* 
   });
 }
 
+// Whether inputs are rounded to bfloat16, as the weights are.
+inline bool multiplies_bfloat16(const Matrix& m) {
+  return m.format == Format::kBFloat16 && m.rounded_input;
+}
+
+void multiply_bfloat16(const Matrix& m, const Rows& rows, int64_t panel, float* sums);
 void multiply_blocks(const Matrix& m, const Rows& rows, int64_t panel, float* sums);
 Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, int64_t stride);
 
@@ -476,7 +434,7 @@ inline void multiply_panel(const Matrix& m, const Rows& rows, int64_t panel, flo
     multiply_blocks(m, rows, panel, sums);
   } else if (m.format == Format::kFloat32) {
     multiply_floats<float>(m, rows, rows.x, panel, sums);
-  } else if (m.format == Format::kBFloat16 && m.rounded_input && rows.shorts) {
+  } else if (multiplies_bfloat16(m) && rows.shorts) {
     multiply_bfloat16(m, rows, panel, sums);
   } else if (m.format == Format::kBFloat16) {
     multiply_floats<UpperHalf>(m, rows, rows.x, panel, sums);
@@ -514,13 +472,13 @@ inline void multiply_panel(const Matrix& m, const Rows& rows, int64_t panel, flo
 inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t stride) {
   Rows rows{x, count, stride, nullptr, nullptr, nullptr, nullptr, nullptr};
   if (m.blocks()) return prepared_for_blocks(m, x, count, stride);
-  if (m.format == Format::kBFloat16 && m.rounded_input) {
-    int16_t* rounded = scratch<int16_t>(kShorts, count * stride);
+  if (multiplies_bfloat16(m)) {
+    int16_t* halves = scratch<int16_t>(kShorts, count * stride);
     over_rows(count, [=](int64_t row) {
       const int64_t first = row * stride;
-      for (int64_t k = first; k < first + stride; ++k) rounded[k] = upper_half(x[k]);
+      for (int64_t k = first; k < first + stride; ++k) halves[k] = upper_half(x[k]);
     });
-    rows.shorts = rounded;
+    rows.shorts = halves;
   }
   if (!m.integers()) return rows;
   const int64_t group = m.input_group(), groups = m.input_groups();

@@ -81,6 +81,14 @@ inline int16_t upper_half(float value) {
   return static_cast<int16_t>(bits >> 16);
 }
 
+inline void store_upper_halves(int16_t* to, Floats value) {
+  typedef int16_t Halves __attribute__((vector_size(2 * WIDTH), aligned(2)));
+  const Ints bits = reinterpret_cast<Ints>(value);
+  const Ints nearest = bits + (0x7fff + (bits >> 16 & 1));
+  const Ints kept = value == value ? nearest : bits | 0x400000;
+  *reinterpret_cast<Halves*>(to) = __builtin_convertvector(kept >> 16, Halves);
+}
+
 inline Floats load_bfloat16(const uint16_t* from) {
 #if WIDTH == 16
   __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
