@@ -21,12 +21,12 @@ _SIZES: dict[str, Any] = {"vocab_size": 480, "hidden_size": 48, "num_layers": 2,
 _SIZES |= {"seq_length": 128, "tie_word_embeddings": False}
 
 
-def write_chatglm3(folder: Path) -> Path:
+def write_chatglm3(folder: Path, seq_length: int = 128) -> Path:
     """A ChatGLM3: tokenizer.model, whose special tokens lie behind its pieces."""
     folder.mkdir()
     _pieces(folder / "tokenizer.model")
     model = chatglm.decoder(
-        **_SIZES,
+        **_SIZES | {"seq_length": seq_length},
         n_kv_heads=2,
         head_dim=12,
         intermediate_size=80,

@@ -45,6 +45,11 @@ def json_rule(schema: Mapping[str, Any]) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
 
 
+def regex_terminal(pattern: str) -> str:
+    """Texts that a regex matches as a whole, in Lark."""
+    return f"/{regex_to_lark(pattern, _ASCII)}/"
+
+
 def of_schema(schema: Mapping[str, Any], field: str) -> Grammar:
     """JSON that a schema allows. Raises ApiError for one that is nested too deep."""
     try:
@@ -55,8 +60,7 @@ def of_schema(schema: Mapping[str, Any], field: str) -> Grammar:
 
 def of_regex(pattern: str, field: str) -> Grammar:
     """Texts that a regex matches as a whole."""
-    lark = f"start: /{regex_to_lark(pattern, _ASCII)}/"
-    return Grammar(lark, field, patterns=(pattern,))
+    return Grammar(f"start: {regex_terminal(pattern)}", field, patterns=(pattern,))
 
 
 def of_choices(choices: Sequence[str], field: str) -> Grammar:
@@ -102,7 +106,7 @@ class Grammars:
         if len(grammar.lark) > MAX_CHARS:
             return f"{len(grammar.lark):,} characters, at most {MAX_CHARS:,} are taken"
         patterns = list(grammar.patterns)
-        for key, value in (pair for schema in grammar.schemas for pair in _keywords(schema)):
+        for key, value in (pair for schema in grammar.schemas for pair in keywords(schema)):
             if key == "multipleOf" and isinstance(value, int) and value > MAX_MULTIPLE:
                 return f"multipleOf: got {value}, at most {MAX_MULTIPLE} is taken"
             if key == "pattern" and isinstance(value, str):
@@ -183,7 +187,7 @@ class _Spelled:
                 return
 
 
-def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
+def keywords(schema: Any) -> Iterator[tuple[str, Any]]:
     """All keys of a schema and of what is in it, with their values."""
     waiting = [schema]
     while waiting:

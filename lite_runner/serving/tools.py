@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.grammars import Grammar
 from lite_runner.serving.schemas import ChatRequest, Function, Message, NamedTool
 from lite_runner.serving.structured import check_free_end
-from lite_runner.serving.tool_formats import Call, Format, Part, format_of
+from lite_runner.serving.tool_formats.calls import Call, Part, Tools
+from lite_runner.serving.tool_formats.formats import Format, format_of
 from lite_runner.system.json_file import parse_json
 from lite_runner.text.tokenizer import Tokenizer
 
@@ -40,8 +41,8 @@ class ToolUse:
 
     def reader(self) -> CallReader:
         """Reads one answer."""
-        names = [function.name for function in self._functions]
-        return CallReader(self._format, names, several=self._several)
+        tools = {function.name: _schema(function) for function in self._functions}
+        return CallReader(self._format, tools, several=self._several)
 
     def _forced(self, body: ChatRequest) -> Grammar | None:
         """Of calls that must be made."""
@@ -71,8 +72,8 @@ class ToolUse:
 class CallReader:
     """Separates the text of an answer from the calls in it."""
 
-    def __init__(self, form: Format, names: Sequence[str], *, several: bool) -> None:
-        self._parser, self._several = form.parser(names), several
+    def __init__(self, form: Format, tools: Tools, *, several: bool) -> None:
+        self._parser, self._several = form.parser(tools), several
         self._short = form.name == "list"
         self.calls: list[dict[str, Any]] = []  # so far, as message.tool_calls has them
 
@@ -118,8 +119,8 @@ def plain_messages(messages: Sequence[Message], tokenizer: Tokenizer) -> list[di
             }
             for number, call in enumerate(message.tool_calls or ())
         ]
-        if form.name == "lines":
-            plain += _as_lines(made, calls)
+        if form.turn is not None:
+            plain += _as_turns(made, calls, form.turn)
         elif role == "tool":
             named = {"name": message.name} if message.name else {}
             plain.append({**made, "tool_call_id": message.tool_call_id, **named})
@@ -128,7 +129,11 @@ def plain_messages(messages: Sequence[Message], tokenizer: Tokenizer) -> list[di
     return plain
 
 
-def _as_lines(made: dict[str, Any], calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _as_turns(
+    made: dict[str, Any],
+    calls: Sequence[dict[str, Any]],
+    write: Callable[[dict[str, Any]], str],
+) -> list[dict[str, Any]]:
     """Calls are the assistant's messages with the tool's name as metadata."""
     if made["role"] == "tool":
         return [{**made, "role": "observation"}]
@@ -137,14 +142,14 @@ def _as_lines(made: dict[str, Any], calls: Sequence[dict[str, Any]]) -> list[dic
         {
             "role": "assistant",
             "metadata": call["function"]["name"],
-            "content": json.dumps(call["function"]["arguments"], ensure_ascii=False),
+            "content": write(call["function"]["arguments"]),
         }
         for call in calls
     ]
 
 
 def _format(tokenizer: Tokenizer, field: str) -> Format:
-    found = format_of(tokenizer.chat_template)
+    found = format_of(tokenizer.chat_template, tokenizer.chat_form)
     if found is None:
         why = "the model's chat template has no tools, or none in a form that is known"
         raise ApiError(400, f"{field}: not supported: {why}", field, "unsupported_parameter")

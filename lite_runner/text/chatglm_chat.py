@@ -3,6 +3,7 @@
 # ruff: noqa: RUF001  (the rounds of ChatGLM2 have full-width colons)
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,6 +11,10 @@ from lite_runner.errors import ConfigError
 
 ChatForm = Literal["chatglm2", "chatglm3"]
 PREFIX = ("[gMASK]", "sop")  # of every prompt
+# The words that ChatGLM3 has learned before a list of tools.
+_TOOLS = (
+    "Answer the following questions as best as you can. You have access to the following tools:"
+)
 ROLES = ("system", "user", "assistant", "observation")
 
 
@@ -22,14 +27,21 @@ def role_tag(role: str) -> Tag:
 
 
 def parts(
-    form: ChatForm, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool
+    form: ChatForm,
+    messages: Sequence[Mapping[str, Any]],
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> Iterator[str]:
-    """A chat of {"role", "content"} as tags and texts. Raises ConfigError for roles, or an order of
-    them, that the model does not know."""
+    """A chat of {"role", "content"} as tags and texts; `tools` as OpenAI's protocol has them.
+    Raises ConfigError for roles, or an order of them, that the model does not know."""
     yield from map(Tag, PREFIX)
     if form == "chatglm2":
+        if tools:
+            raise ConfigError("chat: a ChatGLM2 knows no tools")
         yield "".join(_rounds(messages, add_generation_prompt))
         return
+    if tools:
+        messages = _with_tools(messages, tools)
     for message in messages:
         role = message["role"]
         if role not in ROLES:
@@ -40,6 +52,17 @@ def parts(
         yield message["content"]
     if add_generation_prompt:
         yield role_tag("assistant")
+
+
+def _with_tools(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """With the functions at the end of the system's message, which is the first."""
+    listed = json.dumps([tool["function"] for tool in tools], indent=4, ensure_ascii=False)
+    told = f"{_TOOLS}\n{listed}"
+    if messages and messages[0]["role"] == "system":
+        return [{**messages[0], "content": f"{messages[0]['content']}\n{told}"}, *messages[1:]]
+    return [{"role": "system", "content": told}, *messages]
 
 
 def _rounds(messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> Iterator[str]:

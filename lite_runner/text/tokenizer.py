@@ -94,12 +94,12 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[dict[str, Any]] | None = None,
     ) -> list[int]:
-        """Token ids of a rendered chat. The template writes bos itself, so none is added; it gets
-        `tools` as OpenAI's protocol has them."""
+        """Token ids of a rendered chat. The template writes bos itself, so none is added. `tools`
+        are as OpenAI's protocol has them."""
         if self.chat_form is not None and self._chat_template is None:
             return [
                 id
-                for part in chat_parts(self.chat_form, messages, add_generation_prompt)
+                for part in chat_parts(self.chat_form, messages, add_generation_prompt, tools)
                 for id in (
                     self._ids_of(part) if isinstance(part, Tag) else self.encode(part, False)
                 )
@@ -139,7 +139,7 @@ class Tokenizer:
         source = self.source if template else self._template_source
         template = template or self._chat_template
         if template is None and self.chat_form is not None:
-            return "".join(chat_parts(self.chat_form, messages, add_generation_prompt))
+            return "".join(chat_parts(self.chat_form, messages, add_generation_prompt, tools))
         if template is None:
             raise ConfigError(
                 f"{self.source} has no chat template",

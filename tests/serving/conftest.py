@@ -28,6 +28,7 @@ from lite_runner.serving.metrics import Metrics
 from lite_runner.serving.options import Serve
 from lite_runner.serving.server import listen
 from lite_runner.serving.state import Server
+from lite_runner.text.chatglm_chat import PREFIX, ROLES, role_tag
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer, byte_tokenizer
 from tests.generation.mock import MockBackend
 from tests.paths import ROOT
@@ -37,6 +38,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 VOCAB, END = 259, 257
+TAGS = [role_tag(role) for role in ROLES]
 
 
 def letters(history: list[int], adapter: int) -> NDArray[np.float32]:
@@ -100,6 +102,14 @@ def tokenizer_with_chat(template: str = TEMPLATE, special: Sequence[str] = ()) -
     backend.add_special_tokens([AddedToken(one, special=True) for one in special])
     named = SpecialTokens(bos="<s>", eos=("</s>",), pad="<pad>")
     return Tokenizer(backend, named, source="a test's tokenizer", chat_template=template)
+
+
+def tokenizer_of_chatglm3() -> Tokenizer:
+    """The byte tokenizer with the tags of ChatGLM3, and its chats."""
+    named = SpecialTokens(bos="<s>", eos=("</s>",), pad="<pad>")
+    backend = tokenizers.Tokenizer.from_str(byte_tokenizer().files()["tokenizer.json"])
+    backend.add_special_tokens([AddedToken(one, special=True) for one in (*PREFIX, *TAGS)])
+    return Tokenizer(backend, named, source="a test's tokenizer", chat_form="chatglm3")
 
 
 @pytest.fixture

@@ -55,7 +55,8 @@ def test_answers(start: Start, form: str) -> None:
         served, chat = start(), CHAT
     else:
         tokenizer = tokenizer_with_chat(TEMPLATES["tags"])
-        served, chat = start(says(SAID[1][1]), tokenizer=tokenizer), {**ASKED, "temperature": 0}
+        served = start(says(SAID[1][1], tokenizer), tokenizer=tokenizer)
+        chat = {**ASKED, "temperature": 0}
     check(Completion, sent(served, "/v1/completions", PLAIN))
     check(ChatCompletion, sent(served, "/v1/chat/completions", chat))
     for path, body, kind in (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -12,10 +12,21 @@ import pytest
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, TypeAdapter
 
-from lite_runner.serving.tool_formats import FORMATS, Call, Part, format_of
+from lite_runner.serving.tool_formats.pairs import MARKS
+from lite_runner.serving.tool_formats.turns import TAG
+from lite_runner.text.tokenizer import Tokenizer
+from tests.chatglm_folders import write_chatglm3
 from tests.generation.mock import MockBackend
-from tests.serving.conftest import END, VOCAB, Served, Start, tokenizer_with_chat
+from tests.serving.conftest import (
+    END,
+    Launch,
+    Served,
+    Start,
+    tokenizer_of_chatglm3,
+    tokenizer_with_chat,
+)
 from tests.serving.test_structured import chaos
+from tests.serving.tool_formats.reading import read_however_cut
 
 BODY = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}[{{ m.role }}]"
@@ -27,7 +38,9 @@ TEMPLATES = {
     "objects": BODY + "{# <|start_header_id|> #}",
     "list": BODY + "{# [TOOL_CALLS] #}",
     "lines": BODY + "{# [gMASK] <|observation|> #}",
+    "pairs": BODY + "{# [gMASK] <|observation|> <tool_call> <arg_key> #}",
 }
+FORMS = [*TEMPLATES, "turns"]
 WEATHER = {
     "type": "function",
     "function": {
@@ -58,14 +71,24 @@ class Weather(BaseModel):
     days: Annotated[int, Field(ge=1, le=9)]
 
 
-def says(text: str) -> MockBackend:
-    """A model that always answers the same."""
+def tokenizer_of(form: str) -> Tokenizer:
+    return tokenizer_of_chatglm3() if form == "turns" else tokenizer_with_chat(TEMPLATES[form])
+
+
+def says(text: str, tokenizer: Tokenizer) -> MockBackend:
+    """A model that always answers the same, in one turn or several."""
+    tag = tokenizer.id_of(TAG)
+    head = [*b"[assistant]"] if tag is None else [tag]
     script = [*text.encode(), END]
+    if tag is not None:
+        first, *turns = text.split(TAG)
+        script = [*first.encode(), *(id for turn in turns for id in (tag, *turn.encode())), END]
 
     def logits(history: list[int], _: int) -> NDArray[np.float32]:
-        said = bytes(history).rpartition(b"[assistant]")[2] if max(history) < 256 else script
-        scores = np.zeros(VOCAB, np.float32)
-        scores[script[min(len(said), len(script) - 1)]] = 50
+        scores = np.zeros(tokenizer.vocab_size, np.float32)
+        begins = [at for at in range(len(history)) if history[at : at + len(head)] == head]
+        said = len(history) - (begins[0] + len(head) if begins else 0)
+        scores[script[min(said, len(script) - 1)]] = 50
         return scores
 
     return MockBackend(logits, 4, 4096, 4)
@@ -108,6 +131,28 @@ SAID: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("lines", 'get_weather\n{"city": "Rome"}', "", [("get_weather", {"city": "Rome"})]),
     ("lines", "get_weather is a tool.", "get_weather is a tool.", []),
     ("lines", "clock\nis a tool.", "clock\nis a tool.", []),
+    (
+        "pairs",
+        "Sure:\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n"
+        "<tool_call>clock\n</tool_call>\n",
+        "Sure:",
+        [("get_weather", {"city": "Oslo", "days": 3}), ("clock", {})],
+    ),
+    ("pairs", "a <tool_call> no call</tool_call> b", "a <tool_call> no call</tool_call> b", []),
+    (
+        "turns",
+        " get_weather\n ```python\ntool_call(city='Oslo', days=3)\n```",
+        "",
+        [("get_weather", {"city": "Oslo", "days": 3})],
+    ),
+    (
+        "turns",
+        f"\n Let me see.{TAG} clock\n ```python\ntool_call()\n```{TAG}\n So it is.",
+        "\n Let me see.\n So it is.",
+        [("clock", {})],
+    ),
+    ("turns", "\n clock\n is a tool.", "\n clock\n is a tool.", []),
 ]
 
 
@@ -115,26 +160,16 @@ SAID: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
 def test_calls_are_read_however_the_text_is_cut(
     form: Any, said: str, text: str, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    def read(pieces: Sequence[str]) -> tuple[str, list[tuple[str, Any]]]:
-        parser = FORMATS[form].parser(["get_weather", "clock"])
-        parts: list[Part] = [part for piece in pieces for part in parser.put(piece)]
-        parts += parser.finish()
-        found = [
-            (part.name, json.loads(part.arguments)) for part in parts if isinstance(part, Call)
-        ]
-        return "".join(part for part in parts if isinstance(part, str)), found
-
-    assert read([said]) == (text, calls)
-    assert read(list(said)) == (text, calls)
-    for place in range(len(said)):
-        assert read([said[:place], said[place:]]) == (text, calls)
+    tools = {"get_weather": WEATHER["function"]["parameters"], "clock": {}}
+    assert read_however_cut(form, said, tools) == (text, calls)
 
 
 @pytest.mark.parametrize(("form", "said", "text", "calls"), SAID)
 def test_an_answer_and_its_stream(
     start: Start, form: str, said: str, text: str, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    client = start(says(said), tokenizer=tokenizer_with_chat(TEMPLATES[form])).client
+    tokenizer = tokenizer_of(form)
+    client = start(says(said, tokenizer), tokenizer=tokenizer).client
     answer = client.chat.completions.create(**ASKED, temperature=0)
     (choice,) = answer.choices
     assert choice.finish_reason == ("tool_calls" if calls else "stop")
@@ -152,11 +187,10 @@ def test_an_answer_and_its_stream(
     ]
 
 
-@pytest.mark.parametrize("form", TEMPLATES)
+@pytest.mark.parametrize("form", FORMS)
 def test_a_call_is_forced_whatever_the_model(start: Start, form: str) -> None:
-    client = start(
-        MockBackend(chaos, 4, 4096, 4), tokenizer=tokenizer_with_chat(TEMPLATES[form])
-    ).client
+    tokenizer = tokenizer_of(form)
+    client = start(any_of(tokenizer), tokenizer=tokenizer).client
     named = {"type": "function", "function": {"name": "get_weather"}}
     checked = TypeAdapter(Weather)
     for seed in range(3):
@@ -182,7 +216,8 @@ def test_a_call_is_forced_whatever_the_model(start: Start, form: str) -> None:
 
 def test_none_is_no_tools_and_one_call_is_one(start: Start) -> None:
     said = SAID[1][1]
-    client = start(says(said), tokenizer=tokenizer_with_chat(TEMPLATES["tags"])).client
+    tokenizer = tokenizer_of("tags")
+    client = start(says(said, tokenizer), tokenizer=tokenizer).client
     asked = {**ASKED, "temperature": 0}
     answer = client.chat.completions.create(**asked, tool_choice="none")
     assert answer.choices[0].message.content == said and answer.usage.prompt_tokens == 20
@@ -201,38 +236,67 @@ def test_the_turns_before_reach_the_template(start: Start) -> None:
     messages = [called, {"role": "tool", "tool_call_id": "1", "content": "warm"}]
 
     def prompt(form: str) -> str:
-        served = start(tokenizer=tokenizer_with_chat(TEMPLATES[form]))
+        served = start(tokenizer=tokenizer_of(form))
         body = {"messages": messages}
         found: Any = served.client.post(f"{served.url}/tokenize", body=body, cast_to=object)
-        return bytes(found["tokens"]).decode()
+        return served.tokenizer.decode(found["tokens"], skip_special_tokens=False)
 
     function = '{"name": "x", "arguments": {"a": 1}}'
     call = f'{{"id": "1", "type": "function", "function": {function}}}'
     assert prompt("tags") == f"[assistant][{call}]\n[tool]warm1\n[assistant]"
+    assert prompt("pairs") == prompt("tags")
     assert prompt("lines") == '[assistant]x{"a": 1}\n[observation]warm\n[assistant]'
+    code = "```python\ntool_call(a=1)\n```"
+    assert prompt("turns") == f"[gMASK]sop{TAG}x\n{code}<|observation|>\nwarm{TAG}"
+
+
+def test_a_chatglm3_is_told_of_tools_and_calls_them(launch: Launch, tmp_path: Path) -> None:
+    """Of random weights, from its folder."""
+    folder = write_chatglm3(tmp_path / "model", seq_length=1024)
+    _, url = launch(f"model={folder}")
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    asked = {**ASKED, "model": client.models.list().data[0].id}
+    answer = client.chat.completions.create(**asked, tool_choice="required", temperature=2)
+    (choice,) = answer.choices
+    (made,) = choice.message.tool_calls
+    assert choice.finish_reason == "tool_calls" and not choice.message.content
+    assert made.function.name in ("get_weather", "clock")
+    made = made.model_dump(include={"id", "type", "function"})
+    asked["messages"] = [
+        *ASKED["messages"],
+        {"role": "assistant", "tool_calls": [made]},
+        {"role": "tool", "tool_call_id": made["id"], "content": "warm"},
+    ]
+    more = client.chat.completions.create(**asked, max_tokens=1).usage.prompt_tokens
+    assert more > answer.usage.prompt_tokens + 10
+
+
+def any_of(tokenizer: Tokenizer) -> MockBackend:
+    """A model that knows nothing of any token."""
+
+    def logits(history: list[int], adapter: int) -> NDArray[np.float32]:
+        known = chaos([min(one, 255) for one in history], adapter)
+        return np.pad(known, (0, tokenizer.vocab_size - len(known)))
+
+    return MockBackend(logits, 4, 4096, 4)
 
 
 def test_marks_that_are_special_tokens_are_read_too(start: Start) -> None:
-    def logits(history: list[int], adapter: int) -> NDArray[np.float32]:
-        return np.append(chaos([min(one, 255) for one in history], adapter), np.float32(0))
-
-    backend = MockBackend(logits, 4, 4096, 4)
-    client = start(
-        backend, tokenizer=tokenizer_with_chat(TEMPLATES["list"], ["[TOOL_CALLS]"])
-    ).client
+    tokenizer = tokenizer_with_chat(TEMPLATES["pairs"], MARKS)
+    client = start(any_of(tokenizer), tokenizer=tokenizer).client
+    answer = client.chat.completions.create(
+        **ASKED, tool_choice="required", seed=2, temperature=2, parallel_tool_calls=False
+    )
+    (made,) = answer.choices[0].message.tool_calls
+    assert made.function.name in ("get_weather", "clock")
+    tokenizer = tokenizer_with_chat(TEMPLATES["list"], ["[TOOL_CALLS]"])
+    client = start(any_of(tokenizer), tokenizer=tokenizer).client
     answer = client.chat.completions.create(**ASKED, tool_choice="required", seed=1)
     assert {one.function.name for one in answer.choices[0].message.tool_calls} <= {
         "get_weather",
         "clock",
     }
     assert len(answer.choices[0].message.tool_calls[0].id) == 9
-
-
-def test_templates_that_know_no_tools() -> None:
-    assert format_of("{% for m in messages %}tools <tool_call>{{ m['tools'] }}{% endfor %}") is None
-    assert format_of("{% if tools is defined %}unknown{% endif %}") is None
-    assert format_of("{% if tools %}<tool_call><arg_key>{% endif %}") is None
-    assert format_of(None) is None
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [

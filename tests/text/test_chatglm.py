@@ -120,6 +120,26 @@ def test_roles_of_chatglm3(model_folder: Folder) -> None:
         tokenizer.encode_chat([{"role": "tool", "content": "x"}])
 
 
+def test_tools_of_chatglm3(model_folder: Folder) -> None:
+    tokenizer = load_tokenizer(model_folder(), model_vocab=None, chat_form="chatglm3")
+    function = {"name": "clock", "description": "时间"}
+    tools = [{"type": "function", "function": function}]
+    told = (
+        "Answer the following questions as best as you can. You have access to the following"
+        ' tools:\n[\n    {\n        "name": "clock",\n        "description": "时间"\n    }\n]'
+    )
+    asked = tokenizer.render_chat(CHAT[:1], tools=tools)
+    assert asked == f"[gMASK]sop<|system|>\n{told}<|user|>\n你好<|assistant|>"
+    system = {"role": "system", "content": "Be brief."}
+    asked = tokenizer.render_chat([system, *CHAT[:1]], tools=tools)
+    assert asked == f"[gMASK]sop<|system|>\nBe brief.\n{told}<|user|>\n你好<|assistant|>"
+    with_tools = [{"role": "system", "content": told}, *CHAT[:1]]
+    assert tokenizer.encode_chat(CHAT[:1], tools=tools) == tokenizer.encode_chat(with_tools)
+    older = load_tokenizer(model_folder(), model_vocab=None, chat_form="chatglm2")
+    with pytest.raises(ConfigError, match="ChatGLM2 knows no tools"):
+        older.encode_chat(CHAT, tools=tools)
+
+
 @pytest.mark.parametrize("form", ["chatglm2", "chatglm3"])
 def test_written_and_read_again(form: Any, model_folder: Folder, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(model_folder(), model_vocab=None, chat_form=form)
