@@ -55,6 +55,7 @@ class WorkerProcess:
         read_answer, write_answer = os.pipe()
         self._requests = os.fdopen(write_request, "wb", buffering=0)
         self._answers = os.fdopen(read_answer, "rb", buffering=0)
+        self._reading = threading.Lock()  # of the thread that waits for an answer
         started: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
 
         def keep() -> None:
@@ -142,7 +143,10 @@ class WorkerProcess:
         if self._keeper.is_alive():
             self._process.kill()
             self._keeper.join(CLOSE_SECONDS)
-        self._answers.close()
+        # Its number may be another file's from then on: a thread that waits for it closes it.
+        if self._reading.acquire(blocking=False):
+            self._answers.close()
+            self._reading.release()
 
     def _next(self, request: dict[str, Any] | None, seconds: float, doing: str) -> dict[str, Any]:
         """The next message of the process, after sending it a request. Raises as `ask`."""
@@ -152,13 +156,22 @@ class WorkerProcess:
         try:
             if request is not None:
                 self._send(request)
-            return self._message(time.monotonic() + seconds, doing)
+            with self._reading:
+                return self._message(time.monotonic() + seconds, doing)
         except TimeoutError as error:
             self.close()
             raise self._fault(
                 RunnerError, f"{doing}: {product} gave no answer in {seconds:g} s"
             ) from error
-        except (EOFError, BrokenPipeError) as error:
+        except (EOFError, BrokenPipeError, ValueError) as error:
+            if self._requests.closed:  # by another thread, while this one waited
+                self.close()
+                raise RunnerError(f"{doing}: {product} was closed") from error
+            if isinstance(error, ValueError):
+                self.close()
+                raise self._fault(
+                    RunnerError, f"{doing}: invalid answer of the {product} process: {error}"
+                ) from error
             self._keeper.join(CLOSE_SECONDS)  # waits for its exit code
             code = self._process.returncode
             self.close()
@@ -169,17 +182,6 @@ class WorkerProcess:
                     EnvironmentFault, f"{doing}: {product} {message}", memory.TAKE_LESS
                 ) from error
             raise self._fault(RunnerError, f"{doing}: {product} {message}") from error
-        except OSError as error:
-            if not self._requests.closed:
-                self.close()
-                raise
-            # Another thread has closed it while this one waited.
-            raise RunnerError(f"{doing}: {product} was closed") from error
-        except ValueError as error:
-            self.close()
-            raise self._fault(
-                RunnerError, f"{doing}: invalid answer of the {product} process: {error}"
-            ) from error
         except BaseException:
             self.close()
             raise

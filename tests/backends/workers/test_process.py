@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,22 +72,24 @@ def test_an_error_has_the_first_line_of_its_cause(process: WorkerProcess, op: st
         ask(process, [], op=op)
 
 
-def test_another_thread_may_close_it(
-    process: WorkerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The system's call that waits for an answer says then that there is no such file."""
-    answers = process._answers
-
-    class Closing:
-        fileno, close = answers.fileno, answers.close
-
-        def read(self, _: int) -> bytes:
-            process.close()
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-
-    monkeypatch.setattr(process, "_answers", Closing())
+def test_another_thread_may_close_it(process: WorkerProcess) -> None:
+    process.ask({"op": "ping"}, seconds=20, doing="starting")
+    closing = threading.Timer(0.3, process.close)
+    closing.start()
+    request = {"op": "work", "events": 1, "pause": 30}
     with pytest.raises(RunnerError, match="working: The Product was closed"):
-        ask(process, [])
+        process.ask(request, seconds=20, doing="working", on_event=lambda event: None)
+    closing.join()
+    assert process._answers.closed
+
+
+def test_a_thread_that_waits_keeps_what_it_waits_for(process: WorkerProcess) -> None:
+    """Another file may have the number of a closed one."""
+    with process._reading:
+        process.close()
+        assert not process._answers.closed
+    process.close()
+    assert process._answers.closed
 
 
 def test_the_time_runs_from_the_last_event(process: WorkerProcess) -> None:
