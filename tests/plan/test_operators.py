@@ -59,7 +59,8 @@ def test_our_own_operators_and_mindspores_choose_the_same_tokens(
 def test_weights_of_16_bits_are_theirs_too(
     dtype: str, capsys: pytest.CaptureFixture[str], logits: Callable[..., NDArray[np.float32]]
 ) -> None:
-    """As MindSpore's operators compute with the same weights in float32."""
+    """As MindSpore's operators compute with the same weights in float32, but that what multiplies
+    bfloat16 is rounded to it."""
     command = [*SHORT, f"model.model_config.compute_dtype={dtype}"]
     own = logits(*command)
     assert result()["engine"] == f"mindspore, {native.instructions()} kernels"
@@ -70,7 +71,8 @@ def test_weights_of_16_bits_are_theirs_too(
     assert tokens() == chosen
     told = capsys.readouterr().err
     assert told.count(f"compute in float32 on a CPU, with weights rounded to {dtype}") == 1
-    assert abs(own - mindspores).max() <= 1e-5 * abs(own).max()
+    error = abs(own - mindspores).max() / abs(own).max()
+    assert error <= 1e-5 if dtype == "float16" else 1e-5 < error <= 2**-7
     wide = logits(*SHORT)
     assert abs(own - wide).max() > 1e-4 * abs(wide).max()
 

@@ -180,7 +180,8 @@ TOO_LONG = {
     "{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}{{ n.a == n.b }}",
     "macro": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
     "{{ f(60) }}",
-    "wordwrap": "{{ ('a-' * 999999) | wordwrap(1) | length }}",
+    "wordwrap": "{% for i in range(99) %}{{ ('a-' * (999999 - i)) | wordwrap(1) | length }}"
+    "{% endfor %}",
     "sum": "{{ range(99999) | map('string') | map('list') | sum(start=[]) | length }}",
     "constant": "{{ " + "+".join(["(9 ** (9 ** 7))"] * 99) + " }}",
 }
