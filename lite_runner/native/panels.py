@@ -31,7 +31,7 @@ class Panels:
         """n is padded to a `multiple`; float32 may be stored as bfloat16 if that is exact; `order`:
         order of the integers in a word."""
         self._arrays = [np.ascontiguousarray(array) for array in arrays]
-        self._bfloat16, self._order = bfloat16, order
+        self._order = order
         rows, width = arrays[0].shape
         self._width = -(-width // multiple) * multiple
         self._size = 2 if bfloat16 else arrays[0].itemsize

@@ -16,7 +16,8 @@ _SINCE = {
     Kind.GENERAL_FEED_FORWARD: 3,
     Kind.EXPERTS: 3,
 }
-SINCE_BLOCKS = 5  # that introduced matrices of GGUF's blocks
+# And that introduced matrices of GGUF's blocks, and bfloat16 with such inputs.
+SINCE_BLOCKS = 5
 SINCE_BFLOAT16_INPUT = 6
 UNREADABLE = (4,)  # had them with their words in another order
 FORMAT = SINCE_BFLOAT16_INPUT  # newest version; the kernels read older ones too
